@@ -1,0 +1,23 @@
+"""EdgeShard: run a large language model across the boxes you already own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client, SyncClient
+
+__all__ = ["WIRE_VERSION", "Client", "SyncClient", "__version__"]
+
+__version__ = "0.1.0"
+# The version of the frames and commands between processes. Two processes work together when theirs are equal.
+WIRE_VERSION = 1
+
+
+def __getattr__(name: str) -> Any:
+    """The clients, imported at first use: `import edgeshard` alone stays quick and loads no gRPC."""
+    if name in ("Client", "SyncClient"):
+        import edgeshard.client
+
+        return getattr(edgeshard.client, name)
+    raise AttributeError(f"module 'edgeshard' has no attribute {name!r}")

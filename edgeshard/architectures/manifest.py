@@ -1,0 +1,64 @@
+"""A model's manifest held against what its config.json requires, and the tensors of one stage."""
+
+from __future__ import annotations
+
+from edgeshard.architectures.config import parse_config
+from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, unit_of
+from edgeshard.errors import DataLossError, InvalidArgumentError
+from edgeshard.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
+
+
+def stage_tensors(manifest: ModelManifest, layers: LayerRange) -> tuple[TensorInfo, ...]:
+    """The tensors a stage with `layers` needs, in the manifest's order."""
+    config = manifest.config
+    shape = parse_config(config)
+    units = units_of_stage(layers, shape.layer_count)
+    return tuple(t for t in manifest.tensors if unit_of(shape.architecture, t.name, config) in units)
+
+
+def check_manifest(manifest: ModelManifest) -> None:
+    """Raise unless the manifest holds exactly the tensors its config requires, each with its shape.
+
+    DataLossError for one that is missing; InvalidArgumentError for a wrong shape, for two tensors in one place and for
+    a tensor of a decoder block that the config does not call for (ignoring it would give other tokens). The error's
+    `field` is the tensor's name. Raises UnsupportedModelError as `parse_config` does.
+    """
+    config = manifest.config
+    expected = expected_tensors(config)
+    architecture = parse_config(config).architecture
+    found: dict[str, TensorInfo] = {}
+    for tensor in manifest.tensors:
+        if unit_of(architecture, tensor.name, config) is None:
+            continue
+        name = canonical_name(architecture, tensor.name)
+        if name not in expected:
+            raise InvalidArgumentError(
+                f"tensor {tensor.name} has no place in the model that config.json describes; "
+                "use the config.json that belongs to the checkpoint",
+                field=tensor.name,
+                reason="UNEXPECTED_TENSOR",
+            )
+        if name in found:
+            raise InvalidArgumentError(
+                f"tensors {found[name].name} and {tensor.name} are the same part of the model; keep one",
+                field=tensor.name,
+                reason="DUPLICATE_TENSOR",
+            )
+        found[name] = tensor
+        if tensor.shape != expected[name].shape:
+            raise InvalidArgumentError(
+                f"tensor {tensor.name} has shape {list(tensor.shape)}, "
+                f"but config.json requires {list(expected[name].shape)}",
+                field=tensor.name,
+                reason="WRONG_TENSOR_SHAPE",
+            )
+    missing = next((name for name in expected if name not in found), None)
+    if missing is not None:
+        # Named as its neighbours in this checkpoint are; the LM head stands outside their prefix.
+        prefix = next((tensor.name.removesuffix(name) for name, tensor in found.items() if name != HEAD_WEIGHT), "")
+        prefix = "" if missing == HEAD_WEIGHT else prefix
+        raise DataLossError(
+            f"tensor {prefix}{missing} is missing from the checkpoint; fetch or convert it again",
+            field=prefix + missing,
+            reason="MISSING_TENSOR",
+        )

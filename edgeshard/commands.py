@@ -1,0 +1,83 @@
+"""What an agent tells the coordinator of itself, what the coordinator tells an agent to do, and the agent's answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.device import DeviceFacts, StageStatus
+from edgeshard.errors import EdgeShardError
+from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.placement import PlacedStage, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A box announcing itself. `address` is its stage listener (host:port).
+
+    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect.
+    """
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a box says of itself every second or so. Memory in bytes."""
+
+    node_id: NodeId
+    incarnation: str
+    stages: tuple[StageStatus, ...]
+    memory_available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStage:
+    """Fetch, load and open one stage at an epoch; KV of a lower epoch is dropped."""
+
+    spec: DeploymentSpec
+    placement: Placement
+    stage: int
+    epoch: Epoch
+    manifest_digest: Digest
+
+    @property
+    def deployment(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+    @property
+    def placed(self) -> PlacedStage:
+        return self.placement.stages[self.stage]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivateHead:
+    """Open the ring and attach. Sent to the first stage once every stage of the epoch is prepared."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStage:
+    """Drop the stage of this deployment at this epoch or any lower one."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+Command = PrepareStage | ActivateHead | ReleaseStage
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The answer to a command; `failure` is None when it succeeded, `stage` is what a prepare left behind."""
+
+    operation_id: OperationId
+    failure: EdgeShardError | None = None
+    stage: StageStatus | None = None

@@ -1,0 +1,168 @@
+from edgeshard.proto.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DeploymentPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEPLOYMENT_PHASE_UNSPECIFIED: _ClassVar[DeploymentPhase]
+    DEPLOYMENT_PHASE_LOADING: _ClassVar[DeploymentPhase]
+    DEPLOYMENT_PHASE_ACTIVATING: _ClassVar[DeploymentPhase]
+    DEPLOYMENT_PHASE_READY: _ClassVar[DeploymentPhase]
+    DEPLOYMENT_PHASE_WAITING: _ClassVar[DeploymentPhase]
+    DEPLOYMENT_PHASE_FAILED: _ClassVar[DeploymentPhase]
+    DEPLOYMENT_PHASE_DELETING: _ClassVar[DeploymentPhase]
+DEPLOYMENT_PHASE_UNSPECIFIED: DeploymentPhase
+DEPLOYMENT_PHASE_LOADING: DeploymentPhase
+DEPLOYMENT_PHASE_ACTIVATING: DeploymentPhase
+DEPLOYMENT_PHASE_READY: DeploymentPhase
+DEPLOYMENT_PHASE_WAITING: DeploymentPhase
+DEPLOYMENT_PHASE_FAILED: DeploymentPhase
+DEPLOYMENT_PHASE_DELETING: DeploymentPhase
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNodesResponse(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ...) -> None: ...
+
+class GetNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class GetNodeResponse(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: _common_pb2.Node
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[StoredModel]
+    def __init__(self, models: _Optional[_Iterable[_Union[StoredModel, _Mapping]]] = ...) -> None: ...
+
+class StoredModel(_message.Message):
+    __slots__ = ("name", "manifest_digest", "architecture", "layer_count", "parameter_count", "stored_bytes", "dtype", "max_context")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    manifest_digest: str
+    architecture: str
+    layer_count: int
+    parameter_count: int
+    stored_bytes: int
+    dtype: _common_pb2.DataType
+    max_context: int
+    def __init__(self, name: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., layer_count: _Optional[int] = ..., parameter_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., max_context: _Optional[int] = ...) -> None: ...
+
+class DeleteModelRequest(_message.Message):
+    __slots__ = ("operation_id", "name")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    name: str
+    def __init__(self, operation_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeleteModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PlanRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _common_pb2.DeploymentSpec
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ...) -> None: ...
+
+class PlanResponse(_message.Message):
+    __slots__ = ("placement",)
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    placement: _common_pb2.Placement
+    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ...) -> None: ...
+
+class DeployRequest(_message.Message):
+    __slots__ = ("operation_id", "spec")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    spec: _common_pb2.DeploymentSpec
+    def __init__(self, operation_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ...) -> None: ...
+
+class DeployResponse(_message.Message):
+    __slots__ = ("deployment",)
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    deployment: Deployment
+    def __init__(self, deployment: _Optional[_Union[Deployment, _Mapping]] = ...) -> None: ...
+
+class ListDeploymentsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDeploymentsResponse(_message.Message):
+    __slots__ = ("deployments",)
+    DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
+    deployments: _containers.RepeatedCompositeFieldContainer[Deployment]
+    def __init__(self, deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ...) -> None: ...
+
+class GetDeploymentRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetDeploymentResponse(_message.Message):
+    __slots__ = ("deployment",)
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    deployment: Deployment
+    def __init__(self, deployment: _Optional[_Union[Deployment, _Mapping]] = ...) -> None: ...
+
+class DeleteDeploymentRequest(_message.Message):
+    __slots__ = ("operation_id", "name")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    name: str
+    def __init__(self, operation_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeleteDeploymentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Deployment(_message.Message):
+    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    spec: _common_pb2.DeploymentSpec
+    phase: DeploymentPhase
+    epoch: int
+    placement: _common_pb2.Placement
+    failure: _common_pb2.Failure
+    stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
+    active_requests: int
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,130 @@
+from edgeshard.proto.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "incarnation")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    name: str
+    address: str
+    wire_version: int
+    facts: _common_pb2.DeviceFacts
+    incarnation: str
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("wire_version", "heartbeat_interval_s")
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    wire_version: int
+    heartbeat_interval_s: float
+    def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
+
+class ControlRequest(_message.Message):
+    __slots__ = ("hello", "result")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    hello: ControlHello
+    result: CommandResult
+    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ...) -> None: ...
+
+class ControlHello(_message.Message):
+    __slots__ = ("node_id", "incarnation")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class CommandResult(_message.Message):
+    __slots__ = ("operation_id", "failure", "stage")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    failure: _common_pb2.Failure
+    stage: _common_pb2.StageStatus
+    def __init__(self, operation_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stage: _Optional[_Union[_common_pb2.StageStatus, _Mapping]] = ...) -> None: ...
+
+class ControlResponse(_message.Message):
+    __slots__ = ("operation_id", "prepare", "activate", "release")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    prepare: PrepareStage
+    activate: ActivateHead
+    release: ReleaseStage
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ...) -> None: ...
+
+class PrepareStage(_message.Message):
+    __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    spec: _common_pb2.DeploymentSpec
+    placement: _common_pb2.Placement
+    stage: int
+    epoch: int
+    manifest_digest: str
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., stage: _Optional[int] = ..., epoch: _Optional[int] = ..., manifest_digest: _Optional[str] = ...) -> None: ...
+
+class ActivateHead(_message.Message):
+    __slots__ = ("deployment", "epoch")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    epoch: int
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ReleaseStage(_message.Message):
+    __slots__ = ("deployment", "epoch")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    epoch: int
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: str
+    stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
+    memory_available_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class ReportProfileRequest(_message.Message):
+    __slots__ = ("node_id", "facts")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    facts: _common_pb2.DeviceFacts
+    def __init__(self, node_id: _Optional[str] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ...) -> None: ...
+
+class ReportProfileResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,101 @@
+from edgeshard.proto.v1 import common_pb2 as _common_pb2
+from edgeshard.proto.v1 import head_pb2 as _head_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("model", "generation", "request_id")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    generation: _head_pb2.Generation
+    request_id: str
+    def __init__(self, model: _Optional[str] = ..., generation: _Optional[_Union[_head_pb2.Generation, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("started", "token", "finished")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    started: GenerationStarted
+    token: GeneratedToken
+    finished: GenerationFinished
+    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
+
+class GenerationStarted(_message.Message):
+    __slots__ = ("request_id", "deployment", "prompt_tokens", "placement")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    deployment: str
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    placement: _common_pb2.Placement
+    def __init__(self, request_id: _Optional[str] = ..., deployment: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ...) -> None: ...
+
+class GeneratedToken(_message.Message):
+    __slots__ = ("position", "token", "text", "logprob", "top", "timings")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    token: int
+    text: str
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
+    def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+
+class GenerationFinished(_message.Message):
+    __slots__ = ("reason", "text", "prompt_token_count", "new_token_count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: _head_pb2.FinishReason
+    text: str
+    prompt_token_count: int
+    new_token_count: int
+    def __init__(self, reason: _Optional[_Union[_head_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., prompt_token_count: _Optional[int] = ..., new_token_count: _Optional[int] = ...) -> None: ...
+
+class InferenceServiceCancelRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class InferenceServiceCancelResponse(_message.Message):
+    __slots__ = ("cancelled",)
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: bool
+    def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
+
+class InferenceServiceListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InferenceServiceListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ServedModel]
+    def __init__(self, models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ...) -> None: ...
+
+class ServedModel(_message.Message):
+    __slots__ = ("deployment", "model", "max_context")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    model: str
+    max_context: int
+    def __init__(self, deployment: _Optional[str] = ..., model: _Optional[str] = ..., max_context: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Channels, servers and their security: everything about gRPC that is not about one service."""

@@ -1,0 +1,125 @@
+"""Servers: where they may listen, how errors leave them, and their health service."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from edgeshard.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.rpc.channel import KEEPALIVE_OPTIONS
+from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
+from edgeshard.wire.status import abort
+
+log = structlog.get_logger()
+
+_OPTIONS = [
+    *KEEPALIVE_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns a typed error raised by a servicer into its status, and any other exception into INTERNAL, logged."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        # A service written for threads keeps its own behaviour. A stream may be a generator or write to its context.
+        for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
+            behaviour = getattr(handler, kind)
+            if inspect.isasyncgenfunction(behaviour):
+                return handler._replace(**{kind: _guard_stream(behaviour, method)})
+            if inspect.iscoroutinefunction(behaviour):
+                return handler._replace(**{kind: _guard_unary(behaviour, method)})
+        return handler
+
+
+def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(request, context)
+        except EdgeShardError as error:
+            await abort(context, error)
+        except (grpc.aio.AbortError, grpc.RpcError):
+            raise
+        except Exception:
+            log.exception("rpc_failed", method=method)
+            await abort(context, _unexpected(method))
+
+    return call
+
+
+def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(request, context):
+                yield response
+        except EdgeShardError as error:
+            await abort(context, error)
+        except (grpc.aio.AbortError, grpc.RpcError):
+            raise
+        except Exception:
+            log.exception("rpc_failed", method=method)
+            await abort(context, _unexpected(method))
+
+    return call
+
+
+def _unexpected(method: str) -> InternalError:
+    return InternalError(f"{method.rpartition('/')[2]} failed unexpectedly; the process's log has the details")
+
+
+class Server:
+    """A grpc.aio server with the project's options, error mapping and health service.
+
+    Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
+    """
+
+    def __init__(self, listen: str, tls: TlsFiles | None) -> None:
+        self._listen = listen
+        self._tls = tls
+        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    async def start(self) -> str:
+        """Listen; returns the real host:port (port 0 picks a free one).
+
+        Raises DeniedError for a listener beyond loopback without TLS, UnavailableError when the port is taken.
+        """
+        check_secure(self._listen, self._tls, "listen")
+        host, _ = split_address(self._listen, "listen")
+        try:
+            if self._tls is None:
+                port = self.grpc.add_insecure_port(self._listen)
+            else:
+                port = self.grpc.add_secure_port(self._listen, self._tls.server_credentials())
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise UnavailableError(
+                f"listen {self._listen}: the address is in use or not of this machine; choose another with --listen",
+                field="listen",
+                reason="PORT_IN_USE",
+            )
+        await self.grpc.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)

@@ -1,0 +1,84 @@
+"""One step of a pipeline: a micro-batch of spans and the KV bookkeeping that goes before it, and what comes out.
+
+The head forms a `StepPlan`; every stage applies it in the same order: frees, then grants, then spans. Only the head
+allocates KV blocks; stages check and obey.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.generation import Sampling, StageTiming, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive positions of one request: [first_position, first_position + token_count).
+
+    `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
+    length appends; smaller truncates, which only a request's first span in an epoch may do; larger is an error.
+    `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
+    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen.
+    """
+
+    request: int
+    first_position: int
+    token_count: int
+    sample: bool = False
+    sampling: Sampling | None = None
+    seen_tokens: tuple[int, ...] = ()
+
+    @property
+    def end_position(self) -> int:
+        """The position behind the span's last one: its KV length afterwards, and where a sampled token goes."""
+        return self.first_position + self.token_count
+
+
+@dataclass(frozen=True, slots=True)
+class KvGrant:
+    """KV blocks appended to a request's table; `first_index` is the table's length before the grant."""
+
+    request: int
+    first_index: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What every stage does in one step, applied in this order: frees, grants, spans.
+
+    The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
+    is legal: a cancel is one.
+    """
+
+    frees: tuple[int, ...] = ()
+    grants: tuple[KvGrant, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        """Tokens over all spans: the T of the step's tensors."""
+        return sum(span.token_count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token the last stage chose for `position` of a request.
+
+    `logprob` is its natural-log probability under the model's unmodified distribution, 0 unless it was asked for;
+    `top` holds the most likely tokens, best first, as many as were asked for.
+    """
+
+    request: int
+    position: int
+    token: int
+    logprob: float = 0.0
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the last stage returns to the head: a token for every span that samples, and where the time went."""
+
+    tokens: tuple[SampledToken, ...] = ()
+    timings: tuple[StageTiming, ...] = ()

@@ -1,0 +1,1 @@
+"""The only place where protobuf messages and domain values meet."""

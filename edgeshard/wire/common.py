@@ -1,0 +1,242 @@
+"""Specs, placements, boxes and stage statuses: message <-> value."""
+
+from __future__ import annotations
+
+from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.device import DeviceFacts, Node, StagePhase, StageStatus
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName
+from edgeshard.model import LayerRange
+from edgeshard.placement import ExplicitStage, PlacedStage, Placement
+from edgeshard.proto.v1 import admin_pb2
+from edgeshard.proto.v1 import common_pb2 as pb
+from edgeshard.wire.status import from_failure, to_failure
+
+_DTYPES = {
+    DType.FLOAT32: pb.DATA_TYPE_FLOAT32,
+    DType.FLOAT16: pb.DATA_TYPE_FLOAT16,
+    DType.BFLOAT16: pb.DATA_TYPE_BFLOAT16,
+}
+_DTYPES_BACK: dict[int, DType] = {number: dtype for dtype, number in _DTYPES.items()}
+_STAGE_PHASES = {phase: getattr(pb, f"STAGE_PHASE_{phase.name}") for phase in StagePhase}
+_STAGE_PHASES_BACK = {number: phase for phase, number in _STAGE_PHASES.items()}
+_DEPLOYMENT_PHASES = {phase: getattr(admin_pb2, f"DEPLOYMENT_PHASE_{phase.name}") for phase in DeploymentPhase}
+_DEPLOYMENT_PHASES_BACK = {number: phase for phase, number in _DEPLOYMENT_PHASES.items()}
+
+
+def dtype_to_wire(dtype: DType) -> pb.DataType:
+    return _DTYPES[dtype]
+
+
+def dtype_from_wire(number: int, field: str = "dtype") -> DType:
+    if number not in _DTYPES_BACK:
+        raise InvalidArgumentError(f"{field}: unknown data type {number}", field=field, reason="UNKNOWN_DTYPE")
+    return _DTYPES_BACK[number]
+
+
+def layers_to_wire(layers: LayerRange) -> pb.LayerRange:
+    return pb.LayerRange(first=layers.first, end=layers.end)
+
+
+def layers_from_wire(message: pb.LayerRange) -> LayerRange:
+    return LayerRange(message.first, message.end)
+
+
+def facts_to_wire(facts: DeviceFacts) -> pb.DeviceFacts:
+    return pb.DeviceFacts(
+        kind=facts.kind,
+        model=facts.model,
+        cores=facts.cores,
+        memory_total_bytes=facts.memory_total_bytes,
+        memory_budget_bytes=facts.memory_budget_bytes,
+        unified_memory=facts.unified_memory,
+        software=facts.software,
+    )
+
+
+def facts_from_wire(message: pb.DeviceFacts) -> DeviceFacts:
+    return DeviceFacts(
+        kind=message.kind,
+        model=message.model,
+        cores=message.cores,
+        memory_total_bytes=message.memory_total_bytes,
+        memory_budget_bytes=message.memory_budget_bytes,
+        unified_memory=message.unified_memory,
+        software=message.software,
+    )
+
+
+def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
+    return pb.StageStatus(
+        deployment=status.deployment,
+        epoch=status.epoch,
+        stage=status.stage,
+        layers=layers_to_wire(status.layers),
+        phase=_STAGE_PHASES[status.phase],
+        parameter_bytes=status.parameter_bytes,
+        kv_bytes_capacity=status.kv_bytes_capacity,
+        kv_bytes_in_use=status.kv_bytes_in_use,
+        fetched_bytes=status.fetched_bytes,
+        total_bytes=status.total_bytes,
+        steps_done=status.steps_done,
+    )
+
+
+def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
+    return StageStatus(
+        deployment=DeploymentName(message.deployment),
+        epoch=Epoch(message.epoch),
+        stage=message.stage,
+        layers=layers_from_wire(message.layers),
+        phase=_STAGE_PHASES_BACK.get(message.phase, StagePhase.FAILED),
+        parameter_bytes=message.parameter_bytes,
+        kv_bytes_capacity=message.kv_bytes_capacity,
+        kv_bytes_in_use=message.kv_bytes_in_use,
+        fetched_bytes=message.fetched_bytes,
+        total_bytes=message.total_bytes,
+        steps_done=message.steps_done,
+    )
+
+
+def node_to_wire(node: Node) -> pb.Node:
+    return pb.Node(
+        node_id=node.node_id,
+        name=node.name,
+        address=node.address,
+        wire_version=node.wire_version,
+        facts=facts_to_wire(node.facts),
+        connected=node.connected,
+        heartbeat_age_s=node.heartbeat_age_s,
+        free_bytes=node.free_bytes,
+        stages=[stage_status_to_wire(stage) for stage in node.stages],
+    )
+
+
+def node_from_wire(message: pb.Node) -> Node:
+    return Node(
+        node_id=NodeId(message.node_id),
+        name=NodeName(message.name),
+        address=message.address,
+        wire_version=message.wire_version,
+        facts=facts_from_wire(message.facts),
+        connected=message.connected,
+        heartbeat_age_s=message.heartbeat_age_s,
+        free_bytes=message.free_bytes,
+        stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+    )
+
+
+def placement_to_wire(placement: Placement) -> pb.Placement:
+    stages = [
+        pb.PlacedStage(
+            index=stage.index,
+            node_id=stage.node_id,
+            node_name=stage.node_name,
+            address=stage.address,
+            layers=layers_to_wire(stage.layers),
+            parameter_bytes=stage.parameter_bytes,
+            kv_bytes=stage.kv_bytes,
+        )
+        for stage in placement.stages
+    ]
+    return pb.Placement(
+        stages=stages,
+        kv_block_tokens=placement.kv_block_tokens,
+        kv_blocks=placement.kv_blocks,
+        micro_batch=placement.micro_batch,
+        micro_batches=placement.micro_batches,
+    )
+
+
+def placement_from_wire(message: pb.Placement) -> Placement:
+    stages = tuple(
+        PlacedStage(
+            index=stage.index,
+            node_id=NodeId(stage.node_id),
+            node_name=NodeName(stage.node_name),
+            address=stage.address,
+            layers=layers_from_wire(stage.layers),
+            parameter_bytes=stage.parameter_bytes,
+            kv_bytes=stage.kv_bytes,
+        )
+        for stage in message.stages
+    )
+    return Placement(
+        stages=stages,
+        kv_block_tokens=message.kv_block_tokens,
+        kv_blocks=message.kv_blocks,
+        micro_batch=message.micro_batch,
+        micro_batches=message.micro_batches,
+    )
+
+
+def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
+    return pb.DeploymentSpec(
+        name=spec.name,
+        model=spec.model,
+        source=spec.source,
+        privacy=spec.privacy,
+        objective=spec.objective,
+        dtype=dtype_to_wire(spec.dtype),
+        kv_dtype=dtype_to_wire(spec.effective_kv_dtype),
+        max_context=spec.max_context,
+        max_new_tokens=spec.max_new_tokens,
+        concurrency=spec.concurrency,
+        max_time_per_token_s=spec.max_time_per_token_s or 0.0,
+        mode=spec.mode,
+        exclude=spec.exclude,
+        reserve=spec.reserve,
+        quantisation=spec.quantisation,
+        layers=[pb.ExplicitStage(node=stage.node, layers=layers_to_wire(stage.layers)) for stage in spec.layers],
+    )
+
+
+def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
+    """A spec from a message; a field left at its zero takes the spec's default. Raises InvalidArgumentError."""
+    values: dict[str, object] = {"name": message.name, "model": message.model, "source": message.source}
+    for name in (
+        "privacy",
+        "objective",
+        "mode",
+        "max_context",
+        "max_new_tokens",
+        "concurrency",
+        "max_time_per_token_s",
+    ):
+        if getattr(message, name):
+            values[name] = getattr(message, name)
+    for name in ("dtype", "kv_dtype"):
+        if getattr(message, name):
+            values[name] = dtype_from_wire(getattr(message, name), name)
+    values["exclude"] = tuple(message.exclude)
+    values["reserve"] = dict(message.reserve)
+    values["quantisation"] = dict(message.quantisation)
+    values["layers"] = tuple(
+        ExplicitStage(NodeName(stage.node), layers_from_wire(stage.layers)) for stage in message.layers
+    )
+    return parse_spec(values)
+
+
+def deployment_to_wire(deployment: Deployment) -> admin_pb2.Deployment:
+    return admin_pb2.Deployment(
+        spec=spec_to_wire(deployment.spec),
+        phase=_DEPLOYMENT_PHASES[deployment.phase],
+        epoch=deployment.epoch,
+        placement=placement_to_wire(deployment.placement),
+        failure=to_failure(deployment.failure) if deployment.failure else None,
+        stages=[stage_status_to_wire(stage) for stage in deployment.stages],
+        active_requests=deployment.active_requests,
+    )
+
+
+def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
+    return Deployment(
+        spec=spec_from_wire(message.spec),
+        phase=_DEPLOYMENT_PHASES_BACK[message.phase],
+        epoch=Epoch(message.epoch),
+        placement=placement_from_wire(message.placement),
+        failure=from_failure(message.failure) if message.HasField("failure") else None,
+        stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+        active_requests=message.active_requests,
+    )

@@ -1,0 +1,151 @@
+"""Registration, heartbeats, commands and their results: message <-> value. Used by the coordinator and by agents."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from edgeshard.commands import (
+    ActivateHead,
+    Command,
+    CommandResult,
+    Heartbeat,
+    PrepareStage,
+    Registration,
+    ReleaseStage,
+)
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, check_digest, check_name
+from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.wire.common import (
+    facts_from_wire,
+    facts_to_wire,
+    placement_from_wire,
+    placement_to_wire,
+    spec_from_wire,
+    spec_to_wire,
+    stage_status_from_wire,
+    stage_status_to_wire,
+)
+from edgeshard.wire.status import from_failure, to_failure
+
+MAX_ID_LENGTH = 128
+
+
+def check_id(text: str, field: str) -> str:
+    """Return an opaque id that is neither empty nor long; raises InvalidArgumentError naming `field`."""
+    if not 0 < len(text) <= MAX_ID_LENGTH:
+        raise InvalidArgumentError(
+            f"{field} must have 1 to {MAX_ID_LENGTH} characters, not {len(text)}", field=field, reason="INVALID_ID"
+        )
+    return text
+
+
+def registration_to_wire(registration: Registration) -> pb.RegisterRequest:
+    return pb.RegisterRequest(
+        node_id=registration.node_id,
+        name=registration.name,
+        address=registration.address,
+        wire_version=registration.wire_version,
+        facts=facts_to_wire(registration.facts),
+        incarnation=registration.incarnation,
+    )
+
+
+def registration_from_wire(message: pb.RegisterRequest) -> Registration:
+    """Raises InvalidArgumentError for a name or id that cannot be. The wire version is the caller's to check, first."""
+    return Registration(
+        node_id=NodeId(check_id(message.node_id, "node_id")),
+        name=NodeName(check_name(message.name, "name")),
+        address=check_id(message.address, "address"),
+        wire_version=message.wire_version,
+        facts=facts_from_wire(message.facts),
+        incarnation=check_id(message.incarnation, "incarnation"),
+    )
+
+
+def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(
+        node_id=heartbeat.node_id,
+        incarnation=heartbeat.incarnation,
+        stages=[stage_status_to_wire(stage) for stage in heartbeat.stages],
+        memory_available_bytes=heartbeat.memory_available_bytes,
+    )
+
+
+def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
+    return Heartbeat(
+        node_id=NodeId(message.node_id),
+        incarnation=message.incarnation,
+        stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+        memory_available_bytes=message.memory_available_bytes,
+    )
+
+
+def command_to_wire(operation_id: OperationId, command: Command) -> pb.ControlResponse:
+    match command:
+        case PrepareStage():
+            prepare = pb.PrepareStage(
+                spec=spec_to_wire(command.spec),
+                placement=placement_to_wire(command.placement),
+                stage=command.stage,
+                epoch=command.epoch,
+                manifest_digest=command.manifest_digest,
+            )
+            return pb.ControlResponse(operation_id=operation_id, prepare=prepare)
+        case ActivateHead():
+            activate = pb.ActivateHead(deployment=command.deployment, epoch=command.epoch)
+            return pb.ControlResponse(operation_id=operation_id, activate=activate)
+        case ReleaseStage():
+            release = pb.ReleaseStage(deployment=command.deployment, epoch=command.epoch)
+            return pb.ControlResponse(operation_id=operation_id, release=release)
+        case _:
+            assert_never(command)
+
+
+def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Command]:
+    """The command and the id to answer with. Raises InvalidArgumentError for one that is unknown or malformed."""
+    operation_id = OperationId(message.operation_id)
+    match message.WhichOneof("command"):
+        case "prepare":
+            prepare = message.prepare
+            if not prepare.stage < len(prepare.placement.stages):
+                raise InvalidArgumentError(f"stage {prepare.stage} is not in the placement", field="stage")
+            return operation_id, PrepareStage(
+                spec=spec_from_wire(prepare.spec),
+                placement=placement_from_wire(prepare.placement),
+                stage=prepare.stage,
+                epoch=Epoch(prepare.epoch),
+                manifest_digest=check_digest(prepare.manifest_digest, "manifest_digest"),
+            )
+        case "activate":
+            activate = message.activate
+            return operation_id, ActivateHead(DeploymentName(activate.deployment), Epoch(activate.epoch))
+        case "release":
+            release = message.release
+            return operation_id, ReleaseStage(DeploymentName(release.deployment), Epoch(release.epoch))
+        case _:
+            raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
+
+
+def hello_to_wire(node_id: NodeId, incarnation: str) -> pb.ControlRequest:
+    """The first message of a control stream."""
+    return pb.ControlRequest(hello=pb.ControlHello(node_id=node_id, incarnation=incarnation))
+
+
+def result_to_wire(result: CommandResult) -> pb.ControlRequest:
+    """Every later message of a control stream."""
+    return pb.ControlRequest(
+        result=pb.CommandResult(
+            operation_id=result.operation_id,
+            failure=to_failure(result.failure) if result.failure is not None else None,
+            stage=stage_status_to_wire(result.stage) if result.stage is not None else None,
+        )
+    )
+
+
+def result_from_wire(message: pb.CommandResult) -> CommandResult:
+    return CommandResult(
+        operation_id=OperationId(message.operation_id),
+        failure=from_failure(message.failure) if message.HasField("failure") else None,
+        stage=stage_status_from_wire(message.stage) if message.HasField("stage") else None,
+    )

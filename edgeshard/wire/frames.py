@@ -1,0 +1,356 @@
+"""Steps on the wire: cutting one into frames, and a reader that trusts nothing it is given.
+
+A frame is a serialised header, raw little-endian tensor bytes and a crc32c over both; (pipeline, epoch, step) is its
+key. `FrameReader` turns frames back into steps, each once and in order, whatever was duplicated, reordered, cut or
+flipped on the way. What a refusal means for the stream is in the class: `FrameDamagedError`, `FrameRefusedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from edgeshard.dtypes import DType
+from edgeshard.errors import DataLossError, InvalidArgumentError
+from edgeshard.generation import StageTiming
+from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.step import KvGrant, SampledToken, Span, StepPlan, StepResult
+from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
+from edgeshard.wire.generation import (
+    sampling_from_wire,
+    sampling_to_wire,
+    timings_from_wire,
+    timings_to_wire,
+    top_from_wire,
+    top_to_wire,
+)
+
+Frame = pb.Frame
+
+PART_BYTES = 1 << 20
+MAX_RANK = 4
+MAX_SPANS = 4096
+MAX_HEADER_BYTES = 4 << 20
+MAX_SEEN_TOKENS = 1 << 20
+
+
+class FrameDamagedError(DataLossError):
+    """Bytes changed or went missing on the way: drop the stream, reconnect, and the sender resends."""
+
+    default_reason = "FRAME_DAMAGED"
+
+
+class FrameRefusedError(InvalidArgumentError):
+    """An intact frame that breaks the contract: the sender is wrong, and resending would not help."""
+
+    default_reason = "FRAME_REFUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Raw row-major little-endian elements."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardStep:
+    """A step on its way from stage to stage: hidden states [tokens, width], absent when the plan has no spans."""
+
+    number: int
+    plan: StepPlan
+    hidden: Tensor | None
+    timings: tuple[StageTiming, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedStep:
+    """A step that has been through every stage, on its way back to the head."""
+
+    number: int
+    result: StepResult
+
+
+WireStep = ForwardStep | ReturnedStep
+
+
+@dataclass(frozen=True, slots=True)
+class FrameContract:
+    """What a receiver accepts.
+
+    `width` is the hidden states' last dimension, 0 on the return hop, where no tensor travels; `max_tokens` bounds the
+    tokens of a step; `window` is the number of steps that may be ahead of the next one.
+    """
+
+    pipeline: str
+    epoch: int
+    dtype: DType
+    width: int
+    max_tokens: int
+    window: int
+
+    @property
+    def max_parts(self) -> int:
+        return max(1, -(-self.max_tokens * self.width * self.dtype.itemsize // PART_BYTES))
+
+
+def encode_step(pipeline: str, epoch: int, step: WireStep) -> list[pb.Frame]:
+    """The frames of a step, each with at most 1 MiB of payload."""
+    header = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number)
+    data = b""
+    if isinstance(step, ReturnedStep):
+        header.result.CopyFrom(_result_to_wire(step.result))
+    else:
+        header.forward.CopyFrom(_plan_to_wire(step.plan, step.timings))
+        if step.hidden is not None:
+            data = step.hidden.data
+            header.tensor.dtype = dtype_to_wire(step.hidden.dtype)
+            header.tensor.shape.extend(step.hidden.shape)
+    parts = max(1, -(-len(data) // PART_BYTES))
+    header.parts = parts
+    if parts == 1:
+        return [_seal(header, data)]
+    frames = [_seal(header, data[:PART_BYTES])]
+    for part in range(1, parts):
+        rest = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts)
+        frames.append(_seal(rest, data[part * PART_BYTES : (part + 1) * PART_BYTES]))
+    return frames
+
+
+def _seal(header: pb.FrameHeader, payload: bytes) -> pb.Frame:
+    raw = header.SerializeToString()
+    return pb.Frame(header=raw, crc32c=_checksum(raw, payload), payload=payload)
+
+
+def _checksum(header: bytes, payload: bytes) -> int:
+    return int(google_crc32c.extend(google_crc32c.value(header), payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a frame completed: `steps` in order, or `repeated`, a step that had come out before and came again."""
+
+    steps: tuple[WireStep, ...] = ()
+    repeated: int | None = None
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A step of which some parts are here."""
+
+    parts: int
+    first: pb.FrameHeader | None = None
+    payloads: dict[int, bytes] = field(default_factory=dict)
+
+
+class FrameReader:
+    """Frames in, steps out: each step once, in order of its number.
+
+    Pure state, no I/O. `next_step` is the number of the next step to come out, and what a reconnecting sender is told.
+    A frame that is refused changes nothing.
+    """
+
+    def __init__(self, contract: FrameContract, next_step: int = 0) -> None:
+        self.contract = contract
+        self.next_step = next_step
+        self._partial: dict[int, _Partial] = {}
+
+    def restart_stream(self) -> None:
+        """Forget half-received steps: a new stream resends them from `next_step`."""
+        self._partial.clear()
+
+    def accept(self, frame: pb.Frame) -> Accepted:
+        """Take a frame; return the steps that are now complete and in order.
+
+        Raises FrameDamagedError for bytes that do not match their checksum, FrameRefusedError for an intact frame of
+        another pipeline or epoch, beyond the window, or with a tensor that is not the contract's.
+        """
+        header = self._open(frame)
+        if header.step < self.next_step:
+            return Accepted(repeated=header.step if header.part == header.parts - 1 else None)
+        partial = self._partial.get(header.step) or _Partial(header.parts)
+        if partial.parts != header.parts:
+            raise FrameRefusedError(f"step {header.step} came with two different numbers of parts", field="parts")
+        if header.part in partial.payloads:
+            return Accepted()
+        if header.part == 0:
+            self._check_first(header, len(frame.payload))
+            partial.first = header
+        else:
+            self._check_continuation(header, len(frame.payload))
+        self._partial[header.step] = partial
+        partial.payloads[header.part] = frame.payload
+        return Accepted(self._take_complete())
+
+    def _open(self, frame: pb.Frame) -> pb.FrameHeader:
+        """The parsed header of an intact frame that belongs here."""
+        if len(frame.header) > MAX_HEADER_BYTES or len(frame.payload) > PART_BYTES:
+            raise FrameRefusedError("frame is larger than the protocol allows", field="payload")
+        if _checksum(frame.header, frame.payload) != frame.crc32c:
+            raise FrameDamagedError("frame does not match its crc32c", field="crc32c")
+        try:
+            header = pb.FrameHeader.FromString(frame.header)
+        except DecodeError:
+            raise FrameRefusedError("frame header cannot be parsed", field="header") from None
+        contract = self.contract
+        if header.pipeline != contract.pipeline or header.epoch != contract.epoch:
+            raise FrameRefusedError(
+                f"frame is of {header.pipeline!r} epoch {header.epoch}, "
+                f"this link of {contract.pipeline!r} epoch {contract.epoch}",
+                field="epoch",
+            )
+        if header.step >= self.next_step + contract.window:
+            raise FrameRefusedError(f"step {header.step} is beyond the window at {self.next_step}", field="step")
+        if not 0 < header.parts <= contract.max_parts or header.part >= header.parts:
+            raise FrameRefusedError(f"part {header.part} of {header.parts} is impossible here", field="part")
+        return header
+
+    def _check_first(self, header: pb.FrameHeader, payload_bytes: int) -> None:
+        """Validate a step's description before a byte of its tensor is kept."""
+        returning = self.contract.width == 0
+        if header.WhichOneof("body") != ("result" if returning else "forward"):
+            raise FrameRefusedError("frame carries the wrong kind of step for this hop", field="body")
+        tokens = 0 if returning else _check_plan(header.forward, self.contract.max_tokens)
+        expected = self._tensor_bytes(header, tokens)
+        if header.parts != max(1, -(-expected // PART_BYTES)):
+            raise FrameRefusedError(f"{expected} bytes do not travel in {header.parts} parts", field="parts")
+        if payload_bytes != min(expected, PART_BYTES):
+            raise FrameRefusedError(f"payload has {payload_bytes} bytes of a tensor of {expected}", field="payload")
+
+    def _tensor_bytes(self, header: pb.FrameHeader, tokens: int) -> int:
+        """Bytes of the tensor that goes with `tokens` positions; refuses any other."""
+        if tokens == 0:
+            if header.HasField("tensor"):
+                raise FrameRefusedError("frame has a tensor but no spans", field="tensor")
+            return 0
+        contract, shape = self.contract, tuple(header.tensor.shape)
+        if len(shape) > MAX_RANK or shape != (tokens, contract.width):
+            raise FrameRefusedError(
+                f"tensor shape {shape[: MAX_RANK + 1]} is not ({tokens}, {contract.width})", field="shape"
+            )
+        try:
+            dtype = dtype_from_wire(header.tensor.dtype)
+        except InvalidArgumentError as error:
+            raise FrameRefusedError(error.message, field="dtype") from None
+        if dtype is not contract.dtype:
+            raise FrameRefusedError(f"tensor is {dtype}, this pipeline is {contract.dtype}", field="dtype")
+        return tokens * contract.width * dtype.itemsize
+
+    def _check_continuation(self, header: pb.FrameHeader, payload_bytes: int) -> None:
+        last = header.part == header.parts - 1
+        if header.WhichOneof("body") or header.HasField("tensor"):
+            raise FrameRefusedError("a later part repeats the step's description", field="part")
+        if payload_bytes == 0 or (payload_bytes != PART_BYTES and not last):
+            raise FrameRefusedError(f"part {header.part} has {payload_bytes} bytes", field="payload")
+
+    def _take_complete(self) -> tuple[WireStep, ...]:
+        steps: list[WireStep] = []
+        while (partial := self._partial.get(self.next_step)) is not None:
+            if partial.first is None or len(partial.payloads) < partial.parts:
+                break
+            data = b"".join(partial.payloads[part] for part in range(partial.parts))
+            try:
+                step = _decode(partial.first, data)
+            except FrameRefusedError:
+                del self._partial[self.next_step]
+                raise
+            del self._partial[self.next_step]
+            self.next_step += 1
+            steps.append(step)
+        return tuple(steps)
+
+
+def _check_plan(step: pb.Step, max_tokens: int) -> int:
+    """Tokens of a plan; refuses one whose lists or spans are impossible."""
+    if len(step.spans) > MAX_SPANS or len(step.frees) > MAX_SPANS or len(step.grants) > MAX_SPANS:
+        raise FrameRefusedError(f"step has more than {MAX_SPANS} spans, grants or frees", field="spans")
+    tokens = 0
+    for span in step.spans:
+        if span.token_count == 0:
+            raise FrameRefusedError("span holds no token", field="token_count")
+        if len(span.sampling.seen_tokens) > MAX_SEEN_TOKENS:
+            raise FrameRefusedError("span names too many seen tokens", field="seen_tokens")
+        tokens += span.token_count
+    if tokens > max_tokens:
+        raise FrameRefusedError(f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count")
+    return tokens
+
+
+def _decode(header: pb.FrameHeader, data: bytes) -> WireStep:
+    if header.WhichOneof("body") == "result":
+        return ReturnedStep(header.step, _result_from_wire(header.result))
+    hidden = None
+    if header.HasField("tensor"):
+        hidden = Tensor(dtype_from_wire(header.tensor.dtype), tuple(header.tensor.shape), data)
+        if len(data) != hidden.shape[0] * hidden.shape[1] * hidden.dtype.itemsize:
+            raise FrameRefusedError(f"step {header.step} has {len(data)} bytes of tensor", field="payload")
+    return ForwardStep(header.step, _plan_from_wire(header.forward), hidden, timings_from_wire(header.forward.timings))
+
+
+def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
+    return pb.Step(
+        frees=plan.frees,
+        grants=[pb.KvGrant(request=g.request, first_index=g.first_index, blocks=g.blocks) for g in plan.grants],
+        spans=[_span_to_wire(span) for span in plan.spans],
+        timings=timings_to_wire(timings),
+    )
+
+
+def _span_to_wire(span: Span) -> pb.Span:
+    message = pb.Span(
+        request=span.request,
+        first_position=span.first_position,
+        token_count=span.token_count,
+        sample=span.sample,
+    )
+    if span.sampling is not None:
+        message.sampling.sampling.CopyFrom(sampling_to_wire(span.sampling))
+        message.sampling.seen_tokens.extend(span.seen_tokens)
+    return message
+
+
+def _plan_from_wire(step: pb.Step) -> StepPlan:
+    return StepPlan(
+        frees=tuple(step.frees),
+        grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks)) for g in step.grants),
+        spans=tuple(_span_from_wire(span) for span in step.spans),
+    )
+
+
+def _span_from_wire(span: pb.Span) -> Span:
+    first_use = span.HasField("sampling")
+    return Span(
+        request=span.request,
+        first_position=span.first_position,
+        token_count=span.token_count,
+        sample=span.sample,
+        sampling=sampling_from_wire(span.sampling.sampling) if first_use else None,
+        seen_tokens=tuple(span.sampling.seen_tokens) if first_use else (),
+    )
+
+
+def _result_to_wire(result: StepResult) -> pb.StepResult:
+    tokens: Sequence[SampledToken] = result.tokens
+    return pb.StepResult(
+        tokens=[
+            pb.SampledToken(
+                request=t.request, position=t.position, token=t.token, logprob=t.logprob, top=top_to_wire(t.top)
+            )
+            for t in tokens
+        ],
+        timings=timings_to_wire(result.timings),
+    )
+
+
+def _result_from_wire(message: pb.StepResult) -> StepResult:
+    return StepResult(
+        tokens=tuple(
+            SampledToken(t.request, t.position, t.token, t.logprob, top_from_wire(t.top)) for t in message.tokens
+        ),
+        timings=timings_from_wire(message.timings),
+    )

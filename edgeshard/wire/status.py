@@ -1,0 +1,114 @@
+"""Errors to gRPC statuses and back, by the one table in `edgeshard.errors`.
+
+A status carries google.rpc details: ErrorInfo (reason, domain, field), BadRequest (the field) and RetryInfo.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf import duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from edgeshard.errors import (
+    ERROR_BY_CODE,
+    Code,
+    DeadlineError,
+    EdgeShardError,
+    InternalError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from edgeshard.proto.v1 import common_pb2 as pb
+
+DOMAIN = "edgeshard"
+DETAILS_KEY = "grpc-status-details-bin"
+# Only what names a certificate that was looked at and refused. A handshake that was merely cut short, as by a slow link
+# or a process going down, may succeed the next time.
+_TLS_REFUSALS = ("CERTIFICATE_VERIFY_FAILED", "TSI_PROTOCOL_FAILURE", "SSL_ERROR")
+_GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def to_failure(error: EdgeShardError) -> pb.Failure:
+    return pb.Failure(
+        code=int(error.code),
+        reason=error.reason,
+        field=error.field,
+        message=error.message,
+        retry_after_s=error.retry_after_s or 0.0,
+    )
+
+
+def from_failure(failure: pb.Failure) -> EdgeShardError:
+    kind = ERROR_BY_CODE.get(failure.code, InternalError)
+    return kind(
+        failure.message,
+        field=failure.field,
+        reason=failure.reason,
+        retry_after_s=failure.retry_after_s or None,
+    )
+
+
+def to_status(error: EdgeShardError) -> status_pb2.Status:
+    status = status_pb2.Status(code=int(error.code), message=error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    if error.field:
+        info.metadata["field"] = error.field
+    status.details.add().Pack(info)
+    if error.field and error.code is Code.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+class AbortContext(Protocol):
+    """The part of a grpc.aio servicer context that ends a call."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = ..., trailing_metadata: Any = ...) -> Any: ...
+
+
+async def abort(context: AbortContext, error: EdgeShardError) -> None:
+    """End the call with the error's status and details. Never returns normally."""
+    details = to_status(error).SerializeToString()
+    await context.abort(_GRPC_CODES[int(error.code)], error.message, ((DETAILS_KEY, details),))
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardError:
+    """The typed error behind a failed call; `target` is who was called, for the message."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            return _from_status(status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode()))
+    code, details = error.code(), error.details() or ""
+    where = f" {target}" if target else ""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        if any(mark in details for mark in _TLS_REFUSALS):
+            return UnauthenticatedError(
+                f"the connection to{where} was refused by TLS: check --tls-ca, --tls-cert and --tls-key ({details})",
+                field="tls-ca",
+                reason="TLS_HANDSHAKE",
+            )
+        hint = "; or it refused this certificate: check --tls-cert" if "Socket closed" in details else ""
+        return UnavailableError(f"cannot reach{where}: {details}{hint}", retry_after_s=1.0)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"no answer in time from{where}")
+    number = code.value[0]
+    name = code_pb2.Code.Name(number) if number in code_pb2.Code.values() else "UNKNOWN"
+    return ERROR_BY_CODE.get(number, InternalError)(details or name, reason=name)
+
+
+def _from_status(status: status_pb2.Status) -> EdgeShardError:
+    reason, field, retry = "", "", None
+    for detail in status.details:
+        info, delay = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            reason, field = info.reason, info.metadata.get("field", "")
+        elif detail.Unpack(delay):
+            retry = delay.retry_delay.ToNanoseconds() / 1e9
+    return ERROR_BY_CODE.get(status.code, InternalError)(
+        status.message, field=field, reason=reason, retry_after_s=retry
+    )

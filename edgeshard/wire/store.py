@@ -1,0 +1,113 @@
+"""Manifests: message <-> value <-> JSON file. What comes in is checked as far as it can be without its blobs."""
+
+from __future__ import annotations
+
+import re
+
+from google.protobuf import json_format
+
+from edgeshard.architectures import check_manifest, parse_config
+from edgeshard.blobs import blob_sizes, manifest_items
+from edgeshard.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, parse_json_object
+from edgeshard.errors import DataLossError, EdgeShardError, InvalidArgumentError
+from edgeshard.ids import Digest, ModelName, check_digest, check_name
+from edgeshard.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.proto.v1 import store_pb2 as pb
+from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]")
+_TENSOR_NAME_LIMIT = 512
+_RANK_LIMIT = 8
+
+
+def manifest_to_wire(manifest: ModelManifest) -> pb.Manifest:
+    return pb.Manifest(
+        name=manifest.name,
+        architecture=manifest.architecture,
+        config_json=manifest.config_json,
+        tensors=[
+            pb.ManifestTensor(name=t.name, dtype=dtype_to_wire(t.dtype), shape=t.shape, sha256=t.sha256)
+            for t in manifest.tensors
+        ],
+        files=[pb.ManifestFile(name=f.name, size=f.size, sha256=f.sha256) for f in manifest.files],
+    )
+
+
+def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
+    """A manifest whose names, digests, types and sizes are well formed, and unique where they must be.
+
+    Raises InvalidArgumentError naming the field. Whether the tensors are those of the model: `validate_manifest`.
+    """
+    name = ModelName(check_name(message.name, "name"))
+    if len(message.config_json.encode()) > CONFIG_LIMIT_BYTES:
+        raise _invalid("config_json", f"has more than {CONFIG_LIMIT_BYTES} bytes")
+    parse_json_object(message.config_json, "config_json")
+    if not message.tensors:
+        raise _invalid("tensors", "is empty")
+    tensors = tuple(_tensor_from_wire(tensor) for tensor in message.tensors)
+    files = tuple(_file_from_wire(file) for file in message.files)
+    for kind, items in (("tensor", tensors), ("file", files)):
+        seen: set[str] = set()
+        for item in items:
+            if item.name in seen:
+                raise _invalid(item.name, f"is the name of two {kind}s")
+            seen.add(item.name)
+    return ModelManifest(name, message.architecture, message.config_json, tensors, files)
+
+
+def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
+    """The size of every blob, once the manifest is known to describe a model that EdgeShard runs.
+
+    Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or the tensor.
+    """
+    shape = parse_config(manifest.config)
+    if manifest.architecture != shape.architecture:
+        raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json says {shape.architecture}")
+    # Before anything is listed by layer: a config may claim two thousand million of them.
+    if shape.layer_count > len(manifest.tensors):
+        raise _invalid(
+            "num_hidden_layers", f"is {shape.layer_count}, more than the manifest's {len(manifest.tensors)} tensors"
+        )
+    check_manifest(manifest)
+    return blob_sizes(manifest_items(manifest))
+
+
+def manifest_to_json(manifest: ModelManifest) -> str:
+    return json_format.MessageToJson(manifest_to_wire(manifest), indent=None, preserving_proto_field_name=True)
+
+
+def manifest_from_json(text: str, expected: Digest) -> ModelManifest:
+    """The manifest in a file written by `manifest_to_json`; raises DataLossError when it is not the expected one."""
+    try:
+        manifest = manifest_from_wire(json_format.Parse(text, pb.Manifest()))
+    except (json_format.ParseError, EdgeShardError, ValueError, RecursionError):
+        manifest = None
+    if manifest is None or manifest.digest() != expected:
+        raise DataLossError(f"the stored manifest {expected} is damaged", field="manifest_digest")
+    return manifest
+
+
+def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
+    if not 0 < len(message.name) <= _TENSOR_NAME_LIMIT:
+        raise _invalid("tensors", f"has a name of {len(message.name)} characters; 1 to {_TENSOR_NAME_LIMIT} are valid")
+    if len(message.shape) > _RANK_LIMIT:
+        raise _invalid(message.name, f"has rank {len(message.shape)}; at most {_RANK_LIMIT} is valid")
+    return TensorInfo(
+        name=message.name,
+        dtype=dtype_from_wire(message.dtype, message.name),
+        shape=tuple(message.shape),
+        sha256=check_digest(message.sha256, message.name),
+    )
+
+
+def _file_from_wire(message: pb.ManifestFile) -> FileInfo:
+    # A name, never a path: whoever writes it to a directory must stay in there.
+    if not _FILE_NAME.fullmatch(message.name) or ".." in message.name:
+        raise _invalid("files", f"has {message.name[:80]!r}, which is not a plain file name")
+    if message.size > FILE_LIMIT_BYTES:
+        raise _invalid(message.name, f"has {message.size} bytes; at most {FILE_LIMIT_BYTES} are accepted")
+    return FileInfo(message.name, message.size, check_digest(message.sha256, message.name))
+
+
+def _invalid(field: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{field} {what}", field=field, reason="INVALID_MANIFEST")

@@ -1,0 +1,40 @@
+"""Errors across the wire: what was raised is what arrives, and foreign failures get the right name."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from edgeshard.errors import ERROR_BY_CODE, EdgeShardError, InvalidArgumentError, UnauthenticatedError, UnavailableError
+from edgeshard.wire.status import DETAILS_KEY, from_failure, from_rpc_error, to_failure, to_status
+
+
+def rpc_error(code: grpc.StatusCode, details: str, trailing: bytes | None = None) -> grpc.aio.AioRpcError:
+    metadata = grpc.aio.Metadata(*([(DETAILS_KEY, trailing)] if trailing else []))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)
+
+
+@pytest.mark.parametrize("kind", sorted(set(ERROR_BY_CODE.values()), key=lambda k: k.__name__))
+def test_an_error_arrives_as_it_was_raised(kind: type[EdgeShardError]) -> None:
+    error = kind("too bad", field="prompt", reason="SOME_REASON", retry_after_s=1.5)
+    grpc_code = next(code for code in grpc.StatusCode if code.value[0] == error.code)
+    over_rpc = from_rpc_error(rpc_error(grpc_code, "too bad", to_status(error).SerializeToString()))
+    for arrived in (over_rpc, from_failure(to_failure(error))):
+        assert type(arrived) is kind
+        assert (arrived.message, arrived.field, arrived.reason, arrived.retry_after_s) == (
+            "too bad", "prompt", "SOME_REASON", 1.5,
+        )  # fmt: skip
+
+
+def test_a_refused_certificate_is_told_from_a_handshake_cut_short() -> None:
+    refused = "SSL_ERROR_SSL: error:1000007d: CERTIFICATE_VERIFY_FAILED: self signed certificate"
+    assert isinstance(from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, refused), "x:1"), UnauthenticatedError)
+    for passing in ("Handshake read failed (Endpoint closing)", "tcp handshaker shutdown", "Socket closed"):
+        error = from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, passing), "x:1")
+        assert isinstance(error, UnavailableError) and "x:1" in error.message
+    assert "--tls-cert" in error.message
+
+
+def test_an_untyped_refusal_keeps_its_code() -> None:
+    error = from_rpc_error(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "no"))
+    assert isinstance(error, InvalidArgumentError) and error.message == "no"
