@@ -1,0 +1,1 @@
+"""The daemon of a box: it profiles itself, hosts stages and moves activations."""

@@ -1,0 +1,3 @@
+from edgeshard_agent.entry import main
+
+main()

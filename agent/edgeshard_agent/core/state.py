@@ -1,0 +1,311 @@
+"""The agent's state machine: commands of the coordinator against what the box holds.
+
+`apply` folds an event into the state, `reconcile` says what to do about the difference; the executor reports back with
+events. One slot per deployment, since a box holds at most one stage of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+
+from edgeshard.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage
+from edgeshard.device import StageStatus
+from edgeshard.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
+from edgeshard.ids import DeploymentName, Epoch, OperationId
+
+REMEMBERED_RESULTS = 256
+NO_EPOCH = Epoch(0)
+"""Below every real epoch; those begin at 1."""
+
+
+class Phase(StrEnum):
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+    ACTIVATING = "activating"
+    ACTIVE = "active"
+    BROKEN = "broken"
+    """Loaded once and failed while running; waits for a release or a higher epoch."""
+    CLOSING = "closing"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One deployment on this box: `wanted` is the newest prepare, None once released; `epoch` is of what is held."""
+
+    wanted: PrepareStage | None = None
+    activate: bool = False
+    phase: Phase = Phase.EMPTY
+    epoch: Epoch = NO_EPOCH
+    prepares: tuple[OperationId, ...] = ()
+    activates: tuple[OperationId, ...] = ()
+    releases: tuple[OperationId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    slots: dict[DeploymentName, Slot] = field(default_factory=dict)
+    results: dict[OperationId, CommandResult] = field(default_factory=dict)
+    """The newest results, so that a repeated command is answered and not repeated."""
+    unsent: tuple[CommandResult, ...] = ()
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReceived:
+    operation_id: OperationId
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoaded:
+    deployment: DeploymentName
+    epoch: Epoch
+    status: StageStatus
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoadFailed:
+    deployment: DeploymentName
+    epoch: Epoch
+    error: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class HeadActivated:
+    deployment: DeploymentName
+    epoch: Epoch
+    error: EdgeShardError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageBroke:
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class StageClosed:
+    deployment: DeploymentName
+
+
+@dataclass(frozen=True, slots=True)
+class ActionStarted:
+    action: Action
+
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Fetch and open this stage; what is held at a lower epoch gives way, its weights may be reused."""
+
+    prepare: PrepareStage
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHead:
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStage:
+    deployment: DeploymentName
+
+
+@dataclass(frozen=True, slots=True)
+class SendResults:
+    results: tuple[CommandResult, ...]
+
+
+Action = LoadStage | OpenHead | CloseStage | SendResults
+Event = CommandReceived | StageLoaded | StageLoadFailed | HeadActivated | StageBroke | StageClosed | ActionStarted
+
+
+def apply(state: AgentState, event: Event) -> AgentState:
+    """Fold one event into the state."""
+    match event:
+        case CommandReceived():
+            return _command(state, event)
+        case ActionStarted():
+            return _started(state, event.action)
+        case StageClosed():
+            return _closed(state, event.deployment)
+        case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
+            slot = state.slots.get(event.deployment)
+            if slot is None or slot.epoch != event.epoch:
+                return state  # of an epoch that was superseded while the action ran
+            return _progressed(state, slot, event)
+        case _:
+            assert_never(event)
+
+
+def reconcile(state: AgentState) -> list[Action]:
+    """What to do now; each action is answered by an event, and is not named again once `ActionStarted` was applied."""
+    actions: list[Action] = []
+    for deployment, slot in state.slots.items():
+        action = _slot_action(deployment, slot)
+        if action is not None:
+            actions.append(action)
+    if state.unsent:
+        actions.append(SendResults(state.unsent))
+    return actions
+
+
+def _slot_action(deployment: DeploymentName, slot: Slot) -> Action | None:
+    if slot.phase is Phase.CLOSING:
+        return None
+    if slot.wanted is None:
+        return CloseStage(deployment)
+    if slot.phase is Phase.EMPTY or slot.wanted.epoch > slot.epoch:
+        return LoadStage(slot.wanted)
+    if slot.activate and slot.phase is Phase.READY:
+        return OpenHead(deployment, slot.epoch)
+    return None
+
+
+def _command(state: AgentState, event: CommandReceived) -> AgentState:
+    known = state.results.get(event.operation_id)
+    if known is not None:
+        return replace(state, unsent=(*state.unsent, known))
+    command, operation_id = event.command, event.operation_id
+    slot = state.slots.get(command.deployment, Slot())
+    if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
+        return state  # being worked on; answered when done
+    newest = max(slot.epoch, slot.wanted.epoch if slot.wanted else NO_EPOCH)
+    if command.epoch < newest:
+        return _answer(state, operation_id, StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch"))
+    match command:
+        case PrepareStage():
+            return _prepare(state, slot, operation_id, command)
+        case ActivateHead():
+            return _activate(state, slot, operation_id, command)
+        case ReleaseStage():
+            if slot.phase is Phase.EMPTY and slot.wanted is None:
+                return _answer(state, operation_id)
+            state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+            released = Slot(phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id))
+            return _with_slot(state, command.deployment, released)
+        case _:
+            assert_never(command)
+
+
+def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: PrepareStage) -> AgentState:
+    if slot.wanted is not None and slot.wanted.epoch == command.epoch:
+        if slot.epoch == command.epoch and slot.phase in (Phase.READY, Phase.ACTIVATING, Phase.ACTIVE):
+            return _answer(state, operation_id)
+        if slot.epoch == command.epoch and slot.phase is Phase.BROKEN:
+            return _answer(state, operation_id, _broken())
+        slot = replace(slot, prepares=(*slot.prepares, operation_id))
+        return _with_slot(state, command.deployment, slot)
+    state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+    slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
+    return _with_slot(state, command.deployment, slot)
+
+
+def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: ActivateHead) -> AgentState:
+    if slot.wanted is None or slot.wanted.epoch != command.epoch or slot.wanted.stage != 0:
+        error = FailedPreconditionError(
+            f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
+        )
+        return _answer(state, operation_id, error)
+    if slot.phase is Phase.ACTIVE and slot.epoch == command.epoch:
+        return _answer(state, operation_id)
+    if slot.phase is Phase.BROKEN and slot.epoch == command.epoch:
+        return _answer(state, operation_id, _broken())
+    slot = replace(slot, activate=True, activates=(*slot.activates, operation_id))
+    return _with_slot(state, command.deployment, slot)
+
+
+def _started(state: AgentState, action: Action) -> AgentState:
+    match action:
+        case SendResults():
+            return replace(state, unsent=state.unsent[len(action.results) :])
+        case LoadStage():
+            slot = state.slots[action.prepare.deployment]
+            loading = replace(slot, phase=Phase.LOADING, epoch=action.prepare.epoch)
+            return _with_slot(state, action.prepare.deployment, loading)
+        case OpenHead():
+            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=Phase.ACTIVATING))
+        case CloseStage():
+            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=Phase.CLOSING))
+        case _:
+            assert_never(action)
+
+
+def _progressed(
+    state: AgentState, slot: Slot, event: StageLoaded | StageLoadFailed | HeadActivated | StageBroke
+) -> AgentState:
+    if slot.phase is Phase.CLOSING:
+        return state
+    match event:
+        case StageLoaded():
+            state = _answer_all(state, slot.prepares, None, event.status)
+            return _with_slot(state, event.deployment, replace(slot, phase=Phase.READY, prepares=()))
+        case StageLoadFailed():
+            # Nothing is held, nothing is wanted any more: the coordinator decides what comes next.
+            state = _answer_all(state, slot.prepares + slot.activates, event.error)
+            return _with_slot(state, event.deployment, Slot(phase=Phase.BROKEN, epoch=slot.epoch))
+        case HeadActivated():
+            if slot.phase is not Phase.ACTIVATING:
+                return state  # the stage broke meanwhile, which was the answer
+            state = _answer_all(state, slot.activates, event.error)
+            phase = Phase.ACTIVE if event.error is None else Phase.READY
+            slot = replace(slot, phase=phase, activate=event.error is None, activates=())
+            return _with_slot(state, event.deployment, slot)
+        case StageBroke():
+            state = _answer_all(state, slot.activates, _broken())
+            broken = replace(slot, phase=Phase.BROKEN, activate=False, activates=())
+            return _with_slot(state, event.deployment, broken)
+        case _:
+            assert_never(event)
+
+
+def _closed(state: AgentState, deployment: DeploymentName) -> AgentState:
+    slot = state.slots.get(deployment)
+    if slot is None:
+        return state
+    state = _answer_all(state, slot.releases, None)
+    if slot.wanted is None:
+        return replace(state, slots={name: other for name, other in state.slots.items() if name != deployment})
+    return _with_slot(state, deployment, replace(slot, phase=Phase.EMPTY, releases=()))
+
+
+def _superseded() -> EdgeShardError:
+    return StaleEpochError("a newer command for this deployment took its place", reason="SUPERSEDED")
+
+
+def _broken() -> EdgeShardError:
+    return UnavailableError("the stage failed at this epoch; the box's log says why", reason="STAGE_FAILED")
+
+
+def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> AgentState:
+    return replace(state, slots={**state.slots, deployment: slot})
+
+
+def _answer_all(
+    state: AgentState,
+    operations: tuple[OperationId, ...],
+    error: EdgeShardError | None,
+    status: StageStatus | None = None,
+) -> AgentState:
+    for operation_id in operations:
+        state = _answer(state, operation_id, error, status)
+    return state
+
+
+def _answer(
+    state: AgentState,
+    operation_id: OperationId,
+    error: EdgeShardError | None = None,
+    status: StageStatus | None = None,
+) -> AgentState:
+    result = CommandResult(operation_id, error, status)
+    kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
+    return replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))

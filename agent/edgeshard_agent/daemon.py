@@ -1,0 +1,179 @@
+"""The agent: one event loop, one compute thread, and the parts put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import os
+import secrets
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+import structlog
+
+from edgeshard import WIRE_VERSION
+from edgeshard.commands import Command, Registration
+from edgeshard.config import write_ready_file
+from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.ids import NodeId, NodeName, OperationId, check_name
+from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.clock import SystemClock
+from edgeshard.rpc.server import Server
+from edgeshard.rpc.tls import split_address
+from edgeshard_agent.core.state import CommandReceived
+from edgeshard_agent.emulation import emulated_facts, load_emulation
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosted_stage import Surroundings
+from edgeshard_agent.hosting import Hosting
+from edgeshard_agent.loading import StageLoader
+from edgeshard_agent.net.control import ControlClient
+from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.probe import available_bytes, read_facts
+from edgeshard_agent.settings import AgentSettings
+from edgeshard_agent.store.cache import BlobCache
+
+log = structlog.get_logger()
+
+STOP_LIMIT_S = 1.5
+"""Closing streams and channels takes no longer than this."""
+STREAM_GRACE_S = 0.2
+
+
+async def run(settings: AgentSettings) -> NoReturn:
+    """Serve, then end the process with exit code 0. Raises what `serve` raises.
+
+    At once and not by returning: Python would wait for threads that load or hash gigabytes, and taking torch's modules
+    apart alone is a second. What is on disk is complete at any moment.
+    """
+    await serve(settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def serve(settings: AgentSettings) -> None:
+    """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
+    check_name(settings.name, "name")
+    tls = settings.tls()
+    node_id = persistent_node_id(settings.state_dir)
+    held = lock_state_dir(settings.state_dir)
+    emulation = None if settings.emulate is None else load_emulation(settings.emulate, settings.name)
+    facts = read_facts(settings.device, settings.memory)
+    if emulation is not None:
+        facts = emulated_facts(facts, emulation)
+    worker = ComputeThread(settings.threads or facts.cores)
+    server, servicer = Server(settings.listen, tls), StageServicer()
+    add_StageServiceServicer_to_server(servicer, server.grpc)
+    # Fetching weights must not queue in front of commands and heartbeats, nor tokens behind either.
+    control, data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(3))
+    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
+    loader = StageLoader(cache, store, worker, settings.device)
+    await cache.start()
+    address = await server.start()
+    registration = Registration(
+        node_id, NodeName(settings.name), _advertised(settings, address), WIRE_VERSION, facts, secrets.token_hex(8)
+    )
+
+    def on_command(operation_id: OperationId, command: Command) -> None:
+        hosting.post(CommandReceived(operation_id, command))
+
+    client = ControlClient(
+        control, settings.coordinator, registration, on_command, lambda: hosting.statuses(), available_bytes
+    )
+    around = Surroundings(node_id, worker, servicer, data, tls, SystemClock(), client.changed, emulation)
+    hosting = Hosting(loader.load, around, client.send_results)
+    # What is loaded by now stays; without this every look for garbage would walk through all of torch.
+    gc.freeze()
+    log.info("listening", address=address, node=settings.name)
+    try:
+        await _until_stopped(client, settings.ready_file, address)
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await hosting.close()
+                # Streams of this box's stages have ended with them; nothing else is worth waiting for.
+                await server.stop(STREAM_GRACE_S)
+                for channel in (control, data, store):
+                    await channel.close()
+        worker.close()
+        held.close()
+
+
+async def _until_stopped(client: ControlClient, ready_file: Path | None, address: str) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    running = asyncio.create_task(client.run())
+    stopping = asyncio.create_task(stopped.wait())
+    registered = asyncio.create_task(client.registered.wait())
+    try:
+        await asyncio.wait({running, stopping, registered}, return_when=asyncio.FIRST_COMPLETED)
+        if registered.done() and ready_file is not None:
+            write_ready_file(ready_file, address)
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    finally:
+        for task in (running, stopping, registered):
+            task.cancel()
+        await asyncio.gather(running, stopping, registered, return_exceptions=True)
+
+
+def persistent_node_id(state_dir: Path) -> NodeId:
+    """This box's id, made once and kept in the state directory, so that a restarted box is the same box."""
+    path = state_dir / "node-id"
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with tempfile.NamedTemporaryFile("w", dir=state_dir, prefix="node-id.", delete=False) as file:
+                file.write(secrets.token_hex(16) + "\n")
+            os.link(file.name, path)
+            Path(file.name).unlink()
+        text = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise InvalidArgumentError(f"--state-dir {state_dir}: {error.strerror}", field="state-dir") from None
+    if not text:
+        raise InvalidArgumentError(f"{path} is empty: remove it to get a new id", field="state-dir")
+    return NodeId(text)
+
+
+def lock_state_dir(state_dir: Path) -> TextIO:
+    """Hold the state directory for as long as the file returned stays open.
+
+    Two agents on one directory would be one box to the coordinator, and push each other out for ever. Raises
+    FailedPreconditionError when another process holds it.
+    """
+    file = (state_dir / "lock").open("w", encoding="ascii")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise FailedPreconditionError(
+            f"--state-dir {state_dir} is in use by another agent; give each its own",
+            field="state-dir",
+            reason="STATE_DIR_IN_USE",
+        ) from None
+    return file
+
+
+def _advertised(settings: AgentSettings, address: str) -> str:
+    """What neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener itself."""
+    if settings.advertise is None:
+        host, _ = split_address(address)
+        if host in ("0.0.0.0", "::"):
+            raise InvalidArgumentError(
+                f"listen {settings.listen} names no address that neighbours can dial: give --advertise HOST:PORT",
+                field="advertise",
+            )
+        return address
+    host, port = split_address(settings.advertise, "advertise")
+    if port == 0:
+        port = split_address(address)[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

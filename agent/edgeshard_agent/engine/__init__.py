@@ -1,0 +1,1 @@
+"""Running a stage, and, on the first one, forming the pipeline's steps."""

@@ -1,0 +1,175 @@
+"""The head of a pipeline: takes requests, forms steps, turns returned tokens into text. One per epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from edgeshard.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.generation import Generation
+from edgeshard.ids import RequestId
+from edgeshard.wire.frames import ReturnedStep
+from edgeshard_agent.engine.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler
+from edgeshard_agent.engine.text import TextStream
+from edgeshard_agent.engine.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAccepted:
+    request_id: RequestId
+    prompt_tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    request_id: RequestId
+    error: EdgeShardError
+
+
+HeadOutput = HeadEvent | RequestAccepted | RequestRefused
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """What a request may ask for."""
+
+    vocab_size: int
+    max_new_tokens: int
+
+
+class Head:
+    """Scheduler, tokenizer and the way in and out.
+
+    `offer` hands a step to this box's own stage and `emit` an output towards the coordinator; neither may block, so
+    taking a result never waits for anything and the ring cannot deadlock.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer | None,
+        limits: HeadLimits,
+        offer: Callable[[HeadStep], None],
+        emit: Callable[[HeadOutput], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._offer = offer
+        self._emit = emit
+        self._cancelled_early: set[RequestId] = set()
+        self._tokenising: set[RequestId] = set()
+        self._failure: EdgeShardError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """No request, nothing to free and no step in flight."""
+        return self._scheduler.idle
+
+    async def start_request(self, request_id: RequestId, generation: Generation, emitted: Sequence[int] = ()) -> None:
+        """Admit a request or emit its refusal."""
+        self._tokenising.add(request_id)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            generation.validate()
+            prompt = await self._tokenise(generation)
+            if self._failure is not None:
+                raise self._failure  # meanwhile
+            self._check(generation, prompt)
+            text = TextStream(self._decode, [*prompt, *emitted], generation.stop_strings)
+            self._scheduler.submit(request_id, generation, prompt, text, tuple(emitted))
+        except EdgeShardError as error:
+            self._emit(RequestRefused(request_id, error))
+            return
+        except Exception as error:
+            # Nobody awaits this task: without an answer the client would wait for ever.
+            log.error("request_crashed", request=request_id, error=type(error).__name__)
+            self._emit(RequestRefused(request_id, InternalError(f"the head failed: {type(error).__name__}")))
+            return
+        finally:
+            cancelled = request_id in self._cancelled_early
+            self._tokenising.discard(request_id)
+            self._cancelled_early.discard(request_id)
+        self._emit(RequestAccepted(request_id, prompt))
+        if cancelled:
+            self._emit_all(self._scheduler.cancel(request_id))
+        self._pump()
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request; its KV is freed on every stage by the next step. Unknown ids are ignored."""
+        if request_id in self._tokenising:
+            self._cancelled_early.add(request_id)
+        self._emit_all(self._scheduler.cancel(request_id))
+        self._pump()
+
+    def cancel_all(self) -> None:
+        self._cancelled_early |= self._tokenising
+        self._scheduler.cancel_all()
+        self._pump()
+
+    def on_return(self, step: ReturnedStep) -> None:
+        """Take a step that has been through every stage."""
+        try:
+            events = self._scheduler.on_result(step.number, step.result)
+        except InternalError as error:
+            self.fail(error)
+            return
+        except Exception as error:
+            # The link has handed the step over and would not bring it again: without it the pipeline stands still.
+            log.error("result_crashed", step=step.number, error=type(error).__name__)
+            self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
+            return
+        self._emit_all(events)
+        self._pump()
+
+    def fail(self, error: EdgeShardError) -> None:
+        """The pipeline is broken: end every request with the error, and refuse new ones until the next epoch."""
+        if self._failure is None:
+            self._failure = error
+            for event in self._scheduler.cancel_all():
+                self._emit(RequestRefused(event.request_id, error))
+
+    def _pump(self) -> None:
+        while self._failure is None and (step := self._scheduler.next_step()) is not None:
+            self._offer(step)
+
+    def _emit_all(self, events: Sequence[HeadEvent]) -> None:
+        for event in events:
+            self._emit(event)
+            if isinstance(event, RequestEnd):
+                log.info("request_end", request=event.request_id, reason=event.reason.value)
+
+    async def _tokenise(self, generation: Generation) -> list[int]:
+        if not isinstance(generation.prompt, str):
+            return list(generation.prompt)
+        if self._tokenizer is None:
+            raise FailedPreconditionError(
+                "prompt: the model was added without a tokenizer.json; send token ids",
+                field="prompt",
+                reason="NO_TOKENIZER",
+            )
+        # A long prompt takes long; the event loop has frames to move meanwhile.
+        return await asyncio.to_thread(self._tokenizer.encode, generation.prompt)
+
+    def _check(self, generation: Generation, prompt: list[int]) -> None:
+        if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
+            raise InvalidArgumentError(
+                f"prompt holds a token id outside 0 to {self._limits.vocab_size - 1}",
+                field="prompt",
+                reason="TOKEN_OUT_OF_RANGE",
+            )
+        if generation.max_new_tokens > self._limits.max_new_tokens:
+            raise InvalidArgumentError(
+                f"max_new_tokens {generation.max_new_tokens} is above the deployment's limit of "
+                f"{self._limits.max_new_tokens}",
+                field="max_new_tokens",
+            )
+
+    def _decode(self, ids: list[int]) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(ids)

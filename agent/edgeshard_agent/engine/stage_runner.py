@@ -1,0 +1,163 @@
+"""A stage at work: steps in, one by one through the compute thread, steps out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import structlog
+import torch
+
+from edgeshard.clock import Clock
+from edgeshard.device import StagePhase, StageStatus
+from edgeshard.errors import EdgeShardError, InternalError
+from edgeshard.generation import StageTiming
+from edgeshard.ids import DeploymentName, Epoch
+from edgeshard.model import LayerRange
+from edgeshard.step import StepPlan, StepResult
+from edgeshard.wire.frames import ForwardStep, Frame, ReturnedStep, Tensor, WireStep, encode_step
+from edgeshard_agent.engine.scheduler import HeadStep
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
+
+log = structlog.get_logger()
+
+
+class Surrounding(Protocol):
+    """What a stage at work tells those around it. No call blocks."""
+
+    def send(self, step: WireStep, frames: list[Frame]) -> None:
+        """A finished step: to the next stage, or into the head of a one-stage pipeline."""
+        ...
+
+    def freed(self) -> None:
+        """KV was given back."""
+        ...
+
+    def broke(self, error: EdgeShardError) -> None:
+        """The stage failed and runs nothing more. Called once."""
+        ...
+
+
+Pace = Callable[[LayerRange, StepPlan], float]
+"""Seconds a step of these layers has to take: how the lab's boxes pretend to be others."""
+
+
+class StageRunner:
+    """One stage of one epoch.
+
+    The head keeps at most a window of steps in flight, so the inbox never holds more than that and `offer` never waits.
+    A step that cannot be run fails the stage.
+    """
+
+    def __init__(
+        self,
+        deployment: DeploymentName,
+        epoch: Epoch,
+        index: int,
+        model: StageModel,
+        worker: ComputeThread,
+        around: Surrounding,
+        clock: Clock,
+        pace: Pace | None = None,
+    ) -> None:
+        self.deployment = deployment
+        self.epoch = epoch
+        self.index = index
+        self._model = model
+        self._worker = worker
+        self._around = around
+        self._clock = clock
+        self._pace = pace
+        self._free_at = 0.0
+        self._inbox: asyncio.Queue[tuple[float, HeadStep | ForwardStep]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._steps_done = 0
+        self.failure: EdgeShardError | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"stage-{self.deployment}-{self.index}")
+
+    async def stop(self) -> None:
+        """Stop after the step that is computing, if any."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def offer(self, step: HeadStep | ForwardStep) -> None:
+        self._inbox.put_nowait((self._clock.now(), step))
+
+    def fail(self, error: EdgeShardError) -> None:
+        """Stop for good; the coordinator hears of it and decides."""
+        if self.failure is None:
+            self.failure = error
+            log.error(
+                "stage_failed", deployment=self.deployment, stage=self.index, reason=error.reason, why=error.message
+            )
+            self._around.broke(error)
+
+    def status(self, phase: StagePhase) -> StageStatus:
+        pool = self._model.pool
+        return StageStatus(
+            deployment=self.deployment,
+            epoch=self.epoch,
+            stage=self.index,
+            layers=self._model.layers,
+            phase=StagePhase.FAILED if self.failure else phase,
+            parameter_bytes=self._model.parameter_bytes,
+            kv_bytes_capacity=pool.bytes_capacity,
+            kv_bytes_in_use=pool.bytes_in_use,
+            steps_done=self._steps_done,
+        )
+
+    async def _run(self) -> None:
+        while self.failure is None:
+            arrived, step = await self._inbox.get()
+            waited = self._clock.now() - arrived
+            try:
+                result, frames = await self._worker.run(self._compute, step, waited)
+                self._steps_done += 1
+                self._around.send(result, frames)
+                if step.plan.frees:
+                    self._around.freed()
+            except EdgeShardError as error:
+                self.fail(error)
+            except Exception as error:
+                log.exception("stage_crashed", deployment=self.deployment, stage=self.index)
+                self.fail(InternalError(f"stage {self.index} crashed: {type(error).__name__}", reason="STAGE_CRASHED"))
+
+    def _compute(self, step: HeadStep | ForwardStep, waited_s: float) -> tuple[WireStep, list[Frame]]:
+        """On the compute thread: run the step and make its frames."""
+        began = self._clock.now()
+        output = self._model.execute(step.plan, self._inputs(step))
+        hidden = _tensor(output.hidden, self._model)
+        if self._pace is not None:
+            # From when the device could have begun, so that this machine's own detours are not charged on top.
+            could_begin = max(began - waited_s, self._free_at)
+            self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, step.plan))
+            time.sleep(max(0.0, self._free_at - self._clock.now()))
+        timing = StageTiming(self.index, waited_s, self._clock.now() - began)
+        timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
+        result: WireStep
+        if self._model.is_last:
+            result = ReturnedStep(step.number, StepResult(output.tokens, timings))
+        else:
+            result = ForwardStep(step.number, step.plan, hidden, timings)
+        return result, encode_step(self.deployment, self.epoch, result)
+
+    def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:
+        if isinstance(step, HeadStep):
+            return np.array(step.tokens, dtype=np.int64) if step.tokens else None
+        if step.hidden is None:
+            return None
+        return bytes_to_hidden(step.hidden.data, step.hidden.dtype, step.hidden.shape)
+
+
+def _tensor(hidden: torch.Tensor | None, model: StageModel) -> Tensor | None:
+    if hidden is None:
+        return None
+    return Tensor(model.dtype, tuple(hidden.shape), bytes(hidden_to_bytes(hidden)))

@@ -1,0 +1,32 @@
+"""The compute thread of a box: every torch call of every stage runs here, never on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ComputeThread:
+    """One thread, calls in order. `threads` is how many cores torch may use inside a call."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
+
+    def _prepare(self) -> None:
+        torch.set_num_threads(self._threads)
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call on the thread and wait for it. Cancelling the wait does not stop a call that has begun."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)

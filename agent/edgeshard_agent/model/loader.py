@@ -1,0 +1,150 @@
+"""Filling a stage's modules from a checkpoint, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from edgeshard.architectures import ExpectedTensor, canonical_name
+from edgeshard.errors import DataLossError, InternalError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from edgeshard_agent.model.adapters import StageModules, Target
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+
+
+class TensorSource(Protocol):
+    """Where a checkpoint's tensors come from."""
+
+    def names(self) -> Collection[str]:
+        """The checkpoint's own names of all its tensors."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU in its stored dtype, possibly mapped from a file. Raises DataLossError."""
+        ...
+
+
+class SafetensorsDirectory:
+    """A checkpoint folder: `model.safetensors`, or shards named by `model.safetensors.index.json`.
+
+    Nothing but safetensors is read; other formats can hold code.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files = _files_by_tensor(path)
+
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        file = self._files.get(name)
+        if file is None:
+            raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
+        try:
+            with safe_open(str(file), framework="pt", device="cpu") as shard:
+                tensor: torch.Tensor = shard.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise DataLossError(
+                f"tensor {name} cannot be read from {file.name}: {error}", field=name, reason="UNREADABLE_TENSOR"
+            ) from error
+        return tensor
+
+
+def _files_by_tensor(path: Path) -> dict[str, Path]:
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if single.is_file():
+        try:
+            with safe_open(str(single), framework="pt", device="cpu") as shard:
+                return dict.fromkeys(shard.keys(), single)
+        except (SafetensorError, OSError) as error:
+            raise DataLossError(f"{single.name} cannot be read: {error}", field=single.name) from error
+    if not index.is_file():
+        raise NotFoundError(
+            f"{path.name} holds neither model.safetensors nor {index.name}; convert the checkpoint to safetensors",
+            field="path",
+        )
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(name): str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataLossError(f"{index.name} cannot be read: {error!r}", field=index.name) from error
+    for file in files.values():
+        if file != Path(file).name or not file.endswith(".safetensors"):
+            raise InvalidArgumentError(
+                f"{index.name} names {file!r}, which is not a safetensors file of its folder", field="weight_map"
+            )
+    return {name: path / file for name, file in files.items()}
+
+
+def load_parameters(
+    modules: StageModules,
+    source: TensorSource,
+    expected: dict[str, ExpectedTensor],
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Give every parameter of `modules` its tensor, in the stage's dtype on its device.
+
+    `expected` are the stage's tensors by canonical name; only those are read. `progress` is called after each with the
+    bytes loaded so far. At most one tensor is in memory besides the stage. Raises DataLossError for a tensor that is
+    missing, InvalidArgumentError for one of the wrong shape, both with its name as field, and ResourceExhaustedError.
+    """
+    context = modules.context
+    stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
+    loaded = 0
+    for name, tensor in expected.items():
+        if name not in stored:
+            raise DataLossError(
+                f"tensor {name} is missing from the checkpoint; fetch or convert it again",
+                field=name,
+                reason="MISSING_TENSOR",
+            )
+        value = source.read(stored[name])
+        if tuple(value.shape) != tensor.shape:
+            raise InvalidArgumentError(
+                f"tensor {stored[name]} has shape {list(value.shape)}, but config.json requires {list(tensor.shape)}",
+                field=stored[name],
+                reason="WRONG_TENSOR_SHAPE",
+            )
+        try:
+            _place(modules, modules.target_of(name), value)
+        except torch.OutOfMemoryError as error:
+            raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
+        loaded += value.numel() * context.dtype.itemsize
+        if progress is not None:
+            progress(loaded)
+    left = [name for name, parameter in modules.named_parameters() if parameter.is_meta]
+    left += [name for name, buffer in modules.named_buffers() if buffer.is_meta]
+    if left:
+        raise InternalError(f"nothing was loaded into {left[0]}")
+
+
+def _place(modules: StageModules, targets: tuple[Target, ...], value: torch.Tensor) -> None:
+    dtype, device = TORCH_DTYPES[modules.context.dtype], modules.context.device
+    if len(targets) == 1 and targets[0].expert is not None:
+        target = targets[0]
+        parameter = modules.get_parameter(target.parameter)
+        if parameter.is_meta:
+            memory = torch.empty(parameter.shape, dtype=dtype, device=device)
+            parameter = _assign(modules, (target,), nn.Parameter(memory, requires_grad=False))
+        parameter.data[target.expert, target.first : target.end].copy_(value)
+        return
+    # A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
+    memory = value.to(device=device, dtype=dtype, copy=True).contiguous()
+    _assign(modules, targets, nn.Parameter(memory, requires_grad=False))
+
+
+def _assign(modules: StageModules, targets: tuple[Target, ...], parameter: nn.Parameter) -> nn.Parameter:
+    """One parameter in all its places, so that a tied one is in memory once."""
+    for target in targets:
+        owner, _, name = target.parameter.rpartition(".")
+        place = modules.get_submodule(owner)
+        if place.get_parameter(name).shape != parameter.shape:
+            raise InternalError(f"{target.parameter} and its tensor differ in shape")
+        setattr(place, name, parameter)
+    return parameter

@@ -1,0 +1,213 @@
+"""A contiguous range of a model's layers, ready to run steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgeshard.architectures import ModelShape, expected_tensors, parse_config
+from edgeshard.dtypes import DType
+from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.model import LayerRange
+from edgeshard.step import SampledToken, Span, StepPlan
+from edgeshard_agent.model.adapters import StageModules, build_modules
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.loader import TensorSource, load_parameters
+from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+
+StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a stage makes of a step: `hidden` [T, width] for the next stage, or the last stage's sampled `tokens`.
+
+    `hidden` is None on the last stage and for a step without spans.
+    """
+
+    hidden: torch.Tensor | None = None
+    tokens: tuple[SampledToken, ...] = ()
+
+
+class StageModel:
+    """Blocks [layers.first, layers.end) with their KV pool; not safe for use by two threads at once.
+
+    Made by `load`. The pool's `bytes_in_use` and `bytes_capacity` are there for status reports.
+    """
+
+    def __init__(self, shape: ModelShape, layers: LayerRange, modules: StageModules, pool: KvPool) -> None:
+        self.shape = shape
+        self.layers = layers
+        self.pool = pool
+        self._modules = modules
+        self._sampler = Sampler(shape.vocab_size)
+        self._device = torch.device(modules.context.device)
+        self.dtype = modules.context.dtype
+        self._dtype = TORCH_DTYPES[self.dtype]
+
+    @classmethod
+    def load(  # noqa: PLR0913 (one place where a deployment's facts meet)
+        cls,
+        source: TensorSource,
+        config: Mapping[str, Any],
+        layers: LayerRange,
+        *,
+        dtype: DType,
+        kv_dtype: DType,
+        kv_blocks: int,
+        block_tokens: int,
+        device: str,
+        progress: Callable[[int], None] | None = None,
+    ) -> StageModel:
+        """Build and fill the modules of `layers`, and take the KV pool's memory.
+
+        `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. Raises
+        UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
+        for layers the model does not have, ResourceExhaustedError when memory is short.
+        """
+        shape = parse_config(config)
+        if not 0 <= layers.first < layers.end <= shape.layer_count:
+            raise InvalidArgumentError(
+                f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
+            )
+        pool = KvPool(layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device)
+        modules = build_modules(config, shape, layers, dtype, device)
+        load_parameters(modules, source, expected_tensors(config, layers), progress)
+        return cls(shape, layers, modules, pool)
+
+    @property
+    def is_first(self) -> bool:
+        return self._modules.context.is_first
+
+    @property
+    def is_last(self) -> bool:
+        return self._modules.context.is_last
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters on the device; a tied embedding counts once."""
+        return sum(parameter.nbytes for parameter in self._modules.parameters())
+
+    def reset(self) -> None:
+        """Forget every request: the weights and the KV arena serve another epoch."""
+        for request in self.pool.requests:
+            self.pool.free(request)
+        self._sampler = Sampler(self.shape.vocab_size)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, inputs: StageInputs = None) -> StageOutput:
+        """Run one step: frees, grants, spans.
+
+        `inputs` are token ids [T] (int64) on the first stage, hidden states [T, width] in the stage's dtype on the
+        others, and may be None for a step without spans. Everything is validated first: a step refused with
+        InvalidArgumentError or FailedPreconditionError has changed nothing.
+        """
+        hidden = self._advance(plan, inputs)
+        if hidden is None:
+            return StageOutput()
+        if not self.is_last:
+            return StageOutput(hidden=hidden)
+        rows, wanted = _sampled_rows(plan.spans)
+        if not rows:
+            return StageOutput()
+        picked = hidden if len(rows) == len(hidden) else hidden[rows]
+        return StageOutput(tokens=self._sampler.sample(self._modules.head(picked), wanted))
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor:
+        """On the last stage, run a step and return the logits [T, vocab] of every position instead of sampling."""
+        if not self.is_last:
+            raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
+        hidden = self._advance(plan, inputs)
+        if hidden is None:
+            return torch.empty(0, self.shape.vocab_size)
+        return self._modules.head(hidden)
+
+    def _advance(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor | None:
+        """Validate, commit, and run the blocks: hidden states [T, width], None for a step without spans."""
+        tensor = self._check_inputs(plan.token_count, inputs)
+        self._check_spans(plan)
+        draft = self.pool.check(plan)
+        self.pool.commit(draft)
+        if self.is_last:
+            self._apply_sampling(plan)
+        if not plan.spans:
+            return None
+        step = StepAttention(self.pool, plan.spans, self._device)
+        positions = _positions(plan.spans, self._device)
+        tensor = tensor.to(self._device).unsqueeze(0)
+        hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
+        return self._modules.run(hidden, positions, step).squeeze(0)
+
+    def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
+        if inputs is None:
+            inputs = (
+                np.empty(0, np.int64) if self.is_first else torch.empty(0, self.shape.frame_width, dtype=self._dtype)
+            )
+        if self.is_first:
+            if not isinstance(inputs, np.ndarray) or inputs.dtype != np.int64 or inputs.shape != (token_count,):
+                raise InvalidArgumentError(f"inputs must be {token_count} int64 token ids", field="inputs")
+            if token_count and not (inputs.min() >= 0 and inputs.max() < self.shape.vocab_size):
+                raise InvalidArgumentError(
+                    f"inputs holds a token id outside the vocabulary of {self.shape.vocab_size}",
+                    field="inputs",
+                    reason="TOKEN_OUT_OF_RANGE",
+                )
+            return torch.from_numpy(inputs)
+        expected = (token_count, self.shape.frame_width)
+        if not isinstance(inputs, torch.Tensor) or inputs.dtype != self._dtype or tuple(inputs.shape) != expected:
+            raise InvalidArgumentError(
+                f"inputs must be {self._dtype} hidden states of shape {expected}", field="inputs"
+            )
+        return inputs
+
+    def _check_spans(self, plan: StepPlan) -> None:
+        for span in plan.spans:
+            if span.end_position > self.shape.max_context:
+                raise InvalidArgumentError(
+                    f"request {span.request} reaches position {span.end_position}, beyond the model's context of "
+                    f"{self.shape.max_context} tokens",
+                    field="spans.token_count",
+                    reason="CONTEXT_EXCEEDED",
+                )
+            if not self.is_last:
+                continue
+            if span.sampling is not None:
+                self._sampler.check(span.sampling, span.seen_tokens)
+            elif span.sample and (span.request not in self._sampler or span.request in plan.frees):
+                raise FailedPreconditionError(
+                    f"request {span.request} has no sampling parameters; give them on its first span",
+                    field="spans.sampling",
+                    reason="NO_SAMPLING",
+                )
+
+    def _apply_sampling(self, plan: StepPlan) -> None:
+        for request in plan.frees:
+            self._sampler.close(request)
+        for span in plan.spans:
+            if span.sampling is not None:
+                self._sampler.open(span.request, span.sampling, span.seen_tokens)
+
+
+def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
+    """[1, T]: each packed token's position in its request."""
+    ranges = [torch.arange(span.first_position, span.end_position, device=device) for span in spans]
+    return (ranges[0] if len(ranges) == 1 else torch.cat(ranges)).unsqueeze(0)
+
+
+def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The packed row of each span that samples (its last token), and the (request, position) it samples for."""
+    rows, wanted, end = [], [], 0
+    for span in spans:
+        end += span.token_count
+        if span.sample:
+            rows.append(end - 1)
+            wanted.append((span.request, span.end_position))
+    return rows, wanted

@@ -1,0 +1,44 @@
+"""Between torch tensors and raw little-endian bytes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+
+TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
+
+if sys.byteorder != "little":
+    raise ImportError("EdgeShard's frames are little-endian; this machine is not")
+
+
+def hidden_to_bytes(hidden: torch.Tensor) -> memoryview:
+    """The tensor's elements in row-major order. On the CPU the view shares the tensor's memory and keeps it alive."""
+    flat = hidden.detach().to("cpu").contiguous().view(-1)
+    # numpy has no bfloat16, so the elements travel as bytes.
+    return flat.view(torch.uint8).numpy().data
+
+
+def bytes_to_hidden(
+    buffer: bytes | bytearray | memoryview, dtype: DType, shape: Sequence[int], device: str = "cpu"
+) -> torch.Tensor:
+    """A tensor with its own memory on `device`, of `shape`, from raw little-endian bytes.
+
+    Raises InvalidArgumentError when the number of bytes does not fit the shape.
+    """
+    expected = math.prod(shape) * dtype.itemsize
+    size = memoryview(buffer).nbytes
+    if size != expected or any(length < 0 for length in shape):
+        raise InvalidArgumentError(
+            f"a {dtype} tensor of shape {list(shape)} takes {expected} bytes, not {size}", field="tensor"
+        )
+    if size == 0:
+        return torch.empty(tuple(shape), dtype=TORCH_DTYPES[dtype], device=device)
+    # A bytearray is writable, which torch wants; the copy also frees the frame's buffer for its next use.
+    flat = torch.frombuffer(bytearray(buffer), dtype=TORCH_DTYPES[dtype])
+    return flat.view(tuple(shape)).to(device)

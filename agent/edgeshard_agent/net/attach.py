@@ -1,0 +1,141 @@
+"""The head's own stream to the coordinator: requests and cancels down, tokens up; never on the control stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import structlog
+
+from edgeshard.errors import EdgeShardError, StaleEpochError
+from edgeshard.ids import DeploymentName, Epoch, NodeId
+from edgeshard.proto.v1 import head_pb2 as pb
+from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
+from edgeshard.wire.head import (
+    Start,
+    accepted_to_wire,
+    command_from_wire,
+    failed_to_wire,
+    finished_to_wire,
+    hello_to_wire,
+    token_to_wire,
+)
+from edgeshard.wire.status import from_rpc_error
+from edgeshard_agent.engine.head import Head, HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.scheduler import TokenOut
+
+log = structlog.get_logger()
+
+# A coordinator that stops reading must not fill this box's memory; losing it ends its requests anyway.
+MAX_UNSENT = 65536
+RETRY_S = 0.2
+
+Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
+
+
+class HeadStream:
+    """Keeps `HeadService.Attach` open while the epoch lasts. Requests of a lost stream are cancelled."""
+
+    def __init__(self, channel: grpc.aio.Channel, node_id: NodeId, deployment: DeploymentName, epoch: Epoch) -> None:
+        self._channel = channel
+        self._node_id = node_id
+        self._deployment = deployment
+        self._epoch = epoch
+        self._unsent: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_UNSENT)
+        self._overflow = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.attached = asyncio.Event()
+
+    def start(self, head: Head) -> None:
+        self._task = asyncio.create_task(self._run(head), name=f"attach-{self._deployment}")
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._task, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def emit(self, output: HeadOutput) -> None:
+        """Queue an output for the coordinator; never blocks."""
+        try:
+            self._unsent.put_nowait(self._to_wire(output))
+        except asyncio.QueueFull:
+            self._overflow.set()
+
+    def _to_wire(self, output: HeadOutput) -> pb.AttachRequest:
+        if isinstance(output, TokenOut):
+            return token_to_wire(output.request_id, self._epoch, output.token)
+        if isinstance(output, RequestAccepted):
+            return accepted_to_wire(output.request_id, self._epoch, output.prompt_tokens)
+        if isinstance(output, RequestRefused):
+            return failed_to_wire(output.request_id, self._epoch, output.error)
+        return finished_to_wire(output.request_id, self._epoch, output.reason, output.text)
+
+    async def _run(self, head: Head) -> None:
+        stub = HeadServiceStub(self._channel)
+        while True:
+            call: Attach = stub.Attach()
+            try:
+                await self._serve(call, head)
+            except grpc.aio.AioRpcError as error:
+                typed = from_rpc_error(error)
+                log.info("head_stream_lost", deployment=self._deployment, why=typed.message)
+                if typed.reason == StaleEpochError.default_reason:
+                    head.cancel_all()
+                    return  # the coordinator goes on with another epoch
+            except EdgeShardError as error:
+                log.warning("head_stream_refused", deployment=self._deployment, why=error.message)
+            except asyncio.InvalidStateError:
+                log.info("head_stream_lost", deployment=self._deployment, why="it ended while a token was written")
+            except Exception:
+                # Nobody awaits this task: if it died, the deployment would wait for its head for ever.
+                log.exception("head_stream_crashed", deployment=self._deployment)
+            finally:
+                self.attached.clear()
+                call.cancel()
+            head.cancel_all()
+            while not self._unsent.empty():
+                self._unsent.get_nowait()
+            self._overflow.clear()
+            await asyncio.sleep(RETRY_S)
+
+    async def _serve(self, call: Attach, head: Head) -> None:
+        await call.write(hello_to_wire(self._node_id, self._deployment, self._epoch))
+        await call.initial_metadata()  # the coordinator sends it once it has taken the hello
+        self.attached.set()
+        log.info("head_attached", deployment=self._deployment, epoch=self._epoch)
+        parts: list[Callable[[], Coroutine[Any, Any, object]]] = [
+            lambda: self._write(call),
+            lambda: self._read(call, head),
+            self._overflow.wait,
+        ]
+        tasks = [asyncio.create_task(part()) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, call: Attach) -> None:
+        while True:
+            await call.write(await self._unsent.get())
+
+    async def _read(self, call: Attach, head: Head) -> None:
+        while isinstance(message := await call.read(), pb.AttachResponse):
+            command = command_from_wire(message)
+            if isinstance(command, Start):
+                request = head.start_request(command.request_id, command.generation, command.emitted_tokens)
+                task = asyncio.create_task(request)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                head.cancel(command.request_id)
+        code = await call.code()
+        details = await call.details()
+        raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)

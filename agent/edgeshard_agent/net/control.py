@@ -1,0 +1,154 @@
+"""The box's side of the control plane: register, keep the control stream open, send heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import structlog
+
+from edgeshard.commands import Command, CommandResult, Heartbeat, Registration
+from edgeshard.device import StageStatus
+from edgeshard.errors import Code, EdgeShardError, UnavailableError
+from edgeshard.ids import OperationId
+from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from edgeshard.wire.control import (
+    command_from_wire,
+    heartbeat_to_wire,
+    hello_to_wire,
+    registration_to_wire,
+    result_to_wire,
+)
+from edgeshard.wire.status import from_rpc_error
+
+log = structlog.get_logger()
+
+RETRY_S = 0.3
+MAX_RETRY_S = 3.0
+# Stage phases change in bursts; a heartbeat for each of them would be one too many.
+PROMPT_HEARTBEAT_S = 0.05
+# The coordinator understood and said no: trying again would get the same answer.
+_FATAL = frozenset(
+    {
+        Code.INVALID_ARGUMENT,
+        Code.ALREADY_EXISTS,
+        Code.PERMISSION_DENIED,
+        Code.UNAUTHENTICATED,
+        Code.FAILED_PRECONDITION,
+    }
+)
+
+Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
+
+
+class ControlClient:
+    """Keeps this box known to the coordinator.
+
+    `run` returns only by a typed error that trying again would not mend (another wire version, a refused certificate).
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        target: str,
+        registration: Registration,
+        on_command: Callable[[OperationId, Command], None],
+        statuses: Callable[[], tuple[StageStatus, ...]],
+        available_bytes: Callable[[], int],
+    ) -> None:
+        self._stub = CoordinatorServiceStub(channel)
+        self._target = target
+        self._registration = registration
+        self._on_command = on_command
+        self._statuses = statuses
+        self._available_bytes = available_bytes
+        self._results: asyncio.Queue[CommandResult] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._interval_s = 1.0
+        self.registered = asyncio.Event()
+
+    def send_results(self, results: tuple[CommandResult, ...]) -> None:
+        for result in results:
+            self._results.put_nowait(result)
+
+    def changed(self) -> None:
+        """Something worth an early heartbeat happened."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        delay = RETRY_S
+        while True:
+            try:
+                await self._register()
+                delay = RETRY_S
+                await self._serve()
+            except grpc.aio.AioRpcError as error:
+                typed = from_rpc_error(error, f"the coordinator at {self._target}")
+                if not self.registered.is_set() and typed.code in _FATAL:
+                    raise typed from None
+                log.info("coordinator_lost", reason=typed.reason, why=typed.message)
+            except UnavailableError as error:
+                log.info("coordinator_lost", reason=error.reason, why=error.message)
+            except asyncio.InvalidStateError:
+                log.info("coordinator_lost", reason="UNAVAILABLE", why="the stream ended while a result was written")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_RETRY_S)
+
+    async def _register(self) -> None:
+        answer = await self._stub.Register(registration_to_wire(self._registration), timeout=5)
+        self._interval_s = answer.heartbeat_interval_s or 1.0
+        self.registered.set()
+        log.info("registered", coordinator=self._target)
+
+    async def _serve(self) -> None:
+        """One control stream with its heartbeats, to its end."""
+        call: Control = self._stub.Control()
+        await call.write(hello_to_wire(self._registration.node_id, self._registration.incarnation))
+        tasks = [
+            asyncio.create_task(work) for work in (self._read(call), self._write_results(call), self._send_heartbeats())
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _read(self, call: Control) -> None:
+        while isinstance(message := await call.read(), pb.ControlResponse):
+            try:
+                operation_id, command = command_from_wire(message)
+            except EdgeShardError as error:
+                self._results.put_nowait(CommandResult(OperationId(message.operation_id), error))
+            else:
+                self._on_command(operation_id, command)
+        code = await call.code()
+        details = await call.details()
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
+        raise UnavailableError("the coordinator closed the control stream")
+
+    async def _write_results(self, call: Control) -> None:
+        while True:
+            await call.write(result_to_wire(await self._results.get()))
+
+    async def _send_heartbeats(self) -> None:
+        registration = self._registration
+        while True:
+            heartbeat = Heartbeat(
+                registration.node_id, registration.incarnation, self._statuses(), self._available_bytes()
+            )
+            answer = await self._stub.Heartbeat(heartbeat_to_wire(heartbeat), timeout=5)
+            if not answer.known:
+                raise UnavailableError("the coordinator does not know this box any more")
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._interval_s)
+                await asyncio.sleep(PROMPT_HEARTBEAT_S)
+            except TimeoutError:
+                pass
+            self._changed.clear()

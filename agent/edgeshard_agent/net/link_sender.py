@@ -1,0 +1,223 @@
+"""The sending end of a hop: dials the neighbour, resends what a lost stream swallowed, and never blocks the stage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import structlog
+
+from edgeshard import WIRE_VERSION
+from edgeshard.errors import Code, EdgeShardError
+from edgeshard.ids import DeploymentName, Epoch
+from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.frames import PART_BYTES, WireStep
+from edgeshard.wire.status import from_rpc_error
+from edgeshard_agent.engine.outbox import Outbox
+
+log = structlog.get_logger()
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 0.5
+# A neighbour that answers so has understood us and will never take what we have. Anything else may pass; INTERNAL too,
+# which gRPC itself reports for a stream that goes down while it is written.
+_FATAL = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
+_FATAL_REASONS = frozenset({"STALE_EPOCH", "WIRE_VERSION"})
+
+Exchange = grpc.aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One direction between two stages of a pipeline at an epoch; `target` is the receiver's host:port."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    from_stage: int
+    to_stage: int
+    target: str
+
+
+class SlowLink(Protocol):
+    """A link that is not the machine's own: the lab's."""
+
+    def note(self, step: WireStep) -> None:
+        """A step that will be sent."""
+        ...
+
+    def padding_bytes(self, step: int, size_bytes: int) -> int:
+        """What to add to a step's `size_bytes` of frames."""
+        ...
+
+    def arrival(self, now: float, size_bytes: int) -> float:
+        """When bytes sent now are all at the other end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    due: float
+    frames: list[pb.Frame]
+    padding: int
+
+
+class LinkSender:
+    """Keeps one stream to the next stage open for as long as the epoch lasts.
+
+    `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
+    the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
+    that trying again cannot mend.
+    """
+
+    def __init__(
+        self,
+        hop: Hop,
+        window: int,
+        tls: TlsFiles | None,
+        on_fatal: Callable[[EdgeShardError], None],
+        slow: SlowLink | None = None,
+    ) -> None:
+        self.hop = hop
+        self._outbox = Outbox(window)
+        self._slow = slow
+        self._flight: deque[_InFlight] = deque()
+        self._tls = tls
+        self._on_fatal = on_fatal
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self.connected = asyncio.Event()
+
+    def start(self) -> None:
+        self._channel = open_channel(self.hop.target, self._tls, "address")
+        self._task = asyncio.create_task(self._run(), name=f"link-{self.hop.from_stage}-{self.hop.to_stage}")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
+
+    def send(self, step: WireStep, frames: list[pb.Frame]) -> None:
+        self._outbox.put(step.number, frames)
+        if self._slow is not None:
+            self._slow.note(step)
+        self._wake.set()
+
+    def repeat(self, step: int) -> None:
+        """Forward a step once more that the stage before sent again."""
+        if self._outbox.repeat(step):
+            self._wake.set()
+
+    async def _run(self) -> None:
+        assert self._channel is not None
+        stub = StageServiceStub(self._channel)
+        delay = FIRST_RETRY_S
+        while True:
+            call: Exchange = stub.Exchange()
+            try:
+                await self._open(call)
+                delay = FIRST_RETRY_S
+                await self._stream(call)
+            except grpc.aio.AioRpcError as error:
+                typed = from_rpc_error(error, self.hop.target)
+                if typed.code in _FATAL or typed.reason in _FATAL_REASONS:
+                    self._on_fatal(typed)
+                    return
+                log.info("link_retry", hop=f"{self.hop.from_stage}->{self.hop.to_stage}", reason=typed.reason)
+            except EdgeShardError as error:
+                self._on_fatal(error)
+                return
+            finally:
+                self.connected.clear()
+                call.cancel()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_RETRY_S)
+
+    async def _open(self, call: Exchange) -> None:
+        hop = self.hop
+        hello = pb.LinkHello(
+            deployment=hop.deployment,
+            epoch=hop.epoch,
+            from_stage=hop.from_stage,
+            to_stage=hop.to_stage,
+            dialler_sends=True,
+            wire_version=WIRE_VERSION,
+        )
+        await _write(call, pb.LinkMessage(hello=hello))
+        answer = await call.read()
+        if not isinstance(answer, pb.ExchangeResponse):
+            await _raise_end(call)
+            return
+        self._flight.clear()
+        self._outbox.rewind(answer.message.welcome.next_step)
+        self.connected.set()
+
+    async def _stream(self, call: Exchange) -> None:
+        """Write until the stream ends. The receiver sends nothing more, so a finished read is the end."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.create_task(_raise_end(call))
+        ended.add_done_callback(lambda _: self._wake.set())
+        try:
+            while True:
+                self._wake.clear()
+                while (taken := self._outbox.take()) is not None:
+                    self._flight.append(self._put_on_link(*taken))
+                while self._flight and self._flight[0].due <= loop.time():
+                    await self._write_step(call, self._flight.popleft())
+                if ended.done():
+                    ended.result()
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._flight[0].due if self._flight else None):
+                        await self._wake.wait()
+        finally:
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+
+    def _put_on_link(self, step: int, frames: list[pb.Frame]) -> _InFlight:
+        """A real link is left to TCP: its frames are due at once."""
+        if self._slow is None:
+            return _InFlight(0.0, frames, 0)
+        size = sum(frame.ByteSize() for frame in frames)
+        padding = self._slow.padding_bytes(step, size)
+        return _InFlight(self._slow.arrival(asyncio.get_running_loop().time(), size + padding), frames, padding)
+
+    async def _write_step(self, call: Exchange, flight: _InFlight) -> None:
+        for size in _pieces(flight.padding):
+            await _write(call, pb.LinkMessage(padding=bytes(size)))
+        for frame in flight.frames:
+            await _write(call, pb.LinkMessage(frame=frame))
+
+
+def _pieces(size: int) -> list[int]:
+    """`size` cut into parts of at most 1 MiB."""
+    whole, rest = divmod(size, PART_BYTES)
+    return [PART_BYTES] * whole + ([rest] if rest else [])
+
+
+async def _write(call: Exchange, message: pb.LinkMessage) -> None:
+    try:
+        await call.write(pb.ExchangeRequest(message=message))
+    except asyncio.InvalidStateError:
+        await _raise_end(call)
+
+
+async def _raise_end(call: Exchange) -> None:
+    """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
+    while isinstance(await call.read(), pb.ExchangeResponse):
+        pass
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
+        )

@@ -1,0 +1,83 @@
+"""Probing a link through the same server, channel and message sizes as the frames of a hop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from edgeshard.errors import InvalidArgumentError, UnavailableError
+from edgeshard.profile import LinkProfile
+from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.frames import PART_BYTES
+from edgeshard.wire.status import from_rpc_error
+from edgeshard_agent.profiler.links import ProbeSchedule, link_profile
+
+MOST_PAYLOAD_BYTES = 64 << 20
+PROBE_TIMEOUT_S = 60.0
+_WARM_UPS = 3
+
+Call = grpc.aio.StreamStreamCall[pb.ProbeRequest, pb.ProbeResponse]
+
+
+async def serve_probe(context: Any) -> None:
+    """Acknowledge every payload of one stream, and keep none of it."""
+    received = 0
+    while isinstance(request := await context.read(), pb.ProbeRequest):
+        received += len(request.payload)
+        if received > MOST_PAYLOAD_BYTES:
+            raise InvalidArgumentError(f"a probe is at most {MOST_PAYLOAD_BYTES} bytes", field="payload")
+        if request.last:
+            await context.write(pb.ProbeResponse(received_bytes=received))
+            received = 0
+
+
+async def probe_link(target: str, tls: TlsFiles | None, schedule: ProbeSchedule | None = None) -> LinkProfile:
+    """Latency and bandwidth from here to the agent at `target`, host:port.
+
+    Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S.
+    """
+    schedule = schedule or ProbeSchedule()
+    channel = open_channel(target, tls, "address")
+    try:
+        call: Call = StageServiceStub(channel).Probe()
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            for _ in range(_WARM_UPS):  # the connection, and the first of everything
+                await _send(call, 0, target)
+            while (size := schedule.next_size()) is not None:
+                schedule.answered(size, await _send(call, size, target))
+        await call.done_writing()
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, target) from None
+    except TimeoutError:
+        raise UnavailableError(
+            f"{target} did not answer probes for {PROBE_TIMEOUT_S:.0f} s", field="address", reason="PROBE_TIMEOUT"
+        ) from None
+    finally:
+        await channel.close()
+    return link_profile(schedule.answers)
+
+
+async def _send(call: Call, size: int, target: str) -> float:
+    """Seconds from the first byte's sending to the acknowledgement."""
+    parts = [
+        pb.ProbeRequest(payload=bytes(min(PART_BYTES, size - first)), last=first + PART_BYTES >= size)
+        for first in range(0, max(size, 1), PART_BYTES)
+    ]
+    began = time.perf_counter()
+    for part in parts:
+        await call.write(part)
+    answer = await call.read()
+    seconds = time.perf_counter() - began
+    if not isinstance(answer, pb.ProbeResponse):
+        raise UnavailableError(f"{target} ended the probe", field="address", reason="PROBE_ENDED")
+    if answer.received_bytes != size:
+        raise UnavailableError(
+            f"{target} received {answer.received_bytes} of {size} probe bytes", field="address", reason="PROBE_DAMAGED"
+        )
+    return seconds

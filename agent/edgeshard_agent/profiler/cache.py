@@ -1,0 +1,56 @@
+"""Profiles on disk, found again as long as the box is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.profile import ComputeProfile
+
+
+class ProfileStore:
+    """`STATE_DIR/profiles`, one JSON file for each box, model shape and dtype.
+
+    What cannot be read or is of another version is as good as not measured.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / "profiles"
+
+    def path(self, fingerprint: str, model_hash: str, dtype: DType) -> Path:
+        return self._directory / f"{fingerprint}-{model_hash}-{dtype}.json"
+
+    def find(self, fingerprint: str, model_hash: str, dtype: DType, quick: bool = True) -> ComputeProfile | None:
+        """The profile of exactly this box and model, None when there is none. Without `quick` a quick one is none."""
+        try:
+            profile = ComputeProfile.from_json(self.path(fingerprint, model_hash, dtype).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, InvalidArgumentError):
+            return None
+        if (profile.fingerprint, profile.model_hash, profile.dtype) != (fingerprint, model_hash, dtype):
+            return None
+        return profile if quick or not profile.quick else None
+
+    def keep(self, profile: ComputeProfile) -> Path:
+        """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""
+        path = self.path(profile.fingerprint, profile.model_hash, profile.dtype)
+        temporary: str | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".profile-", delete=False) as file:
+                temporary = file.name
+                file.write(profile.to_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+            raise InvalidArgumentError(
+                f"{path.parent} cannot be written to: {error.strerror}; give another --state-dir", field="state-dir"
+            ) from None
+        return path

@@ -1,0 +1,259 @@
+"""Times of every sort of layer of a model that this box need not be able to hold.
+
+One sort of layer is made at a time, with random weights, timed, and freed. Call on the thread that computes: torch's
+number of threads is that of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
+import torch
+
+from edgeshard.architectures import ModelShape, parse_config
+from edgeshard.device import DeviceFacts
+from edgeshard.dtypes import DType
+from edgeshard.errors import ResourceExhaustedError
+from edgeshard.generation import Sampling
+from edgeshard.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    config_hash,
+    device_fingerprint,
+)
+from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.probe import available_bytes, read_facts
+from edgeshard_agent.profiler.layers import BlockSort, block_sorts, outer_parameters
+from edgeshard_agent.profiler.overhead import measure_overhead
+from edgeshard_agent.profiler.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed
+from edgeshard_agent.profiler.stopwatch import Effort, Measurement, Stopwatch, is_steady, summarise
+
+_FULL_EFFORT = Effort()
+_QUICK_EFFORT = Effort(2, 2, 8, 0.15)
+
+Progress = Callable[[str, int, int], None]
+"""What is being measured now, figures done, figures in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The points that are measured. A point beyond the model's context is left out."""
+
+    prefill_tokens: tuple[int, ...] = (1, 16, 64, 256, 512)
+    prefill_contexts: tuple[int, ...] = (0, 64, 512)
+    decode_batches: tuple[int, ...] = (1, 2, 4, 8)
+    decode_contexts: tuple[int, ...] = (64, 512)
+    effort: Effort = _FULL_EFFORT
+
+    def within(self, max_context: int) -> Grid:
+        """Without the points a model of this context cannot run; at least one of each remains."""
+        return replace(
+            self,
+            prefill_tokens=tuple(n for n in self.prefill_tokens if n <= max_context),
+            prefill_contexts=tuple(n for n in self.prefill_contexts if n < max_context),
+            decode_contexts=tuple(n for n in self.decode_contexts if n < max_context) or (max_context - 1,),
+        )
+
+    def prefill_points(self, max_context: int) -> list[tuple[int, int]]:
+        return [(n, c) for n in self.prefill_tokens for c in self.prefill_contexts if n + c <= max_context]
+
+    def decode_points(self) -> list[tuple[int, int]]:
+        return [(n, c) for n in self.decode_batches for c in self.decode_contexts]
+
+
+FULL_GRID = Grid()
+QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 4), (64, 256), _QUICK_EFFORT)
+
+
+def fingerprint(facts: DeviceFacts, threads: int) -> str:
+    """Of this box with so many threads."""
+    details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
+    return device_fingerprint(facts, threads, details)
+
+
+@dataclass(slots=True)
+class Point:
+    """A sample in the making: `batch` sequences of `tokens` tokens, and the seconds of its repeats so far."""
+
+    count: int
+    context: int
+    batch: int
+    tokens: int
+    taken: list[float] = field(default_factory=list)
+
+
+class Profiler:
+    """Measures one model shape on one device. `run` may be called once."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        dtype: DType,
+        device: str,
+        threads: int,
+        grid: Grid = FULL_GRID,
+        cache: int | None = None,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        self._config = config
+        self._shape: ModelShape = parse_config(config)
+        self._dtype = dtype
+        self._device = device
+        self._threads = threads
+        self._quick = grid.effort != _FULL_EFFORT
+        self._grid = grid.within(self._shape.max_context)
+        self._cache = cache
+        self._progress = progress
+        self._watch = Stopwatch(device)
+        self._done = 0
+        self._total = 0
+
+    @torch.inference_mode()
+    def run(self) -> ComputeProfile:
+        """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
+        when not even one layer fits into memory."""
+        facts = read_facts(self._device, None)
+        memory = MemoryProfile(
+            facts.memory_total_bytes,
+            _free_bytes(self._device),
+            psutil.Process().memory_info().rss,
+            facts.unified_memory,
+        )
+        cache = self._cache if self._cache is not None else cache_bytes(self._device)
+        sorts = block_sorts(self._config)
+        points = len(self._grid.prefill_points(self._shape.max_context)) + len(self._grid.decode_points())
+        embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
+        outer = len(embedded) + len(self._grid.decode_batches)
+        self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
+        try:
+            layers = [self._outer(LayerKind.EMBEDDING, cache)]
+            layers += [self._block(sort, cache) for sort in sorts]
+            layers.append(self._outer(LayerKind.HEAD, cache))
+            self._tell("step overhead")
+            overhead = measure_overhead(self._config, self._dtype, self._device, sorts[0].first, self._threads)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise ResourceExhaustedError(f"no memory for one layer of this model: {error}", field="config") from error
+        return ComputeProfile(
+            fingerprint=fingerprint(facts, self._threads),
+            model_hash=config_hash(self._config),
+            dtype=self._dtype,
+            device=self._device,
+            threads=self._threads,
+            layers=tuple(layers),
+            overhead=overhead,
+            memory=memory,
+            quick=self._quick,
+            processor_share=self._watch.processor_share,
+        )
+
+    def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
+        size = sort.parameters * self._dtype.itemsize
+        grid, limit = self._grid, self._shape.max_context
+        prefill, decode = grid.prefill_points(limit), grid.decode_points()
+        # Whole KV blocks for each sequence, hence the roundings.
+        room = max(
+            max(n + c + 16 for n, c in prefill),
+            max(n * (c + 17) for n, c in decode),
+        )
+        rotation = BlockRotation(
+            self._config, self._shape, sort.first, self._dtype, self._device, copies_needed(size, cache), room
+        )
+        points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
+        for number in range(grid.effort.passes):
+            for point in points:
+                self._tell(f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}")
+                if not is_steady(point.taken):
+                    self._time(rotation, point, first=number == 0)
+        samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
+        return LayerProfile(
+            kind=sort.kind,
+            parameters=sort.parameters,
+            layers=sort.layers,
+            window=sort.window,
+            rotated_bytes=rotation.rotated_bytes,
+            prefill=tuple(samples[: len(prefill)]),
+            decode=tuple(samples[len(prefill) :]),
+        )
+
+    def _time(self, rotation: BlockRotation, point: Point, first: bool) -> None:
+        """One pass over one point."""
+        step = rotation.step(point.batch, point.tokens, point.context)
+
+        def lap() -> None:
+            rotation.turn(copies)
+            rotation.run(step)
+
+        copies = 1
+        once = self._watch.once(lap)  # also finds the kernels and their buffers
+        # A lap through all copies where that is cheap; long layers are timed one copy after the other.
+        effort = self._grid.effort
+        copies = max(1, min(rotation.copies, int(effort.limit_s / (2 * effort.least) / max(once, 1e-6))))
+        if first and copies == rotation.copies:
+            lap()
+        point.taken += self._watch.collect(lap, effort, copies)
+
+    def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
+        head = kind is LayerKind.HEAD
+        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device)
+        rotation.build(cache)
+        grid = self._grid
+        time_one = self._head_rows if head else self._embedding_rows
+        # Prompts or sequences, it is rows to the embedding; the head computes one row for each sequence of either.
+        counts = sorted(set(grid.decode_batches) | (set() if head else set(grid.prefill_tokens)))
+        samples = {rows: _sample(rows, 0, time_one(rotation, rows)) for rows in counts}
+        decode = tuple(samples[rows] for rows in grid.decode_batches)
+        prefill = decode if head else tuple(samples[rows] for rows in grid.prefill_tokens)
+        parameters = outer_parameters(self._config)[head]
+        return LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
+
+    def _embedding_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
+        self._tell(f"embedding: {rows} tokens")
+        generator = torch.Generator().manual_seed(3)
+        device = self._watch.device
+        positions = torch.arange(rows, device=device).remainder(self._shape.max_context).unsqueeze(0)
+
+        def work() -> None:
+            tokens = torch.randint(self._shape.vocab_size, (1, rows), generator=generator).to(device)
+            rotation.take().embed(tokens, positions)
+
+        return self._warm_measure(work, len(rotation))
+
+    def _head_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
+        self._tell(f"head: {rows} sequences")
+        generator = torch.Generator().manual_seed(5)
+        hidden = torch.randn(rows, self._shape.frame_width, generator=generator)
+        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._dtype])
+        sampler = Sampler(self._shape.vocab_size)
+        for request in range(rows):
+            sampler.open(request, Sampling(), ())
+        wanted = [(request, 1) for request in range(rows)]
+        return self._warm_measure(lambda: sampler.sample(rotation.take().head(hidden), wanted), len(rotation))
+
+    def _warm_measure(self, work: Callable[[], object], copies: int) -> Measurement:
+        for _ in range(copies + 1):
+            work()
+        taken: list[float] = []
+        for _ in range(self._grid.effort.passes):
+            taken += self._watch.collect(work, self._grid.effort)
+        return summarise(taken)
+
+    def _tell(self, what: str) -> None:
+        self._progress(what, min(self._done, self._total), self._total)
+        self._done += 1
+
+
+def _sample(count: int, context: int, measured: Measurement) -> Sample:
+    return Sample(count, context, measured.seconds, measured.spread, measured.repeats)
+
+
+def _free_bytes(device: str) -> int:
+    if torch.device(device).type != "cuda":
+        return available_bytes()
+    return int(torch.cuda.mem_get_info(device)[0])

@@ -1,0 +1,26 @@
+"""What an operator can set on an agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from edgeshard.config import ByteCount, DaemonSettings
+
+
+class AgentSettings(DaemonSettings):
+    section: ClassVar[str] = "agent"
+
+    listen: str = Field(default="127.0.0.1:0", description="HOST:PORT where neighbours reach this box's stages")
+    coordinator: str = Field(default="127.0.0.1:7600", description="HOST:PORT of the coordinator")
+    name: str = Field(description="the box's name in the site")
+    advertise: str | None = Field(default=None, description="HOST:PORT to give neighbours, when not the listener's own")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="cores that computing may use; every core the process may run on when absent"
+    )
+    memory: ByteCount | None = Field(default=None, description="bytes stages may use, such as 2GiB")
+    device: str = Field(default="cpu", description="cpu or cuda or cuda:N")
+    emulate: Path | None = Field(default=None, description="lab file: pretend to be the box of this name in it")
+    cache_limit: ByteCount = Field(default=20 << 30, description="bytes of fetched weights to keep on disk")

@@ -1,0 +1,208 @@
+"""A content-addressed cache with a size limit. State is kept on the event loop; the disk is touched in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from weakref import WeakValueDictionary
+
+import structlog
+
+from edgeshard.blobs import BlobDirectory, in_thread, write_atomically
+from edgeshard.errors import DataLossError, ResourceExhaustedError
+from edgeshard.ids import Digest, check_digest
+from edgeshard.model import ModelManifest
+from edgeshard.wire.store import manifest_from_json, manifest_to_json
+
+log = structlog.get_logger()
+
+
+class Pin:
+    """Blobs that must stay while a stage is loading or loaded. Release it when the stage goes; twice is harmless."""
+
+    def __init__(self, cache: BlobCache, digests: Iterable[Digest]) -> None:
+        self._cache = cache
+        self._digests = frozenset(digests)
+        self._held = True
+
+    def path(self, digest: Digest) -> Path:
+        """The file of a pinned blob."""
+        if digest not in self._digests:
+            raise KeyError(digest)
+        return self._cache.path(digest)
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._cache.unpin(self._digests)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class BlobCache:
+    """Blobs under `directory`, at most `limit_bytes` of them: the least recently used unpinned ones make room.
+
+    Partial downloads count and survive a restart. One process at a time owns the directory.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._blobs = BlobDirectory(directory / "blobs")
+        self._manifests = directory / "manifests"
+        # Bytes by blob, least recently used first. A blob being fetched counts in full from the start.
+        self._sizes: OrderedDict[Digest, int] = OrderedDict()
+        self._pins: Counter[Digest] = Counter()
+        self._making_room = asyncio.Lock()
+        self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        """Take up what an earlier process left: its blobs and partial downloads, in the order of their last use."""
+        self._sizes = await in_thread(self._scan)
+        self.used_bytes = sum(self._sizes.values())
+        async with self._making_room:
+            await self._evict_until(self.limit_bytes)
+
+    def path(self, digest: Digest) -> Path:
+        return self._blobs.path(digest)
+
+    def pin(self, digests: Iterable[Digest]) -> Pin:
+        """Keep these blobs, whether they are there already or come later, until the pin is released."""
+        digests = frozenset(digests)
+        self._pins.update(digests)
+        return Pin(self, digests)
+
+    def unpin(self, digests: frozenset[Digest]) -> None:
+        self._pins.subtract(digests)
+        for digest in digests:
+            if self._pins[digest] <= 0:
+                del self._pins[digest]
+
+    def lock(self, digest: Digest) -> asyncio.Lock:
+        """Held by whoever checks or fetches the blob, so that two stages fetch it once."""
+        lock = self._locks.get(digest)
+        if lock is None:
+            self._locks[digest] = lock = asyncio.Lock()
+        return lock
+
+    async def is_intact(self, digest: Digest, size: int) -> bool:
+        """Whether the whole blob is here and right; reads all of it. Removes a damaged one, marks a good one used."""
+        if await in_thread(self._verify_and_touch, digest, size):
+            self._account(digest, size)
+            self._touch(digest)
+            return True
+        if await in_thread(self._blobs.size, digest) is not None:
+            log.warning("cached_blob_damaged", digest=digest)
+            await self.discard(digest)
+        return False
+
+    async def reserve(self, digest: Digest, size: int) -> None:
+        """Make room for a blob about to be fetched, which must be pinned.
+
+        Raises ResourceExhaustedError naming cache-limit when what is pinned leaves no room.
+        """
+        if size > self.limit_bytes:
+            raise self._too_small(f"one blob has {size} bytes")
+        async with self._making_room:
+            room = self.limit_bytes - (size - self._sizes.get(digest, 0))
+            await self._evict_until(room)
+            if self.used_bytes > room:
+                raise self._too_small(f"{size} bytes more are needed while loaded stages hold the rest")
+            self._account(digest, size)
+            self._touch(digest)
+
+    async def received(self, digest: Digest) -> int:
+        """Bytes of a partial download."""
+        return await in_thread(self._blobs.received, digest)
+
+    async def truncate(self, digest: Digest, size: int) -> None:
+        await in_thread(self._blobs.truncate, digest, size)
+
+    async def write(self, digest: Digest, offset: int, data: bytes) -> None:
+        await in_thread(self._blobs.write, digest, offset, data)
+
+    async def commit(self, digest: Digest, size: int) -> None:
+        """Verify a finished download and give it its name. Raises DataLossError, and drops it, when it is wrong."""
+        await in_thread(self._blobs.commit, digest, size)
+
+    async def discard(self, digest: Digest) -> None:
+        await in_thread(self._blobs.remove, digest)
+        self._account(digest, 0)
+
+    async def settle(self, digest: Digest) -> None:
+        """After a fetch, failed or not: count the bytes that are really there, and leave no empty partial file."""
+        complete, partial = await in_thread(lambda: (self._blobs.size(digest), self._blobs.received(digest)))
+        if complete is None and partial == 0:
+            await self.discard(digest)
+        else:
+            self._account(digest, (complete or 0) + partial)
+
+    async def manifest(self, digest: Digest) -> ModelManifest | None:
+        """The manifest of that digest when it is here and intact."""
+        path = self._manifest_path(digest)
+        try:
+            return await in_thread(lambda: manifest_from_json(path.read_text(encoding="utf-8"), digest))
+        except (FileNotFoundError, UnicodeDecodeError, DataLossError):
+            return None
+
+    async def keep_manifest(self, digest: Digest, manifest: ModelManifest) -> None:
+        await in_thread(lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest)))
+
+    def _manifest_path(self, digest: Digest) -> Path:
+        return self._manifests / f"{check_digest(digest)}.json"
+
+    def _scan(self) -> OrderedDict[Digest, int]:
+        self._blobs.create()
+        for stray in self._manifests.glob("*.tmp"):
+            stray.unlink()
+        sizes: OrderedDict[Digest, int] = OrderedDict()
+        for file in sorted(self._blobs.files(), key=lambda file: file.used_ns):
+            sizes[file.digest] = sizes.get(file.digest, 0) + file.size
+            sizes.move_to_end(file.digest)
+        return sizes
+
+    def _verify_and_touch(self, digest: Digest, size: int) -> bool:
+        if not self._blobs.is_intact(digest, size):
+            return False
+        # The order of last use lives in modification times, so that it survives a restart.
+        self._blobs.touch(digest)
+        return True
+
+    async def _evict_until(self, limit_bytes: int) -> None:
+        """Remove unpinned blobs, least recently used first, until at most `limit_bytes` are left or none can go."""
+        while self.used_bytes > limit_bytes:
+            victim = next((digest for digest in self._sizes if digest not in self._pins), None)
+            if victim is None:
+                return
+            # Nobody holds the lock of an unpinned blob, so this does not wait; it keeps a fetch of it out meanwhile.
+            async with self.lock(victim):
+                log.info("cached_blob_evicted", digest=victim, bytes=self._sizes[victim])
+                await self.discard(victim)
+
+    def _touch(self, digest: Digest) -> None:
+        if digest in self._sizes:
+            self._sizes.move_to_end(digest)
+
+    def _account(self, digest: Digest, size: int) -> None:
+        """Count `size` bytes for a blob; 0 forgets it."""
+        self.used_bytes += size - self._sizes.get(digest, 0)
+        if size:
+            self._sizes[digest] = size
+        else:
+            self._sizes.pop(digest, None)
+
+    def _too_small(self, why: str) -> ResourceExhaustedError:
+        return ResourceExhaustedError(
+            f"cache-limit {self.limit_bytes} bytes is too small: {why}; give more with --cache-limit",
+            field="cache-limit",
+            reason="CACHE_LIMIT",
+        )

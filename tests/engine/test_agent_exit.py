@@ -1,0 +1,76 @@
+"""The agent's process: how it ends, and what it says on stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# An agent that knows no coordinator; `{work}` is what its threads are in the middle of.
+SCRIPT = """
+import asyncio, time
+from edgeshard_agent import daemon, entry
+from edgeshard_agent.engine.worker import ComputeThread
+
+async def until_stopped(client, ready_file, address):
+    {work}
+    client.registered.set()
+    client.run = asyncio.Event().wait
+    await real(client, ready_file, address)
+
+real, daemon._until_stopped = daemon._until_stopped, until_stopped
+entry.main()
+"""
+IDLE = SCRIPT.format(work="pass")
+# Reading weights on the compute thread, hashing in another.
+BUSY = SCRIPT.format(work="work = [asyncio.create_task(ComputeThread(1).run(time.sleep, 60)), "
+                          "asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)]")  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "limit_s"), [(IDLE, 0.7), (BUSY, 2.0)], ids=["idle", "busy"])
+async def test_sigterm_ends_it_promptly_whatever_its_threads_do(tmp_path: Path, script: str, limit_s: float) -> None:
+    ready = tmp_path / "ready"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, "--name", "a", "--state-dir", str(tmp_path / "state"), "--ready-file", str(ready),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(60):
+            while not ready.exists():
+                assert process.returncode is None, (await process.communicate())[1].decode()
+                await asyncio.sleep(0.02)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            _, stderr = await process.communicate()
+        took = time.monotonic() - began
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, stderr.decode()
+    assert took < limit_s
+    for line in stderr.decode().splitlines():
+        json.loads(line)
+
+
+@pytest.mark.parametrize("daemon", ["edgeshard_agent", "edgeshard_coordinator"])
+@pytest.mark.parametrize("own", [None, "ERROR"])
+async def test_grpcs_own_log_is_quiet_unless_the_operator_wants_it(daemon: str, own: str | None) -> None:
+    script = (
+        f"import os, sys\nfrom {daemon}.entry import main\nassert 'grpc' not in sys.modules\n"
+        "try: main()\nexcept SystemExit: print(os.environ['GRPC_VERBOSITY'])"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_VERBOSITY"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, "--help",
+        env=environment | ({} if own is None else {"GRPC_VERBOSITY": own}), stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        stdout, _ = await process.communicate()
+    assert stdout.decode().split()[-1] == (own or "NONE")

@@ -1,0 +1,175 @@
+"""Taking stages up and down: whatever interrupts it, no pin, task, receiver or weight stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from edgeshard_agent.core.state import CommandReceived
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosted_stage import LoadedModel, Surroundings, model_key
+from edgeshard_agent.hosting import Hosting, Progress
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.store.cache import BlobCache
+
+from edgeshard.commands import Command, CommandResult, PrepareStage, ReleaseStage
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.dtypes import DType
+from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.model import LayerRange
+from edgeshard.placement import PlacedStage, Placement
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.clock import SystemClock
+
+NAME = DeploymentName("tales")
+BLOB = Digest("a" * 64)
+
+
+class Box:
+    """A `Hosting` over real weights; the neighbour is an address where nobody listens."""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self.cache = BlobCache(directory, 1 << 30)
+        self.worker = ComputeThread(1)
+        self.servicer = StageServicer()
+        self.channel = open_channel("127.0.0.1:9", None)
+        self.answers: dict[str, CommandResult] = {}
+        self.models: list[weakref.ref[StageModel]] = []
+        self.alive_at_load: list[int] = []
+        self.neighbour = "127.0.0.1:9"
+        self.layers = LayerRange(0, 2)
+        self._model = model
+        self._config = json.loads((model / "config.json").read_text())
+        around = Surroundings(NodeId("n"), self.worker, self.servicer, self.channel, None, SystemClock(), lambda: None)
+        self.hosting = Hosting(self.load, around, self._answered)
+
+    async def load(self, prepare: PrepareStage, progress: Progress) -> LoadedModel:
+        self.alive_at_load.append(sum(model() is not None for model in self.models))
+        pin = self.cache.pin([BLOB])
+        try:
+            weights = await self.worker.run(self._weights, prepare.placed.layers)
+        except BaseException:
+            pin.release()
+            raise
+        self.models.append(weakref.ref(weights))
+        return LoadedModel(model_key(prepare), weights, None, frozenset(), pin)
+
+    def _weights(self, layers: LayerRange) -> StageModel:
+        return StageModel.load(
+            SafetensorsDirectory(self._model), self._config, layers, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32,
+            kv_blocks=4, block_tokens=16, device="cpu",
+        )  # fmt: skip
+
+    def _answered(self, results: tuple[CommandResult, ...]) -> None:
+        self.answers.update({result.operation_id: result for result in results})
+
+    def prepare(self, epoch: int) -> PrepareStage:
+        cuts = (self.layers, LayerRange(self.layers.end, 4))
+        placed = tuple(
+            PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), self.neighbour, cut, 0, 0) for i, cut in enumerate(cuts)
+        )
+        spec = DeploymentSpec(name=NAME, model="tiny", source="n0", dtype=DType.FLOAT32)
+        return PrepareStage(spec, Placement(placed, 16, 4, 1, 1), 0, Epoch(epoch), Digest("0" * 64))
+
+    def command(self, operation: str, command: Command) -> None:
+        self.hosting.post(CommandReceived(OperationId(operation), command))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 (what is watched has no event)
+                await asyncio.sleep(0.002)
+
+    async def answer(self, operation: str) -> CommandResult:
+        await self.until(lambda: operation in self.answers)
+        return self.answers[operation]
+
+    @property
+    def pins(self) -> int:
+        return self.cache._pins[BLOB]
+
+
+def stage_tasks() -> list[str]:
+    """Tasks of stages at work, by name."""
+    names = [task.get_name() for task in asyncio.all_tasks() if not task.done()]
+    return [name for name in names if name.startswith(("stage-", "link-", "attach-"))]
+
+
+@pytest.fixture
+async def box(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Box]:
+    box = Box(tiny_llama, tmp_path)
+    yield box
+    await box.hosting.close()
+    await box.channel.close()
+    box.worker.close()
+
+
+@pytest.fixture
+def no_collector() -> AsyncIterator[None]:
+    """Cyclic garbage stays where it is unless somebody asks for it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("last", ["prepare", "release"])
+async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(box: Box, turns: int, last: str) -> None:
+    box.command("p1", box.prepare(1))
+    assert (await box.answer("p1")).failure is None
+    busy = threading.Event()
+    blocking = asyncio.create_task(box.worker.run(busy.wait))  # another stage computes: the next epoch must wait
+    box.command("p2", box.prepare(2))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if last == "prepare":
+        box.command("p3", box.prepare(3))
+    else:
+        box.command("r2", ReleaseStage(NAME, Epoch(2)))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    busy.set()
+    await blocking
+    if last == "prepare":
+        assert (await box.answer("p3")).failure is None
+        assert len(box.models) == 1, "the same weights serve every epoch"
+        assert len(stage_tasks()) == 2 and box.pins == 1, stage_tasks()
+        box.command("r3", ReleaseStage(NAME, Epoch(3)))
+        await box.answer("r3")
+    else:
+        await box.answer("r2")
+    assert box.pins == 0 and not box.hosting.statuses()
+    assert not stage_tasks()
+
+
+async def test_a_stage_that_cannot_start_after_its_load_leaves_nothing(box: Box) -> None:
+    box.neighbour = "192.0.2.1:1"  # beyond loopback, and this box has no TLS
+    box.command("p", box.prepare(1))
+    failure = (await box.answer("p")).failure
+    assert failure is not None and failure.reason == "TLS_REQUIRED"
+    await box.until(lambda: not box.hosting.statuses() and box.pins == 0)
+    assert not stage_tasks() and not box.servicer._receivers
+
+
+async def test_weights_that_are_not_used_again_are_gone_before_new_ones_come(box: Box, no_collector: None) -> None:
+    box.command("p1", box.prepare(1))
+    await box.answer("p1")
+    box.layers = LayerRange(0, 3)
+    box.command("p2", box.prepare(2))
+    assert (await box.answer("p2")).failure is None
+    assert box.alive_at_load == [0, 0], "two stages' weights were in memory at once"
+
+
+async def test_a_released_stage_gives_its_memory_back(box: Box, no_collector: None) -> None:
+    box.command("p", box.prepare(1))
+    await box.answer("p")
+    box.command("r", ReleaseStage(NAME, Epoch(1)))
+    assert (await box.answer("r")).failure is None
+    assert [model() for model in box.models] == [None]

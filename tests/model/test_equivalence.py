@@ -1,0 +1,245 @@
+"""Any contiguous cut of any architecture gives the logits of the unsplit model; wrong arithmetic does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model import attention as attention_module
+from edgeshard_agent.model.adapters import StageModules
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.kv import KvPool
+
+from edgeshard.dtypes import DType
+from edgeshard.model import LayerRange
+from edgeshard.step import Span, StepPlan
+
+LAYERS = 4
+CUTS = [
+    tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, LAYERS), strict=True))
+    for count in range(LAYERS)
+    for inner in combinations(range(1, LAYERS), count)
+]
+PACKED_STEPS = [
+    [(0, 12)],
+    [(0, 1), (1, 5), (2, 7)],
+    [(2, 1), (1, 6), (0, 1)],
+    [(1, 3), (0, 4), (2, 1)],
+    [(2, 4), (0, 1), (1, 1)],
+    [(0, 1)],
+    [(1, 1), (0, 1)],
+    [(1, 1)],
+]
+"""Whole and chunked prefill and decode of three requests of 21, 17 and 13 tokens, alone and side by side."""
+
+
+def disagreement(found: torch.Tensor, reference: torch.Tensor) -> str:
+    """Why `found` [n, vocab] are not the reference's logits; '' when they are."""
+    error = (found - reference).abs().max().item()
+    bound = 1e-4 * max(1.0, reference.std().item())
+    if not error <= bound:
+        return f"max |Δlogit| is {error:.3g}, above {bound:.3g}"
+    best = reference.topk(2, dim=-1).values
+    clear = best[:, 0] - best[:, 1] >= 2e-4
+    if not torch.equal(found.argmax(-1)[clear], reference.argmax(-1)[clear]):
+        return "another greedy token"
+    return ""
+
+
+def run_packed(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
+    head = tiny_head(stages, checkpoint.sequences)
+    rows: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
+    for spans in PACKED_STEPS:
+        for request, logits in head.step(spans).items():
+            rows[request].append(logits)
+    found = {request: torch.cat(parts) for request, parts in rows.items()}
+    assert [len(found[request]) for request in range(3)] == [len(ids) for ids in checkpoint.sequences]
+    return next((why for i in range(3) if (why := disagreement(found[i], checkpoint.reference[i]))), "")
+
+
+def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
+    """Each sequence alone: prefill of all but three tokens, then decode, its blocks in a row."""
+    head = tiny_head(stages, checkpoint.sequences, contiguous=True)
+    for request, ids in enumerate(checkpoint.sequences):
+        parts = [head.step([(request, len(ids) - 3)])[request]]
+        parts += [head.step([(request, 1)])[request] for _ in range(3)]
+        if why := disagreement(torch.cat(parts), checkpoint.reference[request]):
+            return why
+    return ""
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "|".join(map(str, cut)))
+def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, tiny_head: Any) -> None:
+    assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+    assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+
+
+def test_there_are_eight_cuts() -> None:
+    assert len(CUTS) == 8
+
+
+def test_a_restarted_request_truncates_and_continues_the_same(checkpoint: Any, tiny_head: Any) -> None:
+    head = tiny_head([checkpoint.stage(LayerRange(0, 1)), checkpoint.stage(LayerRange(1, 4))], checkpoint.sequences)
+    head.step([(0, 15), (1, 9)])
+    again = head.step([(0, 8), (1, 2)], restart={0: 5})
+    assert disagreement(again[0], checkpoint.reference[0][5:13]) == ""
+    assert disagreement(again[1], checkpoint.reference[1][9:11]) == ""
+
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
+
+WINDOWED = [
+    "mistral-window",
+    "qwen2-windows",
+    "qwen3-windows",
+    "qwen3_moe-dense-layer",
+    "mixtral-window",
+    "gemma3-text",
+    "gemma3-nested",
+    "phi3-partial",
+]
+ROTARY = [
+    "llama-plain",
+    "mistral-full",
+    "qwen2-tied",
+    "qwen3-tied",
+    "qwen3_moe-sparse-step",
+    "mixtral-tied",
+    "phi3-tied",
+]
+HALVES = (LayerRange(0, 2), LayerRange(2, 4))
+
+
+def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> None:
+    assert "Δlogit" in run_packed(checkpoint, stages, tiny_head)
+    for stage in stages:
+        stage.execute(StepPlan(frees=tuple(stage.pool.requests)))
+    assert "Δlogit" in run_whole(checkpoint, stages, tiny_head)
+
+
+def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attention_module.scaled_dot_product_attention
+
+    def unmasked(*tensors: Any, scale: float | None, **_: Any) -> torch.Tensor:
+        return real(*tensors, scale=scale)
+
+    monkeypatch.setattr(attention_module, "scaled_dot_product_attention", unmasked)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", WINDOWED)
+def test_full_attention_instead_of_a_window_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = StepAttention.attend
+
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, window: Any, softcap: Any) -> Any:
+        return real(self, layer, query, key, value, scaling, None, softcap)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", WINDOWED)
+def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StepAttention.attend
+
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, window: Any, softcap: Any) -> Any:
+        return real(self, layer, query, key, value, scaling, None if window is None else window + 1, softcap)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", [*ROTARY, "gemma3-text"])
+def test_a_wrong_rotary_base_on_one_stage_is_caught(checkpoint: Any, tiny_head: Any) -> None:
+    stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
+    for name, buffer in stages[1]._modules.rotary_emb.named_buffers():
+        if name.endswith("inv_freq"):
+            # inv_freq is base^(-2i/d): this is a base of 1.2 times the right one at the slowest frequency.
+            buffer.mul_(torch.linspace(1.0, 1 / 1.2, len(buffer)))
+    assert_caught(checkpoint, stages, tiny_head)
+
+
+@pytest.mark.parametrize("variant", [*ROTARY, "gemma3-text", "gpt2-plain", "opt-plain"])
+def test_a_skipped_final_norm_is_caught(checkpoint: Any, tiny_head: Any) -> None:
+    stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
+    modules = stages[1]._modules
+    for name in ("norm", "ln_f", "final_layer_norm"):
+        if hasattr(modules, name):
+            setattr(modules, name, torch.nn.Identity())
+    assert_caught(checkpoint, stages, tiny_head)
+
+
+@pytest.mark.parametrize(
+    "variant", ["gpt2-options", "qwen2-windows", "gemma3-text", "qwen3_moe-dense-layer", "qwen3_moe-sparse-step"]
+)
+def test_a_local_layer_index_is_caught(
+    variant: str, checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = (LayerRange(0, 1), LayerRange(1, 4))
+
+    def blocks(self: StageModules, block_class: Any) -> torch.nn.ModuleDict:
+        first = self.context.layers.first
+        with torch.device("meta"):
+            made = {
+                str(first + i): block_class(self.context.config, layer_idx=i) for i in range(len(self.context.layers))
+            }
+        for name, block in made.items():
+            (block.attn if hasattr(block, "attn") else block.self_attn).layer_idx = int(name)
+        return torch.nn.ModuleDict(made)
+
+    monkeypatch.setattr(StageModules, "_blocks", blocks)
+    if variant.startswith("qwen3_moe"):
+        # Which blocks are mixtures depends on the index, so the tensors do not even fit.
+        with pytest.raises((AttributeError, ValueError)):
+            checkpoint.load(cut[1])
+        return
+    assert_caught(checkpoint, [checkpoint.stage(cut[0]), checkpoint.load(cut[1])], tiny_head)
+
+
+# -- other arithmetic ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "gemma3-text", "gpt2-plain"])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_half_precision_stays_near(checkpoint: Any, tiny_head: Any, dtype: DType) -> None:
+    stages = [checkpoint.load(layers, dtype) for layers in HALVES]
+    logits = tiny_head(stages, checkpoint.sequences).step([(0, 21)])[0]
+    assert logits.dtype == {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}[dtype]
+    reference = checkpoint.reference[0]
+    bound = 0.3 if dtype is DType.BFLOAT16 else 0.05
+    assert (logits.float() - reference).abs().max() < bound * reference.std()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "phi3-partial"])
+def test_rotary_frequencies_stay_float32_in_half_precision(checkpoint: Any) -> None:
+    stage = checkpoint.load(HALVES[1], DType.BFLOAT16)
+    assert stage._modules.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(stage._modules.rotary_emb.inv_freq, checkpoint.stage(HALVES[1])._modules.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "mistral-window"])
+def test_a_half_precision_pool_under_a_float32_model(checkpoint: Any, tiny_head: Any) -> None:
+    stages = [checkpoint.load(layers, kv_dtype=DType.BFLOAT16) for layers in HALVES]
+    head = tiny_head(stages, checkpoint.sequences)
+    logits = torch.cat([head.step([(0, 18)])[0], head.step([(0, 1), (1, 4)])[0]])
+    reference = checkpoint.reference[0][:19]
+    assert 1e-4 < (logits - reference).abs().max() < 0.1 * reference.std()
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_softcap_follows_its_formula(count: int) -> None:
+    pool = KvPool(LayerRange(3, 4), 4, 4, 2, 8, DType.FLOAT32, "cpu")
+    pool.grant(1, 0, (2, 0))
+    pool.begin_span(1, 0, count, truncate_allowed=True)
+    query, key, value = torch.randn(1, 4, count, 8), torch.randn(1, 2, count, 8), torch.randn(1, 2, count, 8)
+    step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
+    found = step.attend(3, query, key, value, 0.5, None, 2.0)
+    keys, values = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    scores = 2.0 * torch.tanh(query @ keys.mT * 0.5 / 2.0)
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(found, (scores.softmax(-1) @ values).transpose(1, 2))

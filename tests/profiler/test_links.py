@@ -1,0 +1,37 @@
+"""Probes over real sockets, to the servicer that a hop's frames reach too."""
+
+from __future__ import annotations
+
+import pytest
+from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.net.probing import probe_link
+from edgeshard_agent.profiler.links import ProbeSchedule
+
+from edgeshard.errors import UnavailableError
+from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from edgeshard.rpc.server import Server
+
+
+async def test_a_loopback_link_is_measured() -> None:
+    server = Server("127.0.0.1:0", None)
+    add_StageServiceServicer_to_server(StageServicer(), server.grpc)
+    address = await server.start()
+    schedule = ProbeSchedule()
+    try:
+        link = await probe_link(address, None, schedule)
+    finally:
+        await server.stop(0)
+    assert 1e-5 < link.latency_s < 0.05
+    assert 1e8 < link.bandwidth_bps < 1e12
+    # The line says what the probes took, the way back taken off.
+    largest = max(schedule.answers)
+    assert link.transfer_s(largest) == pytest.approx(min(schedule.answers[largest]), rel=0.9)
+    assert schedule.sent_bytes <= schedule.most_bytes
+
+
+async def test_a_box_that_is_not_there_is_named() -> None:
+    server = Server("127.0.0.1:0", None)
+    address = await server.start()
+    await server.stop(0)
+    with pytest.raises(UnavailableError, match=address):
+        await probe_link(address, None)
