@@ -1,0 +1,3 @@
+from edgeshard_coordinator.entry import main
+
+main()

@@ -1,0 +1,189 @@
+"""What an operator calls through edgectl."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from edgeshard.architectures import parse_config
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.dtypes import DType
+from edgeshard.errors import AbortedError, AlreadyExistsError, FailedPreconditionError, NotFoundError
+from edgeshard.ids import DeploymentName, Digest, Epoch
+from edgeshard.model import ModelManifest
+from edgeshard.placement import Placement
+from edgeshard.proto.v1 import admin_pb2 as pb
+from edgeshard.proto.v1 import admin_pb2_grpc
+from edgeshard.wire.common import deployment_to_wire, dtype_to_wire, node_to_wire, placement_to_wire, spec_from_wire
+from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.control.models import Models
+from edgeshard_coordinator.control.operations import Operations
+from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.core.deployments import new_record
+from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested
+from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.state import (
+    NO_EPOCH,
+    DeploymentRecord,
+    ServedOperation,
+    State,
+    deployment_view,
+    node_view,
+)
+
+PLACING_ATTEMPTS = 5
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, placer: Placer, store: StateStore) -> None:
+        self._loop = loop
+        self._front = front
+        self._models = models
+        self._placer = placer
+        self._store = store
+        self.operations = Operations(store)
+        # Between looking a model up and deploying it, it must not be deleted.
+        self._model_lock = asyncio.Lock()
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
+        state, now = self._loop.state, self._loop.now()
+        nodes = sorted(state.nodes.values(), key=lambda node: node.name)
+        return pb.ListNodesResponse(nodes=[node_to_wire(node_view(state, node, now)) for node in nodes])
+
+    async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
+        state = self._loop.state
+        node = state.find_node(request.node)
+        if node is None:
+            raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
+        return pb.GetNodeResponse(node=node_to_wire(node_view(state, node, self._loop.now())))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[_stored_model(*item) for item in self._models.list()])
+
+    async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
+        async def work(operation: ServedOperation) -> bytes:
+            async with self._model_lock:
+                self._check_unused(request.name)
+                await asyncio.to_thread(self._models.delete, request.name)
+            await self._store.save_operation(operation)
+            return operation.outcome
+
+        outcome = await self.operations.once(request.operation_id, request, work)
+        return pb.DeleteModelResponse.FromString(outcome)
+
+    async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
+        spec = spec_from_wire(request.spec)
+        manifest, _ = self._models.get(spec.model)
+        return pb.PlanResponse(placement=placement_to_wire(await self._place(self._loop.state, spec, manifest)))
+
+    async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
+        spec = spec_from_wire(request.spec)
+
+        async def work(operation: ServedOperation) -> bytes:
+            async with self._model_lock:
+                operation = await self._deploy(spec, operation)
+            await self._saved(DeploymentName(spec.name), operation)
+            return operation.outcome
+
+        return pb.DeployResponse.FromString(await self.operations.once(request.operation_id, request, work))
+
+    async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Any) -> pb.ListDeploymentsResponse:
+        records = sorted(self._loop.state.deployments.values(), key=lambda record: record.name)
+        return pb.ListDeploymentsResponse(deployments=[self._view(record) for record in records])
+
+    async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
+        record = self._loop.state.deployments.get(DeploymentName(request.name))
+        if record is None:
+            raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
+        return pb.GetDeploymentResponse(deployment=self._view(record))
+
+    async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
+        """Returns once the deletion is on disk; the deployment is listed as deleting until its boxes let go."""
+        name = DeploymentName(request.name)
+
+        async def work(operation: ServedOperation) -> bytes:
+            await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
+            await self._saved(name, operation)
+            return operation.outcome
+
+        outcome = await self.operations.once(request.operation_id, request, work)
+        return pb.DeleteDeploymentResponse.FromString(outcome)
+
+    async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
+        """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""
+        for attempt in range(1, PLACING_ATTEMPTS + 1):
+            state = self._loop.state
+            if DeploymentName(spec.name) in state.deployments:
+                raise AlreadyExistsError(
+                    f"name: there is a deployment {spec.name} already; delete it first or choose another name",
+                    field="name",
+                )
+            manifest, digest = self._models.get(spec.model)
+            placement = await self._place(state, spec, manifest)
+            record = new_record(state, _blank_record(spec, digest, placement))
+            response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
+            done = replace(operation, outcome=response.SerializeToString())
+            try:
+                await self._loop.ask(DeployRequested(record, state.version, done, self._loop.now()))
+            except AbortedError:
+                if attempt == PLACING_ATTEMPTS:
+                    raise
+                continue
+            return done
+        raise AssertionError("unreachable")
+
+    async def _place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
+        # In a thread: a planner may take seconds, and everything it reads is frozen.
+        return await asyncio.to_thread(self._placer.place, spec, manifest, state.candidates())
+
+    async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
+        def is_saved(state: State) -> bool:
+            record = state.deployments.get(name)
+            return record is None or operation not in record.operations
+
+        await self._loop.until(is_saved)
+
+    def _view(self, record: DeploymentRecord) -> pb.Deployment:
+        active = self._front.active_requests(record.name)
+        return deployment_to_wire(deployment_view(self._loop.state, record, active))
+
+    def _check_unused(self, name: str) -> None:
+        _, digest = self._models.get(name)
+        for record in self._loop.state.deployments.values():
+            if record.model == name or record.manifest_digest == digest:
+                raise FailedPreconditionError(
+                    f"name: model {name} is used by deployment {record.name}; delete that first",
+                    field="name",
+                    reason="MODEL_IN_USE",
+                )
+
+
+def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) -> DeploymentRecord:
+    return DeploymentRecord(
+        uid=uuid.uuid4().hex, spec=spec, manifest_digest=digest, placement=placement, epoch=Epoch(NO_EPOCH)
+    )
+
+
+def _stored_model(manifest: ModelManifest, digest: Digest) -> pb.StoredModel:
+    shape = parse_config(manifest.config)
+    return pb.StoredModel(
+        name=manifest.name,
+        manifest_digest=digest,
+        architecture=manifest.architecture,
+        layer_count=shape.layer_count,
+        parameter_count=manifest.parameter_count,
+        stored_bytes=manifest.stored_bytes,
+        dtype=dtype_to_wire(_main_dtype(manifest)),
+        max_context=shape.max_context,
+    )
+
+
+def _main_dtype(manifest: ModelManifest) -> DType:
+    """The type most of the elements have; a checkpoint may keep a few tensors wider."""
+    totals = dict.fromkeys(DType, 0)
+    for tensor in manifest.tensors:
+        totals[tensor.dtype] += tensor.element_count
+    return max(totals, key=lambda dtype: totals[dtype])

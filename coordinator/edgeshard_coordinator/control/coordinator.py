@@ -1,0 +1,90 @@
+"""Everything of a coordinator, put together on one server."""
+
+from __future__ import annotations
+
+import uuid
+
+from edgeshard.clock import Clock
+from edgeshard.errors import UnavailableError
+from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
+from edgeshard.rpc.server import Server
+from edgeshard_coordinator.control.admin_service import AdminServicer
+from edgeshard_coordinator.control.coordinator_service import CoordinatorServicer
+from edgeshard_coordinator.control.executor import ActionExecutor
+from edgeshard_coordinator.control.head_service import HeadServicer
+from edgeshard_coordinator.control.hub import ControlHub
+from edgeshard_coordinator.control.inference_service import InferenceServicer
+from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.control.models import Models
+from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.state import State, Timings
+
+
+class Coordinator:
+    """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
+
+    `model_service` is the model store's servicer, None where a test needs none.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        store: StateStore,
+        models: Models,
+        model_service: store_pb2_grpc.ModelStoreServiceServicer | None,
+        placer: Placer,
+        clock: Clock,
+        timings: Timings = Timings(),  # noqa: B008 - frozen
+        backlog_limit: int = BACKLOG_LIMIT,
+    ) -> None:
+        self._server = server
+        self._store = store
+        self._clock = clock
+        self._timings = timings
+        self._hub = ControlHub()
+        self.front = RequestFront(self._state, backlog_limit)
+        self._executor = ActionExecutor(self._hub, self.front, store, clock)
+        self.loop = StateLoop(State(instance=""), self._executor, clock)
+        self._agents = CoordinatorServicer(self.loop, self._hub)
+        self._admin = AdminServicer(self.loop, self.front, models, placer, store)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
+        head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
+        inference = InferenceServicer(self.loop, self.front, models)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
+        if model_service is not None:
+            store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, server.grpc)
+
+    def _state(self) -> State:
+        return self.loop.state
+
+    async def start(self) -> str:
+        """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
+        self.loop.state = await self._store.open(uuid.uuid4().hex, self._timings)
+        self._executor.start(self.loop.post)
+        await self.loop.start()
+        try:
+            return await self._server.start()
+        except BaseException:
+            await self._stop_state()
+            raise
+
+    async def stop(self) -> None:
+        """End requests with UnavailableError, then boxes' streams and the server. A second call changes nothing."""
+        gone = UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
+        if self._agents.closing:
+            return
+        self._agents.closing = True
+        # First, so that the boxes' streams ending now is not taken for boxes lost, and saved as such.
+        await self._stop_state()
+        self.front.close(gone)
+        self._hub.close_all()
+        await self._server.stop()
+
+    async def _stop_state(self) -> None:
+        await self._admin.operations.stop()
+        await self.loop.stop()
+        await self._executor.drain()
+        await self._store.close()

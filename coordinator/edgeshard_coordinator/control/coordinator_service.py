@@ -1,0 +1,121 @@
+"""What agents call: register, the control stream, heartbeats, profiles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import structlog
+
+from edgeshard import WIRE_VERSION, __version__
+from edgeshard.errors import InvalidArgumentError, NotFoundError, UnavailableError, WireVersionError
+from edgeshard.ids import NodeId
+from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.proto.v1 import coordinator_pb2_grpc
+from edgeshard.rpc.tls import split_address
+from edgeshard.wire.common import facts_from_wire
+from edgeshard.wire.control import command_to_wire, heartbeat_from_wire, registration_from_wire, result_from_wire
+from edgeshard_coordinator.control.hub import Connection, ControlHub
+from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.core.events import (
+    CommandAnswered,
+    HeartbeatReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    ProfileReported,
+)
+
+log = structlog.get_logger()
+
+HEARTBEAT_INTERVAL_S = 1.0
+
+
+class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    def __init__(self, loop: StateLoop, hub: ControlHub) -> None:
+        self._loop = loop
+        self._hub = hub
+        self.closing = False
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        # Before anything else: another version may mean its other fields differently.
+        check_wire_version(request.wire_version)
+        registration = registration_from_wire(request)
+        split_address(registration.address)
+        await self._loop.ask(NodeRegistered(registration, self._loop.now()))
+        log.info("box_registered", node_id=registration.node_id, node=registration.name)
+        return pb.RegisterResponse(wire_version=WIRE_VERSION, heartbeat_interval_s=HEARTBEAT_INTERVAL_S)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        try:
+            await self._loop.ask(HeartbeatReceived(heartbeat_from_wire(request), self._loop.now()))
+        except NotFoundError:
+            return pb.HeartbeatResponse(known=False)
+        return pb.HeartbeatResponse(known=True)
+
+    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
+        facts = facts_from_wire(request.facts)
+        await self._loop.ask(ProfileReported(NodeId(request.node_id), facts, self._loop.now()))
+        return pb.ReportProfileResponse()
+
+    async def Control(
+        self, request_iterator: AsyncIterator[pb.ControlRequest], context: Any
+    ) -> AsyncIterator[pb.ControlResponse]:
+        hello = await _hello(request_iterator)
+        if self.closing:
+            raise UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
+        node_id = NodeId(hello.node_id)
+        node = self._loop.state.nodes.get(node_id)
+        if node is None or node.incarnation != hello.incarnation:
+            # Before its stream could replace that of the real one.
+            raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
+        connection = self._hub.open(node_id)
+        reader: asyncio.Task[None] | None = None
+
+        def ended(_: object = None) -> None:
+            # However the call ends; a generator's own `finally` may run late when the peer vanishes during a write.
+            if reader is not None:
+                reader.cancel()
+            self._hub.discard(connection)
+            self._loop.post(NodeDisconnected(node_id, connection.number, self._loop.now()))
+
+        context.add_done_callback(ended)
+        await self._loop.ask(NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
+        log.info("box_connected", node_id=node_id)
+        reader = asyncio.create_task(self._read(connection, request_iterator))
+        while (item := await connection.outgoing.get()) is not None:
+            yield command_to_wire(*item)
+
+    async def _read(self, connection: Connection, messages: AsyncIterator[pb.ControlRequest]) -> None:
+        try:
+            async for message in messages:
+                if message.WhichOneof("message") == "result":
+                    result = result_from_wire(message.result)
+                    self._loop.post(CommandAnswered(connection.node_id, result, self._loop.now()))
+        except grpc.aio.UsageError:
+            pass  # The call ended while this was reading.
+        except Exception as error:
+            log.warning("control_stream_broke", node_id=connection.node_id, error=type(error).__name__)
+        finally:
+            connection.close()
+
+
+def check_wire_version(version: int) -> None:
+    """Raise WireVersionError naming both versions and what to upgrade, unless they are equal."""
+    if version != WIRE_VERSION:
+        older = "agent" if version < WIRE_VERSION else "coordinator"
+        raise WireVersionError(
+            f"wire_version: the agent speaks version {version} and the coordinator {WIRE_VERSION} (edgeshard "
+            f"{__version__}); upgrade the {older} so that both run the same edgeshard",
+            field="wire_version",
+        )
+
+
+async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> pb.ControlHello:
+    async for message in messages:
+        if message.WhichOneof("message") == "hello":
+            return message.hello
+        break
+    raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")

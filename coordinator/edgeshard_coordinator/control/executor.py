@@ -1,0 +1,117 @@
+"""Performs actions and posts what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_never
+
+import structlog
+
+from edgeshard.clock import Clock
+from edgeshard.errors import EdgeShardError
+from edgeshard_coordinator.control.hub import ControlHub
+from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.core.actions import (
+    Action,
+    DropConnection,
+    FailRequests,
+    ForgetDeployment,
+    SaveDeployment,
+    SaveNode,
+    SendCommand,
+)
+from edgeshard_coordinator.core.events import DeploymentForgotten, DeploymentSaved, Event, SaveFailed
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
+
+log = structlog.get_logger()
+
+SAVE_RETRY_S = 1.0
+
+
+class ActionExecutor:
+    """`post` is the state loop's inbox, bound by `start` because the loop needs its executor first."""
+
+    def __init__(self, hub: ControlHub, front: RequestFront, store: StateStore, clock: Clock) -> None:
+        self._hub = hub
+        self._front = front
+        self._store = store
+        self._clock = clock
+        self._post: Callable[[Event], None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, post: Callable[[Event], None]) -> None:
+        self._post = post
+
+    async def drain(self) -> None:
+        """Wait until every write under way is done."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case SendCommand():
+                log.info(
+                    "command_sent",
+                    node_id=action.node_id,
+                    kind=type(action.command).__name__,
+                    deployment=action.command.deployment,
+                    epoch=action.command.epoch,
+                )
+                self._hub.send(action.node_id, action.connection, action.operation_id, action.command)
+            case SaveDeployment():
+                self._spawn(self._save(action.record))
+            case ForgetDeployment():
+                self._spawn(self._forget(action.record))
+            case SaveNode():
+                self._spawn(self._save_node(action.node))
+            case FailRequests():
+                log.warning(
+                    "service_ended", deployment=action.deployment, epoch=action.epoch, reason=action.failure.reason
+                )
+                self._front.end_service(action.deployment, action.epoch, action.failure)
+            case DropConnection():
+                log.warning("box_silent", node_id=action.node_id)
+                self._hub.close(action.node_id, action.connection)
+            case _:
+                assert_never(action)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        # Each coroutine hands its write to the store's thread before it first waits, and tasks begin in the order they
+        # were made: writes keep the order of the actions.
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _save(self, record: DeploymentRecord) -> None:
+        try:
+            await self._store.save(record)
+        except EdgeShardError as error:
+            self._save_failed(record, error)
+        else:
+            log.info("deployment_saved", deployment=record.name, phase=record.phase, epoch=record.epoch)
+            self._report(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self._clock.now()))
+
+    async def _forget(self, record: DeploymentRecord) -> None:
+        try:
+            await self._store.forget(record)
+        except EdgeShardError as error:
+            self._save_failed(record, error)
+        else:
+            log.info("deployment_forgotten", deployment=record.name)
+            self._report(DeploymentForgotten(record.name, record.uid, self._clock.now()))
+
+    async def _save_node(self, node: KnownNode) -> None:
+        try:
+            await self._store.save_node(node)
+        except EdgeShardError as error:
+            # It registers again after a restart anyway; only its line in a listing would be missing until then.
+            log.error("node_not_saved", node_id=node.node_id, error=error.message)
+
+    def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
+        log.error("deployment_not_saved", deployment=record.name, error=error.message)
+        self._report(SaveFailed(record.name, record.uid, error, SAVE_RETRY_S, self._clock.now()))
+
+    def _report(self, event: Event) -> None:
+        if self._post is not None:
+            self._post(event)

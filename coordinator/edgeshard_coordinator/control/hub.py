@@ -1,0 +1,57 @@
+"""The control streams of connected boxes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from edgeshard.commands import Command
+from edgeshard.ids import NodeId, OperationId
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One box's control stream. `outgoing` ends with None; commands are few, so it needs no bound."""
+
+    node_id: NodeId
+    number: int
+    outgoing: asyncio.Queue[tuple[OperationId, Command] | None] = field(default_factory=asyncio.Queue)
+
+    def close(self) -> None:
+        self.outgoing.put_nowait(None)
+
+
+class ControlHub:
+    """At most one stream for each box: a newer one closes the older."""
+
+    def __init__(self) -> None:
+        self._connections: dict[NodeId, Connection] = {}
+        self._last_number = 0
+
+    def open(self, node_id: NodeId) -> Connection:
+        self._last_number += 1
+        older = self._connections.get(node_id)
+        if older is not None:
+            older.close()
+        connection = self._connections[node_id] = Connection(node_id, self._last_number)
+        return connection
+
+    def discard(self, connection: Connection) -> None:
+        """Forget a stream that ended."""
+        if self._connections.get(connection.node_id) is connection:
+            del self._connections[connection.node_id]
+
+    def send(self, node_id: NodeId, number: int, operation_id: OperationId, command: Command) -> None:
+        """Put a command on the stream numbered `number`; when it is gone the command is sent again on the next."""
+        connection = self._connections.get(node_id)
+        if connection is not None and connection.number == number:
+            connection.outgoing.put_nowait((operation_id, command))
+
+    def close(self, node_id: NodeId, number: int) -> None:
+        connection = self._connections.get(node_id)
+        if connection is not None and connection.number == number:
+            connection.close()
+
+    def close_all(self) -> None:
+        for connection in self._connections.values():
+            connection.close()

@@ -1,0 +1,136 @@
+"""The one task that owns the state: inbox -> apply -> reconcile -> executor, whose results come back as events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from edgeshard.clock import Clock
+from edgeshard.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard_coordinator.core.actions import Action
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.events import ActionIssued, Event, Ticked
+from edgeshard_coordinator.core.reconcile import reconcile
+from edgeshard_coordinator.core.state import State
+
+log = structlog.get_logger()
+
+TICK_S = 0.25
+_PASSES = 20
+
+
+class Executor(Protocol):
+    def perform(self, action: Action) -> None:
+        """Begin the action and return at once; what comes of it is posted as an event. Must not raise."""
+        ...
+
+
+class StateLoop:
+    """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state."""
+
+    def __init__(self, state: State, executor: Executor, clock: Clock) -> None:
+        self.state = state
+        self._executor = executor
+        self._clock = clock
+        self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._waiting: list[tuple[Callable[[State], bool], asyncio.Future[None]]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
+
+    def now(self) -> float:
+        """Monotonic seconds, for the events callers make."""
+        return self._clock.now()
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._tick())]
+
+    async def stop(self) -> None:
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        gone = _shutting_down()
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(gone)
+        while not self._inbox.empty():
+            _, answer = self._inbox.get_nowait()
+            if answer is not None and not answer.done():
+                answer.set_exception(gone)
+
+    def post(self, event: Event) -> None:
+        """Hand in something that happened. An event that the state refuses is logged and dropped."""
+        self._inbox.put_nowait((event, None))
+
+    async def ask(self, event: Event) -> None:
+        """Hand in a request; returns once it is part of the state, raises the error it was refused with."""
+        if self._stopped:
+            raise _shutting_down()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait((event, answer))
+        await answer
+
+    async def until(self, condition: Callable[[State], bool]) -> None:
+        """Wait until the state meets `condition`."""
+        if condition(self.state):
+            return
+        if self._stopped:
+            raise _shutting_down()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (condition, future)
+        self._waiting.append(entry)
+        try:
+            await future
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.post(Ticked(self.now()))
+
+    async def _run(self) -> None:
+        while True:
+            event, answer = await self._inbox.get()
+            try:
+                self.state = apply(self.state, event)
+                self._act()
+                refused = None
+            except EdgeShardError as error:
+                refused = error
+            except Exception:
+                log.exception("event_failed", kind=type(event).__name__)
+                refused = InternalError("the coordinator failed unexpectedly; its log has the details")
+            self._answer(event, answer, refused)
+            for condition, future in self._waiting:
+                if not future.done() and condition(self.state):
+                    future.set_result(None)
+
+    def _answer(self, event: Event, answer: asyncio.Future[None] | None, refused: EdgeShardError | None) -> None:
+        if answer is None:
+            if refused is not None:
+                log.warning("event_refused", kind=type(event).__name__, reason=refused.reason, error=refused.message)
+        elif not answer.done():
+            if refused is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(refused)
+
+    def _act(self) -> None:
+        """Issue actions until none is due; an issued action may make another one due."""
+        for _ in range(_PASSES):
+            actions = reconcile(self.state, self.now())
+            if not actions:
+                return
+            for action in actions:
+                self.state = apply(self.state, ActionIssued(action, self.now()))
+                self._executor.perform(action)
+        raise InternalError("reconcile does not come to rest", reason="INVARIANT")
+
+
+def _shutting_down() -> UnavailableError:
+    return UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)

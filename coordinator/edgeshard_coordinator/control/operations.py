@@ -1,0 +1,67 @@
+"""A mutating call takes effect once, however often it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import Message
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import OperationId
+from edgeshard.wire.control import check_id
+from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.core.state import ServedOperation
+
+Work = Callable[[ServedOperation], Awaitable[bytes]]
+
+
+class Operations:
+    """A repeat gets the first outcome, also after a restart; a call that failed changed nothing and may run again."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._running: dict[OperationId, tuple[str, asyncio.Task[bytes]]] = {}
+
+    async def once(self, operation_id: str, request: Message, work: Work) -> bytes:
+        """The outcome of `work`, or of the earlier call with this id.
+
+        `work` gets the operation without its outcome and must see to it that the one with it is saved. It goes on when
+        the caller hangs up. Raises InvalidArgumentError naming operation_id when the id belongs to another request.
+        """
+        key = OperationId(check_id(operation_id, "operation_id"))
+        kind = request.DESCRIPTOR.full_name.encode()
+        fingerprint = hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
+        if key not in self._running:
+            task = asyncio.create_task(self._first(key, fingerprint, work))
+            self._running[key] = fingerprint, task
+            task.add_done_callback(lambda done: self._forget(key, done))
+        running_fingerprint, task = self._running[key]
+        _check_same(key, running_fingerprint, fingerprint)
+        return await asyncio.shield(task)
+
+    async def stop(self) -> None:
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _first(self, key: OperationId, fingerprint: str, work: Work) -> bytes:
+        served = await self._store.find_operation(key)
+        if served is not None:
+            _check_same(key, served.fingerprint, fingerprint)
+            return served.outcome
+        return await work(ServedOperation(key, fingerprint, b""))
+
+    def _forget(self, key: OperationId, task: asyncio.Task[bytes]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # Read, so that nobody complains when every caller has hung up.
+
+
+def _check_same(key: OperationId, known: str, given: str) -> None:
+    if known != given:
+        raise InvalidArgumentError(
+            f"operation_id {key} was used for another request; use a new one for each", field="operation_id"
+        )

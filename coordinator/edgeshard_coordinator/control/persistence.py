@@ -1,0 +1,276 @@
+"""What of the state outlives the process: one SQLite file, written off the event loop.
+
+WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
+order they were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter
+
+from edgeshard.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.device import DeviceFacts
+from edgeshard.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.placement import Placement
+from edgeshard_coordinator.core.deployments import restored_record
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+
+OPERATIONS_KEPT = 10_000
+"""Answers of the latest operations; a client that repeats a call does so within minutes."""
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS deployments (name TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS retired (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS nodes (node_id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS operations (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    operation_id TEXT NOT NULL UNIQUE,
+    fingerprint TEXT NOT NULL,
+    outcome BLOB NOT NULL
+);
+"""
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedFailure:
+    code: int
+    reason: str
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedDeployment:
+    uid: str
+    spec: DeploymentSpec
+    manifest_digest: Digest
+    placement: Placement
+    epoch: Epoch
+    phase: DeploymentPhase
+    ever_ready: bool
+    failure: _SavedFailure | None
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedNode:
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+
+
+_DEPLOYMENT = TypeAdapter(_SavedDeployment)
+_NODE = TypeAdapter(_SavedNode)
+
+
+class StateStore:
+    """Every method raises InternalError (reason STATE_STORE) when the disk or the file refuses."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-store")
+        self._database: sqlite3.Connection | None = None
+
+    async def open(self, instance: str, timings: Timings) -> State:
+        """The state as it was saved, deployments waiting for their boxes.
+
+        Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
+        """
+        return await self._run(lambda: self._open(instance, timings))
+
+    async def save(self, record: DeploymentRecord) -> None:
+        """Write the record and the operations it carries in one transaction."""
+        await self._run(lambda: self._save(record))
+
+    async def forget(self, record: DeploymentRecord) -> None:
+        """Remove the deployment and keep its last epoch, in one transaction."""
+        await self._run(lambda: self._forget(record))
+
+    async def save_node(self, node: KnownNode) -> None:
+        body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
+        await self._run(lambda: self._replace_node(node, body.decode()))
+
+    async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
+        return await self._run(lambda: self._find_operation(operation_id))
+
+    async def save_operation(self, operation: ServedOperation) -> None:
+        await self._run(lambda: self._save_operation(operation))
+
+    async def close(self) -> None:
+        """Finish what was asked for, then close."""
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        def call() -> ResultT:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                raise InternalError(
+                    f"the coordinator's state file {self._path.name} cannot be used: {error}; "
+                    "check the disk that --state-dir is on",
+                    field="state-dir",
+                    reason="STATE_STORE",
+                ) from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # Below: in the thread that owns the connection.
+
+    @property
+    def _open_database(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise sqlite3.ProgrammingError("it is not open")
+        return self._database
+
+    def _open(self, instance: str, timings: Timings) -> State:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self._path, timeout=0.5, isolation_level=None)
+        # The lock is held until the end: two coordinators with one state would hand out the same epochs.
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            database.executescript(_SCHEMA)
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            database.close()
+            if "locked" not in str(error):
+                raise
+            raise FailedPreconditionError(
+                f"state-dir {self._path.parent} is in use by another coordinator; stop it or choose another",
+                field="state-dir",
+                reason="STATE_DIR_IN_USE",
+            ) from None
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > _SCHEMA_VERSION:
+            database.close()
+            raise FailedPreconditionError(
+                f"state-dir {self._path.parent} was written by a newer edgeshard-coordinator; upgrade this one",
+                field="state-dir",
+                reason="STATE_VERSION",
+            )
+        database.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        self._database = database
+        return self._load(instance, timings)
+
+    def _load(self, instance: str, timings: Timings) -> State:
+        database = self._open_database
+        records = [_record(body) for (body,) in database.execute("SELECT body FROM deployments ORDER BY name")]
+        nodes = [_node(body) for (body,) in database.execute("SELECT body FROM nodes")]
+        retired = database.execute("SELECT name, epoch FROM retired").fetchall()
+        return State(
+            instance=instance,
+            timings=timings,
+            nodes={node.node_id: node for node in nodes},
+            deployments={record.name: record for record in records},
+            retired={DeploymentName(name): Epoch(epoch) for name, epoch in retired},
+        )
+
+    def _save(self, record: DeploymentRecord) -> None:
+        body = _DEPLOYMENT.dump_json(_saved(record)).decode()
+        with _Transaction(self._open_database) as database:
+            database.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", (record.name, body))
+            for operation in record.operations:
+                _insert_operation(database, operation)
+
+    def _forget(self, record: DeploymentRecord) -> None:
+        with _Transaction(self._open_database) as database:
+            database.execute("DELETE FROM deployments WHERE name = ?", (record.name,))
+            database.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch))
+            database.execute(
+                "DELETE FROM operations WHERE number <= (SELECT MAX(number) FROM operations) - ?", (OPERATIONS_KEPT,)
+            )
+
+    def _replace_node(self, node: KnownNode, body: str) -> None:
+        with _Transaction(self._open_database) as database:
+            database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
+
+    def _find_operation(self, operation_id: OperationId) -> ServedOperation | None:
+        row = self._open_database.execute(
+            "SELECT fingerprint, outcome FROM operations WHERE operation_id = ?", (operation_id,)
+        ).fetchone()
+        return None if row is None else ServedOperation(operation_id, row[0], row[1])
+
+    def _save_operation(self, operation: ServedOperation) -> None:
+        with _Transaction(self._open_database) as database:
+            _insert_operation(database, operation)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+class _Transaction:
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._database.execute("BEGIN IMMEDIATE")
+        return self._database
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._database.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) -> None:
+    database.execute(
+        "INSERT OR IGNORE INTO operations (operation_id, fingerprint, outcome) VALUES (?, ?, ?)",
+        (operation.operation_id, operation.fingerprint, operation.outcome),
+    )
+
+
+def _saved(record: DeploymentRecord) -> _SavedDeployment:
+    failure = record.failure
+    return _SavedDeployment(
+        uid=record.uid,
+        spec=record.spec,
+        manifest_digest=record.manifest_digest,
+        placement=record.placement,
+        epoch=record.epoch,
+        phase=record.phase,
+        ever_ready=record.ever_ready,
+        failure=_SavedFailure(int(failure.code), failure.reason, failure.field, failure.message) if failure else None,
+    )
+
+
+def _record(body: str) -> DeploymentRecord:
+    saved = _DEPLOYMENT.validate_json(body)
+    return restored_record(
+        DeploymentRecord(
+            uid=saved.uid,
+            spec=saved.spec,
+            manifest_digest=saved.manifest_digest,
+            placement=saved.placement,
+            epoch=saved.epoch,
+            phase=saved.phase,
+            ever_ready=saved.ever_ready,
+            failure=_failure(saved.failure) if saved.failure else None,
+        )
+    )
+
+
+def _failure(saved: _SavedFailure) -> EdgeShardError:
+    kind = ERROR_BY_CODE.get(saved.code, InternalError)
+    return kind(saved.message, field=saved.field, reason=saved.reason)
+
+
+def _node(body: str) -> KnownNode:
+    node = _NODE.validate_json(body)
+    return KnownNode(node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True)

@@ -1,0 +1,59 @@
+"""What the coordinator wants done. An executor performs actions and reports what came of them as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.commands import Command
+from edgeshard.errors import EdgeShardError
+from edgeshard.ids import DeploymentName, Epoch, NodeId, OperationId
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    """Put a command on a box's control stream, if that is still the stream numbered `connection`."""
+
+    node_id: NodeId
+    connection: int
+    operation_id: OperationId
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDeployment:
+    """Write the record, with its served operations, in one transaction; answered by DeploymentSaved or SaveFailed."""
+
+    record: DeploymentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetDeployment:
+    """Remove the record from disk and keep its last epoch; answered by DeploymentForgotten or SaveFailed."""
+
+    record: DeploymentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNode:
+    node: KnownNode
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequests:
+    """End every running request of this deployment's epoch with `failure` and close its Attach stream."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class DropConnection:
+    """Close the control stream of a box that went silent."""
+
+    node_id: NodeId
+    connection: int
+
+
+Action = SendCommand | SaveDeployment | ForgetDeployment | SaveNode | FailRequests | DropConnection

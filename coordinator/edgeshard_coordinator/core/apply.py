@@ -1,0 +1,327 @@
+"""How the state changes: one pure step for every event, then whatever follows from it for each deployment.
+
+`apply` raises a typed error for a request that cannot be granted; the state is then the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar, assert_never
+
+from edgeshard.commands import CommandResult
+from edgeshard.deployment import DeploymentPhase
+from edgeshard.device import StagePhase, StageStatus
+from edgeshard.errors import AbortedError, AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
+from edgeshard.ids import NodeId, NodeName
+from edgeshard_coordinator.core import deployments
+from edgeshard_coordinator.core.actions import (
+    DropConnection,
+    FailRequests,
+    ForgetDeployment,
+    SaveDeployment,
+    SaveNode,
+    SendCommand,
+)
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentForgotten,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    HeartbeatReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    ProfileReported,
+    SaveFailed,
+    Ticked,
+)
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def apply(state: State, event: Event) -> State:
+    """The state after `event`."""
+    after = _dispatch(state, event)
+    if not isinstance(event, ActionIssued):
+        after = deployments.settle(after, event.now)
+    return after if _planning_view(after) == _planning_view(state) else replace(after, version=state.version + 1)
+
+
+def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
+    match event:
+        case NodeRegistered():
+            return _registered(state, event)
+        case NodeConnected():
+            return _connected(state, event)
+        case NodeDisconnected():
+            return _disconnected(state, event.node_id, event.connection)
+        case HeartbeatReceived():
+            return _heartbeat(state, event)
+        case ProfileReported():
+            return _profile(state, event)
+        case DeployRequested():
+            return _deploy(state, event)
+        case DeleteRequested():
+            return _delete(state, event)
+        case CommandAnswered():
+            return _answered(_with_reported_stage(state, event.node_id, event.result), event)
+        case HeadAttached():
+            return _attached(state, event)
+        case HeadDetached():
+            return _detached(state, event)
+        case DeploymentSaved():
+            return _saved(state, event)
+        case SaveFailed():
+            return _save_failed(state, event)
+        case DeploymentForgotten():
+            return _forgotten(state, event)
+        case ActionIssued():
+            return _issued(state, event)
+        case Ticked():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _planning_view(state: State) -> object:
+    """What a placement is computed from. Its change makes a placement still being computed stale."""
+    return state.candidates(), tuple(state.deployments)
+
+
+def _with(mapping: Mapping[KeyT, ValueT], key: KeyT, value: ValueT) -> dict[KeyT, ValueT]:
+    return {**mapping, key: value}
+
+
+def _with_node(state: State, node: KnownNode) -> State:
+    return replace(state, nodes=_with(state.nodes, node.node_id, node))
+
+
+def _with_record(state: State, record: DeploymentRecord) -> State:
+    return replace(state, deployments=_with(state.deployments, record.name, record))
+
+
+# Boxes
+
+
+def _registered(state: State, event: NodeRegistered) -> State:
+    new = event.registration
+    namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
+    if any(node.connected for node in namesakes):
+        raise AlreadyExistsError(
+            f"name: another box is connected as {new.name}; give this one another --name", field="name"
+        )
+    nodes = {node_id: node for node_id, node in state.nodes.items() if node not in namesakes}
+    known = nodes.get(new.node_id)
+    node = KnownNode(new.node_id, new.name, new.address, new.wire_version, new.facts, new.incarnation)
+    if known is not None and known.incarnation == new.incarnation:
+        # The same process: what it holds and its stream go on.
+        node = replace(node, connection=known.connection, stages=known.stages, saved=_same_identity(known, node))
+    elif known is not None:
+        state = deployments.settle(_disconnected(state, new.node_id, known.connection), event.now)
+    nodes[new.node_id] = replace(node, heard_at=event.now)
+    return replace(state, nodes=nodes)
+
+
+def _same_identity(old: KnownNode, new: KnownNode) -> bool:
+    return old.saved and (old.name, old.address, old.facts) == (new.name, new.address, new.facts)
+
+
+def _connected(state: State, event: NodeConnected) -> State:
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation:
+        raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
+    if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
+        raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
+    fresh = replace(node, connection=event.connection, heard_at=event.now, released=frozenset())
+    return _with_node(state, fresh)
+
+
+def _disconnected(state: State, node_id: NodeId, connection: int) -> State:
+    node = state.nodes.get(node_id)
+    if node is None or node.connection != connection:
+        return state  # A stream that a newer one has replaced.
+    return _with_node(state, replace(node, connection=0, stages=()))
+
+
+def _heartbeat(state: State, event: HeartbeatReceived) -> State:
+    node = state.nodes.get(event.heartbeat.node_id)
+    if node is None or node.incarnation != event.heartbeat.incarnation:
+        raise NotFoundError("node_id: this box is not registered; register again", field="node_id")
+    state = _with_node(state, replace(node, heard_at=event.now, stages=event.heartbeat.stages))
+    for stage in event.heartbeat.stages:
+        record = state.deployments.get(stage.deployment)
+        if stage.phase is StagePhase.FAILED and record is not None and record.epoch == stage.epoch and record.is_live:
+            failure = UnavailableError(
+                f"stage {stage.stage} of {stage.deployment} failed on box {node.name}; the box's log says why",
+                reason="STAGE_FAILED",
+                retry_after_s=1.0,
+            )
+            state = _with_record(state, deployments.broke(state, record, failure, event.now))
+    return state
+
+
+def _profile(state: State, event: ProfileReported) -> State:
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        raise NotFoundError("node_id: this box is not registered; register first", field="node_id")
+    return _with_node(state, replace(node, facts=event.facts, saved=False))
+
+
+def _with_reported_stage(state: State, node_id: NodeId, result: CommandResult) -> State:
+    node, status = state.nodes.get(node_id), result.stage
+    if node is None or status is None:
+        return state
+    others: tuple[StageStatus, ...] = tuple(
+        stage for stage in node.stages if (stage.deployment, stage.stage) != (status.deployment, status.stage)
+    )
+    return _with_node(state, replace(node, stages=(*others, status)))
+
+
+# Requests of operators
+
+
+def _deploy(state: State, event: DeployRequested) -> State:
+    record = event.record
+    if record.name in state.deployments:
+        raise AlreadyExistsError(
+            f"name: there is a deployment {record.name} already; delete it first or choose another name", field="name"
+        )
+    if event.snapshot_version != state.version:
+        raise AbortedError(
+            "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
+        )
+    return _with_record(state, replace(record, operations=(event.operation,)))
+
+
+def _delete(state: State, event: DeleteRequested) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None:
+        raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
+    record = replace(record, operations=(*record.operations, event.operation))
+    return _with_record(state, deployments.delete(record))
+
+
+# Boxes' answers
+
+
+def _answered(state: State, event: CommandAnswered) -> State:
+    uid, _, rest = event.result.operation_id.partition("/")
+    record = next((r for r in state.deployments.values() if r.uid == uid), None)
+    parts = rest.split("/")
+    if record is None or len(parts) != 3 or not parts[2].isdecimal():
+        return state  # Of a deployment that is gone, or the release of an orphan.
+    epoch, kind, index = parts[0], parts[1], int(parts[2])
+    stages = record.placement.stages
+    if epoch != str(record.epoch) or index >= len(stages) or stages[index].node_id != event.node_id:
+        return state  # Of an earlier epoch.
+    failure = event.result.failure
+    if kind == "release":
+        state = _without_stage(state, event.node_id, record)
+    if failure is not None:
+        failure = _at_box(failure, stages[index].node_name)
+    return _with_record(state, deployments.answered(state, record, kind, index, failure, event.now))
+
+
+def _without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> State:
+    node = state.nodes.get(node_id)
+    if node is None:
+        return state
+    stages = tuple(stage for stage in node.stages if stage.deployment != record.name or stage.epoch > record.epoch)
+    return _with_node(state, replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
+
+
+def _at_box(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
+    return type(failure)(
+        f"box {name}: {failure.message}",
+        field=failure.field,
+        reason=failure.reason,
+        retry_after_s=failure.retry_after_s,
+    )
+
+
+def _attached(state: State, event: HeadAttached) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.epoch != event.epoch or record.head.node_id != event.node_id:
+        return state  # Of an earlier epoch.
+    if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
+        return state
+    return _with_record(state, replace(record, attachment=event.attachment))
+
+
+def _detached(state: State, event: HeadDetached) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.attachment != event.attachment:
+        return state  # A stream that a newer one has replaced.
+    return _with_record(state, replace(record, attachment=0))
+
+
+# The disk's answers
+
+
+def _saved(state: State, event: DeploymentSaved) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid or event.revision <= record.saved:
+        return state
+    operations = () if event.revision == record.revision else record.operations
+    saving = max(record.saving, event.revision)
+    saved = replace(record, saved=event.revision, saved_epoch=event.epoch, saving=saving, operations=operations)
+    return _with_record(state, saved)
+
+
+def _save_failed(state: State, event: SaveFailed) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid:
+        return state
+    retry = replace(record, saving=record.saved, forgetting=False, save_after=event.now + event.retry_after_s)
+    return _with_record(state, retry)
+
+
+def _forgotten(state: State, event: DeploymentForgotten) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid:
+        return state
+    remaining = {name: other for name, other in state.deployments.items() if name != record.name}
+    return replace(state, deployments=remaining, retired=_with(state.retired, record.name, record.epoch))
+
+
+# What is under way
+
+
+def _issued(state: State, event: ActionIssued) -> State:
+    action = event.action
+    match action:
+        case SendCommand():
+            return _sent(state, action)
+        case SaveDeployment():
+            record = state.deployments[action.record.name]
+            return _with_record(state, replace(record, saving=action.record.revision))
+        case ForgetDeployment():
+            return _with_record(state, replace(state.deployments[action.record.name], forgetting=True))
+        case SaveNode():
+            return _with_node(state, replace(state.nodes[action.node.node_id], saved=True))
+        case FailRequests():
+            return _with_record(state, replace(state.deployments[action.deployment], ended=None))
+        case DropConnection():
+            # It is lost from now on, whenever the stream's end is noticed.
+            return deployments.settle(_disconnected(state, action.node_id, action.connection), event.now)
+        case _:
+            assert_never(action)
+
+
+def _sent(state: State, action: SendCommand) -> State:
+    uid, _, rest = action.operation_id.partition("/")
+    record = next((r for r in state.deployments.values() if r.uid == uid), None)
+    if record is None:
+        node, command = state.nodes[action.node_id], action.command
+        key = (command.deployment, command.epoch)
+        return _with_node(state, replace(node, released=node.released | {key}))
+    _, kind, index = rest.split("/")
+    return _with_record(state, deployments.sent(record, kind, int(index), action.connection))

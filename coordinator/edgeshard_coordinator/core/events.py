@@ -1,0 +1,155 @@
+"""What happens to the coordinator. Every event carries its time (`now`, monotonic seconds) as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.commands import CommandResult, Heartbeat, Registration
+from edgeshard.device import DeviceFacts
+from edgeshard.errors import EdgeShardError
+from edgeshard.ids import DeploymentName, Epoch, NodeId
+from edgeshard_coordinator.core.actions import Action
+from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    registration: Registration
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConnected:
+    """A control stream opened; `connection` is greater than every earlier one's."""
+
+    node_id: NodeId
+    incarnation: str
+    connection: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    node_id: NodeId
+    connection: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    heartbeat: Heartbeat
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReported:
+    node_id: NodeId
+    facts: DeviceFacts
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeployRequested:
+    """A placement was found from the state of `snapshot_version`; on a newer state it is refused."""
+
+    record: DeploymentRecord
+    snapshot_version: int
+    operation: ServedOperation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRequested:
+    deployment: DeploymentName
+    operation: ServedOperation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    node_id: NodeId
+    result: CommandResult
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAttached:
+    """A head dialled in; `attachment` is greater than every earlier one's."""
+
+    node_id: NodeId
+    deployment: DeploymentName
+    epoch: Epoch
+    attachment: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDetached:
+    deployment: DeploymentName
+    attachment: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentSaved:
+    """Revision `revision` of the deployment `uid` is on disk, with its epoch."""
+
+    deployment: DeploymentName
+    uid: str
+    revision: int
+    epoch: Epoch
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """The disk refused; the save is tried again after `retry_after_s`."""
+
+    deployment: DeploymentName
+    uid: str
+    failure: EdgeShardError
+    retry_after_s: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentForgotten:
+    """The deployment is no longer on disk."""
+
+    deployment: DeploymentName
+    uid: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActionIssued:
+    """An action is about to be performed; said before its performance, so that reconcile asks for it once."""
+
+    action: Action
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Nothing happened but time."""
+
+    now: float
+
+
+Event = (
+    NodeRegistered
+    | NodeConnected
+    | NodeDisconnected
+    | HeartbeatReceived
+    | ProfileReported
+    | DeployRequested
+    | DeleteRequested
+    | CommandAnswered
+    | HeadAttached
+    | HeadDetached
+    | DeploymentSaved
+    | SaveFailed
+    | DeploymentForgotten
+    | ActionIssued
+    | Ticked
+)

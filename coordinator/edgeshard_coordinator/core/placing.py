@@ -1,0 +1,267 @@
+"""Which box gets which layers: by the operator's own list, or in proportion to free memory.
+
+`Placer` is the seam where a planner that knows devices and links goes; `SimplePlacer` knows memory only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeshard.architectures import ModelShape, parse_config, unit_of
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    PlacementError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from edgeshard.ids import NodeId, NodeName
+from edgeshard.model import LayerRange, ModelManifest, Unit, units_of_stage
+from edgeshard.placement import ExplicitStage, PlacedStage, Placement, check_cover
+
+KV_BLOCK_TOKENS = 16
+WORKSPACE_BYTES = 64 << 20
+"""What a stage needs beside parameters and KV: activations, buffers, the allocator's slack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A box as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there."""
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    free_bytes: int
+    connected: bool
+
+
+class Placer(Protocol):
+    def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
+        """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer."""
+        ...
+
+
+def held_bytes(stage: PlacedStage) -> int:
+    """Memory a stage holds once loaded, in bytes."""
+    return stage.parameter_bytes + stage.kv_bytes + WORKSPACE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitSize:
+    elements: int = 0
+    largest_elements: int = 0
+
+
+class _Sizes:
+    """Bytes of any stage of one model under one spec, from one pass over the manifest."""
+
+    def __init__(self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape) -> None:
+        self.layer_count = shape.layer_count
+        self.max_context = spec.max_context or shape.max_context
+        self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * spec.concurrency
+        self._spec = spec
+        self._shape = shape
+        self._units = _unit_sizes(manifest, shape)
+
+    def kv_bytes(self, layers: LayerRange) -> int:
+        per_token = self._shape.kv_bytes_per_token(layers, self._spec.effective_kv_dtype)
+        return self.kv_blocks * KV_BLOCK_TOKENS * per_token
+
+    def parameter_bytes(self, layers: LayerRange) -> int:
+        return sum(size.elements for size in self._of(layers)) * self._spec.dtype.itemsize
+
+    def needed_bytes(self, layers: LayerRange) -> int:
+        """Peak while loading: the largest tensor is there once more, in fp32."""
+        largest = max((size.largest_elements for size in self._of(layers)), default=0)
+        return self.parameter_bytes(layers) + self.kv_bytes(layers) + WORKSPACE_BYTES + 4 * largest
+
+    def _of(self, layers: LayerRange) -> list[_UnitSize]:
+        return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]
+
+
+def _unit_sizes(manifest: ModelManifest, shape: ModelShape) -> Mapping[Unit, _UnitSize]:
+    config = manifest.config
+    sizes: dict[Unit, _UnitSize] = {}
+    for tensor in manifest.tensors:
+        unit = unit_of(shape.architecture, tensor.name, config)
+        if unit is not None:
+            known = sizes.get(unit, _UnitSize())
+            count = tensor.element_count
+            sizes[unit] = _UnitSize(known.elements + count, max(known.largest_elements, count))
+    missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)
+    if missing is not None:
+        raise DataLossError(f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model")
+    return sizes
+
+
+class SimplePlacer:
+    """An explicit `layers` list as it stands, otherwise shares of the layers in proportion to free memory."""
+
+    def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
+        shape = parse_config(manifest.config)
+        if spec.max_context > shape.max_context:
+            raise InvalidArgumentError(
+                f"max_context {spec.max_context} is beyond the model's own limit of {shape.max_context} tokens",
+                field="max_context",
+                reason="CONTEXT_TOO_LONG",
+            )
+        sizes = _Sizes(spec, manifest, shape)
+        boxes = _usable_boxes(spec, candidates)
+        stages = spec.layers or _proportional(spec, sizes, boxes)
+        check_cover(stages, shape.layer_count, spec.source)
+        placed = tuple(_placed(spec, sizes, index, stage, boxes) for index, stage in enumerate(stages))
+        sequential = spec.mode == "sequential"
+        return Placement(
+            stages=placed,
+            kv_block_tokens=KV_BLOCK_TOKENS,
+            kv_blocks=sizes.kv_blocks,
+            micro_batch=1,
+            micro_batches=1 if sequential else min(len(placed), spec.concurrency),
+        )
+
+
+def _usable_boxes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
+    """Boxes by name; of two with one name the connected one. Every box the spec names must be there."""
+    by_name = {box.name: box for box in sorted(candidates, key=lambda box: box.connected)}
+    for field, names in (("exclude", spec.exclude), ("reserve", tuple(spec.reserve))):
+        for name in names:
+            if name not in by_name:
+                raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_BOX")
+    source = by_name.get(NodeName(spec.source))
+    if source is None:
+        raise NotFoundError(
+            f"source: there is no box {spec.source}; boxes are {_listed(by_name)}", field="source", reason="UNKNOWN_BOX"
+        )
+    if spec.source in spec.exclude:
+        raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
+    if not source.connected:
+        raise UnavailableError(
+            f"source: box {spec.source} is not connected", field="source", reason="BOX_AWAY", retry_after_s=1.0
+        )
+    for stage in spec.layers:
+        _check_named(spec, stage, by_name)
+    return by_name
+
+
+def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[NodeName, Candidate]) -> None:
+    name = stage.node
+    if name not in by_name:
+        raise PlacementError(
+            f"layers: there is no box {name}; boxes are {_listed(by_name)}", field="layers", reason="UNKNOWN_BOX"
+        )
+    if name in spec.exclude:
+        raise PlacementError(f"layers: box {name} is excluded", field="layers", reason="EXCLUDED_BOX")
+    if not by_name[name].connected:
+        raise UnavailableError(
+            f"layers: box {name} is not connected", field="layers", reason="BOX_AWAY", retry_after_s=1.0
+        )
+
+
+def _listed(names: Mapping[NodeName, Candidate]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _room(spec: DeploymentSpec, box: Candidate) -> int:
+    return max(0, box.free_bytes - spec.reserve.get(box.name, 0))
+
+
+def _proportional(
+    spec: DeploymentSpec, sizes: _Sizes, boxes: Mapping[NodeName, Candidate]
+) -> tuple[ExplicitStage, ...]:
+    """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
+    usable = [box for box in boxes.values() if box.connected and box.name not in spec.exclude]
+    usable.sort(key=lambda box: (box.name != spec.source, box.name))
+    rooms = [(box.name, _room(spec, box)) for box in usable]
+    shares = _shares([room for _, room in rooms], sizes.layer_count)
+    stages = _cut(zip([name for name, _ in rooms], shares, strict=True))
+    room_of = dict(rooms)
+    if stages[0].node == spec.source and all(sizes.needed_bytes(s.layers) <= room_of[s.node] for s in stages):
+        return stages
+    return _fill(spec, sizes, rooms)
+
+
+def _shares(rooms: Sequence[int], layer_count: int) -> list[int]:
+    """Whole layers in proportion to the rooms, by largest remainder; the first box gets at least one."""
+    total = sum(rooms) or 1
+    exact = [layer_count * room / total for room in rooms]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(rooms)), key=lambda i: (shares[i] - exact[i], i))
+    for i in by_remainder[: layer_count - sum(shares)]:
+        shares[i] += 1
+    if shares[0] == 0:
+        shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
+        shares[0] = 1
+    # Rounding with a total of zero may leave layers over; the memory check that follows refuses them by name.
+    shares[0] += layer_count - sum(shares)
+    return shares
+
+
+def _cut(shares: zip[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
+    stages, first = [], 0
+    for name, count in shares:
+        if count:
+            stages.append(ExplicitStage(name, LayerRange(first, first + count)))
+            first += count
+    return tuple(stages)
+
+
+def _fill(spec: DeploymentSpec, sizes: _Sizes, rooms: Sequence[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
+    """Box after box, as many layers as fit."""
+    stages: list[ExplicitStage] = []
+    first = 0
+    for name, room in rooms:
+        end = first
+        while end < sizes.layer_count and sizes.needed_bytes(LayerRange(first, end + 1)) <= room:
+            end += 1
+        if end == first:
+            if name == spec.source:
+                raise _short(name, LayerRange(0, 1), sizes, room)
+            continue
+        stages.append(ExplicitStage(name, LayerRange(first, end)))
+        first = end
+    if first < sizes.layer_count:
+        left = LayerRange(first, sizes.layer_count)
+        raise ResourceExhaustedError(
+            f"the boxes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
+            f"{_mebibytes(sizes.needed_bytes(left))} more: add a box, or lower max_context or concurrency",
+            field="layers",
+            reason="MEMORY_SHORT",
+        )
+    return tuple(stages)
+
+
+def _placed(
+    spec: DeploymentSpec, sizes: _Sizes, index: int, stage: ExplicitStage, boxes: Mapping[NodeName, Candidate]
+) -> PlacedStage:
+    box = boxes[stage.node]
+    room = _room(spec, box)
+    if sizes.needed_bytes(stage.layers) > room:
+        raise _short(stage.node, stage.layers, sizes, room)
+    return PlacedStage(
+        index=index,
+        node_id=box.node_id,
+        node_name=box.name,
+        address=box.address,
+        layers=stage.layers,
+        parameter_bytes=sizes.parameter_bytes(stage.layers),
+        kv_bytes=sizes.kv_bytes(stage.layers),
+    )
+
+
+def _short(name: NodeName, layers: LayerRange, sizes: _Sizes, room: int) -> ResourceExhaustedError:
+    needed = sizes.needed_bytes(layers)
+    return ResourceExhaustedError(
+        f"box {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
+        f"({_mebibytes(sizes.parameter_bytes(layers))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV) and "
+        f"{_mebibytes(room)} are free; give it fewer layers, or lower max_context or concurrency",
+        field="layers",
+        reason="MEMORY_SHORT",
+    )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

@@ -1,0 +1,107 @@
+"""What is to be done next, given what is. Asking twice gives the same answer until an action is issued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeshard.commands import ActivateHead, Command, PrepareStage, ReleaseStage
+from edgeshard.deployment import DeploymentPhase as Phase
+from edgeshard.ids import NodeId, OperationId
+from edgeshard_coordinator.core.actions import (
+    Action,
+    DropConnection,
+    FailRequests,
+    ForgetDeployment,
+    SaveDeployment,
+    SaveNode,
+    SendCommand,
+)
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, State
+
+
+def reconcile(state: State, now: float) -> list[Action]:
+    """The actions due at `now` (monotonic seconds), boxes first, then deployments."""
+    actions: list[Action] = []
+    for node in state.nodes.values():
+        actions += _node_actions(state, node, now)
+    for record in state.deployments.values():
+        actions += _deployment_actions(state, record, now)
+    return actions
+
+
+def prepare_id(record: DeploymentRecord, stage: int) -> OperationId:
+    return OperationId(f"{record.uid}/{record.epoch}/prepare/{stage}")
+
+
+def activate_id(record: DeploymentRecord) -> OperationId:
+    return OperationId(f"{record.uid}/{record.epoch}/activate/0")
+
+
+def release_id(record: DeploymentRecord, stage: int) -> OperationId:
+    return OperationId(f"{record.uid}/{record.epoch}/release/{stage}")
+
+
+def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]:
+    if not node.saved:
+        yield SaveNode(node)
+    if not node.connected:
+        return
+    if now - node.heard_at > state.timings.heartbeat_timeout_s:
+        yield DropConnection(node.node_id, node.connection)
+        return
+    for stage in node.stages:
+        key = (stage.deployment, stage.epoch)
+        # A stage of a deployment that is gone, as after a delete that the box did not hear of.
+        if stage.deployment not in state.deployments and key not in node.released:
+            operation_id = OperationId(f"{state.instance}/{node.connection}/{stage.deployment}/{stage.epoch}")
+            yield SendCommand(node.node_id, node.connection, operation_id, ReleaseStage(*key))
+
+
+def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:
+    if record.ended is not None:
+        yield FailRequests(record.name, record.ended.epoch, record.ended.failure)
+    if record.saving < record.revision and now >= record.save_after and not record.forgetting:
+        yield SaveDeployment(record)
+    # A box must never hold an epoch that a restarted coordinator could hand out again.
+    if record.phase is Phase.LOADING and record.saved_epoch == record.epoch:
+        yield from _prepare(state, record)
+    elif record.phase is Phase.ACTIVATING:
+        yield from _activate(state, record)
+    elif record.phase is Phase.FAILED:
+        yield from _release(state, record)
+    elif record.phase is Phase.DELETING and not record.forgetting:
+        yield from _release(state, record)
+        if record.durable and now >= record.save_after and is_released(state, record):
+            yield ForgetDeployment(record)
+
+
+def is_released(state: State, record: DeploymentRecord) -> bool:
+    """Whether no connected box still has to release a stage."""
+    pairs = zip(record.placement.stages, record.released, strict=True)
+    return all(progress.done or not state.is_connected(placed.node_id) for placed, progress in pairs)
+
+
+def _prepare(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    for index, progress in enumerate(record.prepared):
+        command = PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
+        yield from _send(state, record.placement.stages[index].node_id, prepare_id(record, index), command, progress)
+
+
+def _activate(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    command = ActivateHead(record.name, record.epoch)
+    yield from _send(state, record.head.node_id, activate_id(record), command, record.activated)
+
+
+def _release(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    for index, progress in enumerate(record.released):
+        command = ReleaseStage(record.name, record.epoch)
+        yield from _send(state, record.placement.stages[index].node_id, release_id(record, index), command, progress)
+
+
+def _send(
+    state: State, node_id: NodeId, operation_id: OperationId, command: Command, progress: Progress
+) -> Iterator[Action]:
+    """Send unless answered, or already on its way over the connection there is now."""
+    node = state.nodes.get(node_id)
+    if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
+        yield SendCommand(node_id, node.connection, operation_id, command)

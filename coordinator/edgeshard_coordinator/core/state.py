@@ -1,0 +1,256 @@
+"""Everything the coordinator knows, as one frozen value, and what must always hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.device import DeviceFacts, Node, StageStatus
+from edgeshard.errors import EdgeShardError, InternalError
+from edgeshard.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.placement import PlacedStage, Placement
+from edgeshard_coordinator.core.placing import Candidate, held_bytes
+
+NO_EPOCH = Epoch(0)
+"""Below every epoch there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Limits in seconds."""
+
+    heartbeat_timeout_s: float = 10.0
+    """A connected box that is silent for longer is taken for lost."""
+    activate_timeout_s: float = 60.0
+    """From every stage prepared to an attached head."""
+    reattach_timeout_s: float = 5.0
+    """How long a head that detached may take to attach again at the same epoch."""
+    retry_first_s: float = 1.0
+    retry_limit_s: float = 30.0
+    """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A box that registered once. `connection` numbers its control stream, 0 while there is none."""
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    incarnation: str = ""
+    connection: int = 0
+    heard_at: float = 0.0
+    stages: tuple[StageStatus, ...] = ()
+    saved: bool = False
+    released: frozenset[tuple[DeploymentName, Epoch]] = frozenset()
+    """What this connection was told to let go of; a heartbeat sent before it did may still name it."""
+
+    @property
+    def connected(self) -> bool:
+        return self.connection != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one command is: the connection it was last sent on (0: not yet), and whether it was answered."""
+
+    sent_on: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOperation:
+    """A mutating call that took effect, kept so that its repeat gets the same answer. `outcome` is opaque here."""
+
+    operation_id: OperationId
+    fingerprint: str
+    outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndedService:
+    """An epoch that stopped serving; its running requests are to fail with `failure`."""
+
+    epoch: Epoch
+    failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRecord:
+    """A deployment, what was asked of its boxes for the current epoch, and what of it is on disk.
+
+    `uid` tells it from an earlier deployment of the same name. `revision` counts changes that must be saved; `saving`
+    is the newest one handed to the disk and `saved_epoch` the newest epoch known to be there.
+    """
+
+    uid: str
+    spec: DeploymentSpec
+    manifest_digest: Digest
+    placement: Placement
+    epoch: Epoch
+    phase: DeploymentPhase = DeploymentPhase.LOADING
+    ever_ready: bool = False
+    failure: EdgeShardError | None = None
+    prepared: tuple[Progress, ...] = ()
+    released: tuple[Progress, ...] = ()
+    activated: Progress = Progress()
+    attachment: int = 0
+    """Number of the head's Attach stream, 0 while there is none."""
+    deadline: float | None = None
+    """When ACTIVATING has taken too long."""
+    not_before: float = 0.0
+    """Earliest time WAITING may end."""
+    failed_attempts: int = 0
+    ended: EndedService | None = None
+    revision: int = 1
+    saving: int = 0
+    saved: int = 0
+    saved_epoch: Epoch = NO_EPOCH
+    save_after: float = 0.0
+    operations: tuple[ServedOperation, ...] = ()
+    """Saved in one transaction with the record, and dropped from here once that is done."""
+    forgetting: bool = False
+
+    @property
+    def name(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+    @property
+    def model(self) -> ModelName:
+        return ModelName(self.spec.model)
+
+    @property
+    def head(self) -> PlacedStage:
+        return self.placement.head
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the current epoch is being opened or is open."""
+        return self.phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
+
+    @property
+    def durable(self) -> bool:
+        return self.saved == self.revision
+
+
+def fresh_progress(placement: Placement) -> tuple[Progress, ...]:
+    return (Progress(),) * len(placement.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`instance` names this run of the coordinator. `version` counts changes a placement depends on."""
+
+    instance: str
+    timings: Timings = Timings()
+    nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
+    deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
+    retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
+    """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
+    version: int = 0
+
+    def is_connected(self, node_id: NodeId) -> bool:
+        node = self.nodes.get(node_id)
+        return node is not None and node.connected
+
+    def find_node(self, name_or_id: str) -> KnownNode | None:
+        """By id, or by name; of two boxes with one name the connected one."""
+        by_id = self.nodes.get(NodeId(name_or_id))
+        named = [node for node in self.nodes.values() if node.name == name_or_id]
+        return by_id or next((node for node in named if node.connected), named[0] if named else None)
+
+    def first_epoch(self, name: DeploymentName) -> Epoch:
+        """The epoch a new deployment of this name starts at: above every one a box may still hold."""
+        seen = [stage.epoch for node in self.nodes.values() for stage in node.stages if stage.deployment == name]
+        return Epoch(max([self.retired.get(name, NO_EPOCH), *seen]) + 1)
+
+    def free_bytes(self, node: KnownNode) -> int:
+        return max(0, node.facts.memory_budget_bytes - sum(held_bytes(stage) for stage in self._placed_on(node)))
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every known box as the placer sees it, by name."""
+        ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
+        return tuple(
+            Candidate(node.node_id, node.name, node.address, self.free_bytes(node), node.connected) for node in ordered
+        )
+
+    def _placed_on(self, node: KnownNode) -> Iterator[PlacedStage]:
+        for record in self.deployments.values():
+            if record.phase is not DeploymentPhase.FAILED:
+                yield from (stage for stage in record.placement.stages if stage.node_id == node.node_id)
+
+
+def missing_boxes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
+    """Names of the deployment's boxes that are not connected."""
+    return tuple(stage.node_name for stage in record.placement.stages if not state.is_connected(stage.node_id))
+
+
+def node_view(state: State, node: KnownNode, now: float) -> Node:
+    return Node(
+        node_id=node.node_id,
+        name=node.name,
+        address=node.address,
+        wire_version=node.wire_version,
+        facts=node.facts,
+        connected=node.connected,
+        heartbeat_age_s=max(0.0, now - node.heard_at) if node.heard_at else 0.0,
+        free_bytes=state.free_bytes(node),
+        stages=node.stages,
+    )
+
+
+def deployment_view(state: State, record: DeploymentRecord, active_requests: int = 0) -> Deployment:
+    stages = [
+        status
+        for placed in record.placement.stages
+        if (node := state.nodes.get(placed.node_id)) is not None
+        for status in node.stages
+        if status.deployment == record.name and status.epoch == record.epoch
+    ]
+    return Deployment(
+        record.spec, record.phase, record.epoch, record.placement, record.failure, tuple(stages), active_requests
+    )
+
+
+def validate_state(state: State) -> None:
+    """Raise InternalError naming the first invariant that does not hold."""
+    connected = [node for node in state.nodes.values() if node.connected]
+    _hold(len({node.name for node in connected}) == len(connected), "two connected boxes have one name")
+    _hold(len({node.connection for node in connected}) == len(connected), "two boxes share a connection")
+    for node_id, node in state.nodes.items():
+        _hold(node.node_id == node_id, f"node {node_id} is filed under another id")
+    for name, record in state.deployments.items():
+        _hold(record.name == name, f"deployment {name} is filed under another name")
+        _validate_record(state, record)
+
+
+def _validate_record(state: State, record: DeploymentRecord) -> None:
+    phase, where = record.phase, f"deployment {record.name} in {record.phase}"
+    all_prepared = all(progress.done for progress in record.prepared)
+    _hold(record.epoch > state.retired.get(record.name, 0), f"{where}: its epoch was used before")
+    _hold(0 <= record.saved_epoch <= record.epoch, f"{where}: an epoch is on disk that is not yet")
+    _hold(record.saved <= record.saving <= record.revision, f"{where}: revisions are out of order")
+    if any(progress.sent_on for progress in record.prepared):
+        _hold(record.saved_epoch == record.epoch, f"{where}: a stage was prepared before its epoch was on disk")
+    if record.activated.sent_on:
+        _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
+    _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
+    if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
+        _hold(not missing_boxes(state, record), f"{where}: a box is away")
+    if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
+        _hold(all_prepared, f"{where}: a stage is not prepared")
+    if phase is DeploymentPhase.ACTIVATING:
+        _hold(record.deadline is not None, f"{where}: there is no deadline")
+    if phase is DeploymentPhase.READY:
+        _hold(record.activated.done and record.attachment != 0, f"{where}: the head is not attached")
+        _hold(record.ever_ready and record.failure is None, f"{where}: it counts as never ready or as failed")
+    if phase is DeploymentPhase.FAILED:
+        _hold(record.failure is not None and not record.ever_ready, f"{where}: without a reason, or after READY")
+
+
+def _hold(condition: bool, message: str) -> None:
+    if not condition:
+        raise InternalError(f"invariant broken: {message}", reason="INVARIANT")

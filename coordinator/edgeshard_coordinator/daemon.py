@@ -1,0 +1,68 @@
+"""The coordinator's process: settings in, signals, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+
+from edgeshard.config import load_settings, write_ready_file
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.logs import configure_logging
+from edgeshard.rpc.clock import SystemClock
+from edgeshard.rpc.server import Server
+from edgeshard_coordinator.control.coordinator import Coordinator
+from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.core.placing import SimplePlacer
+from edgeshard_coordinator.settings import CoordinatorSettings
+from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
+
+log = structlog.get_logger()
+
+STOP_LIMIT_S = 1.8
+"""An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises EdgeShardError when it cannot start."""
+    settings = load_settings(CoordinatorSettings, "edgeshard-coordinator", arguments)
+    configure_logging(settings.log_level)
+    asyncio.run(serve(settings))
+
+
+async def serve(settings: CoordinatorSettings) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    coordinator = await _assemble(settings)
+    address = await coordinator.start()
+    log.info("coordinator_serves", address=address)
+    if settings.ready_file is not None:
+        write_ready_file(settings.ready_file, address)
+    await stopping.wait()
+    log.info("coordinator_stops")
+    with suppress(TimeoutError):
+        await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
+
+
+async def _assemble(settings: CoordinatorSettings) -> Coordinator:
+    models = ModelStore(settings.state_dir / "models")
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await asyncio.to_thread(models.open)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
+        ) from None
+    return Coordinator(
+        Server(settings.listen, settings.tls()),
+        StateStore(settings.state_dir / "state.sqlite"),
+        models,
+        ModelStoreServicer(models),
+        SimplePlacer(),
+        SystemClock(),
+    )

@@ -1,0 +1,137 @@
+"""The model store over gRPC. Files are read, written and hashed in threads, never on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from edgeshard.blobs import CHUNK_BYTES, in_thread, missing_blob
+from edgeshard.errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.ids import Digest, check_digest
+from edgeshard.proto.v1 import store_pb2 as pb
+from edgeshard.proto.v1 import store_pb2_grpc
+from edgeshard.wire.store import manifest_from_wire, manifest_to_wire
+from edgeshard_coordinator.store.models import MissingBlob, ModelStore
+
+log = structlog.get_logger()
+
+
+class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
+    """Serves one `ModelStore`, which must be open. Typed errors leave through the server's error interceptor."""
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self._uploading: set[Digest] = set()
+
+    async def RegisterModel(self, request: pb.RegisterModelRequest, context: Any) -> pb.RegisterModelResponse:
+        def register() -> tuple[Digest, tuple[MissingBlob, ...]]:
+            return self._store.register(manifest_from_wire(request.manifest))
+
+        digest, missing = await in_thread(register)
+        if not missing:
+            log.info("model_registered", model=request.manifest.name, digest=digest)
+        return pb.RegisterModelResponse(
+            registered=not missing,
+            manifest_digest=digest,
+            missing=[pb.MissingBlob(sha256=m.digest, size=m.size, offset=m.received) for m in missing],
+        )
+
+    async def PutBlob(self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobResponse:
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("header"):
+            raise InvalidArgumentError("the first message of an upload must carry its header", field="header")
+        header = first.header
+        digest = check_digest(header.sha256)
+        if await asyncio.to_thread(self._store.blobs.size, digest) == header.size:
+            return pb.PutBlobResponse(size=header.size)
+        if digest in self._uploading:
+            raise AbortedError(
+                f"blob {digest} is being uploaded by another client; try again",
+                reason="UPLOAD_IN_PROGRESS",
+                retry_after_s=0.5,
+            )
+        self._uploading.add(digest)
+        try:
+            await self._check_upload(digest, header)
+            await self._receive(digest, header, first, request_iterator)
+        finally:
+            self._uploading.discard(digest)
+        return pb.PutBlobResponse(size=header.size)
+
+    async def _check_upload(self, digest: Digest, header: pb.BlobHeader) -> None:
+        expected = self._store.expected_size(digest)
+        if expected is None:
+            # Otherwise anyone could fill the disk with bytes that belong to no model.
+            raise FailedPreconditionError(
+                f"blob {digest} belongs to no model being added: register its manifest first",
+                field="sha256",
+                reason="BLOB_NOT_EXPECTED",
+            )
+        if header.size != expected:
+            raise InvalidArgumentError(f"blob {digest} has {expected} bytes, not {header.size}", field="size")
+        received = await asyncio.to_thread(self._store.blobs.received, digest)
+        if header.offset > min(received, expected):
+            raise AbortedError(
+                f"{received} bytes of blob {digest} are here, so an upload cannot begin at {header.offset}: "
+                "register again to learn the offset",
+                field="offset",
+                reason="WRONG_OFFSET",
+            )
+
+    async def _receive(
+        self,
+        digest: Digest,
+        header: pb.BlobHeader,
+        first: pb.PutBlobRequest,
+        rest: AsyncIterator[pb.PutBlobRequest],
+    ) -> None:
+        blobs, offset = self._store.blobs, header.offset
+        await in_thread(blobs.truncate, digest, offset)
+        message: pb.PutBlobRequest | None = first
+        while message is not None:
+            data = message.data
+            if offset + len(data) > header.size:
+                raise InvalidArgumentError(f"blob {digest} has more than its {header.size} bytes", field="data")
+            if data:
+                await in_thread(blobs.write, digest, offset, data)
+                offset += len(data)
+            message = await anext(rest, None)
+        if offset < header.size:
+            # The bytes stay: the next upload begins where this one ended.
+            raise AbortedError(f"the upload of blob {digest} ended at byte {offset} of {header.size}", field="data")
+        await in_thread(blobs.commit, digest, header.size)
+
+    async def GetManifest(self, request: pb.GetManifestRequest, context: Any) -> pb.GetManifestResponse:
+        manifest, digest = self._store.get(request.model)
+        return pb.GetManifestResponse(manifest=manifest_to_wire(manifest), manifest_digest=digest)
+
+    async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
+        digest = check_digest(request.sha256)
+        size = await asyncio.to_thread(self._store.blobs.size, digest)
+        if size is None:
+            raise missing_blob(digest)
+        if request.offset > size or request.length > size - request.offset:
+            raise InvalidArgumentError(f"blob {digest} has {size} bytes; the range ends beyond", field="offset")
+        offset, end = request.offset, request.offset + request.length if request.length else size
+        # A whole blob is checked in passing, so that decay on this disk is found and named here.
+        sha256 = hashlib.sha256() if offset == 0 and end == size else None
+        while offset < end:
+            data = await asyncio.to_thread(self._store.blobs.read, digest, offset, min(CHUNK_BYTES, end - offset))
+            if not data:
+                raise DataLossError(f"blob {digest} became shorter while it was read; try again", field="sha256")
+            if sha256 is not None:
+                await asyncio.to_thread(sha256.update, data)
+            offset += len(data)
+            if sha256 is not None and offset == end and sha256.hexdigest() != digest:
+                await in_thread(self._store.blobs.remove, digest)
+                log.error("blob_damaged", digest=digest)
+                raise DataLossError(
+                    f"the coordinator's copy of blob {digest} is damaged: add its model again",
+                    field="sha256",
+                    reason="STORED_BLOB_DAMAGED",
+                )
+            yield pb.ReadBlobResponse(data=data)

@@ -1,0 +1,115 @@
+"""The coordinator as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
+from edgeshard.rpc.channel import open_channel
+from edgeshard.wire.status import from_rpc_error
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    processes = []
+
+    async def run(*arguments: str) -> Any:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "edgeshard_coordinator", *arguments, stderr=asyncio.subprocess.PIPE
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def read_ready_file(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+async def wait_for_file(path: Path, process: Any) -> dict[str, Any]:
+    """A file has no event to wait for."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (content := read_ready_file(path)) is None:
+            assert process.returncode is None, (await process.stderr.read()).decode()
+            await asyncio.sleep(0.02)
+    return content
+
+
+async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    arguments = ("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"), "--ready-file", str(ready))
+    process = await start(*arguments)
+    content = await wait_for_file(ready, process)
+    assert content["pid"] == process.pid
+    channel = open_channel(content["address"], None)
+    answer = await admin_pb2_grpc.AdminServiceStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
+    assert not answer.nodes
+    with pytest.raises(Exception) as info:
+        request = store_pb2.GetManifestRequest(model="nothing")
+        await store_pb2_grpc.ModelStoreServiceStub(channel).GetManifest(request, timeout=DEADLINE_S)
+    assert from_rpc_error(info.value).field == "model"  # type: ignore[arg-type]
+    # A second one may have neither the address nor the state.
+    taken = await start("--listen", content["address"], "--state-dir", str(tmp_path / "other"))
+    _, stderr = await asyncio.wait_for(taken.communicate(), DEADLINE_S)
+    assert taken.returncode == 5 and "error: listen" in stderr.decode() and content["address"] in stderr.decode()
+    sharing = await start("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"))
+    _, stderr = await asyncio.wait_for(sharing.communicate(), DEADLINE_S)
+    assert sharing.returncode == 1 and "error: state-dir" in stderr.decode()
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+    assert time.monotonic() - began < 2.0
+    for line in (await process.stderr.read()).decode().splitlines():
+        assert "event" in json.loads(line)
+    await channel.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--listen", "0.0.0.0:0"), 4, "error: listen 0.0.0.0:0 is beyond loopback"),
+        (("--listen", "nonsense"), 2, "error: listen 'nonsense' is not HOST:PORT"),
+        ((), 2, "error: --listen is required"),
+        (("--listen", "127.0.0.1:0", "--tls-ca", "ca.pem"), 2, "error: --tls-cert is missing"),
+        (("--listen", "127.0.0.1:0", "--config", "{config}"), 2, "unknown key 'lisen'"),
+    ],
+)
+async def test_a_start_that_fails_says_why(
+    start: Any, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    config = tmp_path / "site.toml"
+    config.write_text('[coordinator]\nlisen = "127.0.0.1:0"\n')
+    given = [argument.format(config=config) for argument in arguments]
+    process = await start("--state-dir", str(tmp_path / "state"), *given)
+    _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode == code
+    assert message in stderr.decode()
+    assert "Traceback" not in stderr.decode()
+
+
+async def test_an_address_in_use_by_something_else(start: Any, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        process = await start("--listen", f"127.0.0.1:{port}", "--state-dir", str(tmp_path / "state"))
+        _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode == 5
+    assert "in use" in stderr.decode() and "--listen" in stderr.decode()

@@ -1,0 +1,352 @@
+"""The core against simulated boxes and a simulated disk: whatever happens, invariants hold and everything settles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.actions import (
+    Action,
+    DropConnection,
+    ForgetDeployment,
+    SaveDeployment,
+    SaveNode,
+    SendCommand,
+)
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.deployments import new_record, restored_record
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentForgotten,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    HeartbeatReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    SaveFailed,
+    Ticked,
+)
+from edgeshard_coordinator.core.placing import SimplePlacer
+from edgeshard_coordinator.core.reconcile import reconcile
+from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, validate_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.commands import ActivateHead, Command, CommandResult, Heartbeat, PrepareStage, ReleaseStage
+from edgeshard.deployment import DeploymentPhase as Phase
+from edgeshard.deployment import parse_spec
+from edgeshard.device import StagePhase, StageStatus
+from edgeshard.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
+from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
+from edgeshard.model import LayerRange
+
+BOXES = ("a", "b", "c")
+NAMES = ("tale", "poem")
+KINDS = (
+    "connect", "vanish", "restart", "reconnect", "answer", "answer", "answer", "refuse", "replay", "disk", "disk",
+    "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick", "coordinator restarts",
+)  # fmt: skip
+Step = tuple[str, int]
+
+
+@dataclass
+class Box:
+    """An agent as the contract has it: what it holds, and the commands that reached it and wait for an answer."""
+
+    name: str
+    incarnation: int = 0
+    connection: int = 0
+    pending: list[SendCommand] = field(default_factory=list)
+    held: dict[DeploymentName, Epoch] = field(default_factory=dict)
+    highest: dict[DeploymentName, Epoch] = field(default_factory=dict)
+    active: dict[DeploymentName, Epoch] = field(default_factory=dict)
+
+    @property
+    def node_id(self) -> NodeId:
+        return NodeId(f"id-{self.name}")
+
+    def lose_streams(self) -> None:
+        self.connection = 0
+        self.pending.clear()
+
+    def die(self) -> None:
+        self.lose_streams()
+        self.incarnation += 1
+        self.held.clear()
+        self.active.clear()
+
+
+class World:
+    """Boxes, a disk and the state loop, one step at a time."""
+
+    def __init__(self, manifest: Any, make_registration: Any) -> None:
+        self.manifest = manifest
+        self.make_registration = make_registration
+        self.boxes = {name: Box(name) for name in BOXES}
+        self.now = 0.0
+        self.count = 0
+        self.saved: dict[DeploymentName, DeploymentRecord] = {}
+        self.retired: dict[DeploymentName, Epoch] = {}
+        self.writes: list[SaveDeployment | ForgetDeployment] = []
+        self.answers: list[tuple[NodeId, CommandResult]] = []
+        self.attachments: dict[DeploymentName, int] = {}
+        self.state = State(instance="0")
+
+    def number(self) -> int:
+        self.count += 1
+        return self.count
+
+    def feed(self, event: Event) -> None:
+        try:
+            self.state = apply(self.state, event)
+        except InternalError:
+            raise
+        except EdgeShardError:
+            return
+        validate_state(self.state)
+        for _ in range(50):
+            actions = reconcile(self.state, self.now)
+            if not actions:
+                return
+            for action in actions:
+                self.state = apply(self.state, ActionIssued(action, self.now))
+                validate_state(self.state)
+                self.perform(action)
+        raise AssertionError("reconcile does not come to rest")
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case SendCommand():
+                box = next(b for b in self.boxes.values() if b.node_id == action.node_id)
+                if box.connection == action.connection:
+                    self.check_sent(box, action.command)
+                    box.pending.append(action)
+            case SaveDeployment() | ForgetDeployment():
+                self.writes.append(action)
+            case DropConnection():
+                for box in self.boxes.values():
+                    if box.connection == action.connection:
+                        box.lose_streams()
+            case _:
+                assert not isinstance(action, SaveNode) or action.node.node_id in self.state.nodes
+
+    def check_sent(self, box: Box, command: Command) -> None:
+        """A box never hears of an epoch that is not on disk, nor of one below what it saw."""
+        if isinstance(command, PrepareStage):
+            assert self.saved[command.deployment].epoch >= command.epoch
+            assert command.epoch >= box.highest.get(command.deployment, 0)
+            box.highest[command.deployment] = command.epoch
+        if isinstance(command, ActivateHead):
+            record = self.state.deployments[command.deployment]
+            for stage in record.placement.stages:
+                holder = next(b for b in self.boxes.values() if b.node_id == stage.node_id)
+                assert holder.held.get(command.deployment) == command.epoch, "activated before every stage is prepared"
+
+    # What can happen
+
+    def step(self, kind: str, pick: int) -> None:  # noqa: C901 - one line for each kind
+        box = self.boxes[BOXES[pick % len(BOXES)]]
+        name = DeploymentName(NAMES[pick % len(NAMES)])
+        match kind:
+            case "connect" | "reconnect":
+                self.connect(box)
+            case "vanish":
+                self.vanish(box)
+            case "restart":
+                box.die()
+                self.connect(box)
+            case "answer" | "refuse":
+                self.answer(pick, refuse=kind == "refuse")
+            case "replay" if self.answers:
+                node_id, result = self.answers[pick % len(self.answers)]
+                self.feed(CommandAnswered(node_id, result, self.now))
+            case "disk" | "disk fails" if self.writes:
+                self.write(self.writes.pop(0), fails=kind == "disk fails")
+            case "deploy":
+                self.deploy(name)
+            case "delete":
+                operation = ServedOperation(OperationId(f"op-{self.number()}"), "f", b"")
+                self.feed(DeleteRequested(name, operation, self.now))
+            case "attach":
+                self.attach(name)
+            case "detach" if name in self.attachments:
+                self.feed(HeadDetached(name, self.attachments.pop(name), self.now))
+            case "heartbeat":
+                self.heartbeat(box)
+            case "tick":
+                self.now += pick % 20
+                self.feed(Ticked(self.now))
+            case "coordinator restarts":
+                self.restart()
+
+    def connect(self, box: Box) -> None:
+        registration = self.make_registration(box.name, incarnation=str(box.incarnation))
+        self.feed(NodeRegistered(registration, self.now))
+        box.pending.clear()
+        box.connection = self.number()
+        self.feed(NodeConnected(box.node_id, str(box.incarnation), box.connection, self.now))
+
+    def vanish(self, box: Box) -> None:
+        connection = box.connection
+        box.die()
+        self.feed(NodeDisconnected(box.node_id, connection, self.now))
+
+    def answer(self, pick: int, refuse: bool) -> None:
+        waiting = [(box, sent) for box in self.boxes.values() for sent in box.pending]
+        if not waiting:
+            return
+        box, sent = waiting[pick % len(waiting)]
+        box.pending.remove(sent)
+        failure: EdgeShardError | None = DataLossError("a tensor is corrupt") if refuse else None
+        match sent.command:
+            case PrepareStage(epoch=epoch) as command:
+                if epoch < box.held.get(command.deployment, 0):
+                    failure = StaleEpochError("a higher epoch is here")
+                elif failure is None:
+                    box.held[command.deployment] = epoch
+            case ActivateHead(deployment, epoch):
+                if failure is None:
+                    box.active[deployment] = epoch
+                    self.attach(deployment)
+            case ReleaseStage(deployment, epoch):
+                failure = None
+                if box.held.get(deployment, epoch) <= epoch:
+                    box.held.pop(deployment, None)
+                    box.active.pop(deployment, None)
+        result = CommandResult(sent.operation_id, failure)
+        self.answers.append((box.node_id, result))
+        self.feed(CommandAnswered(box.node_id, result, self.now))
+
+    def write(self, action: SaveDeployment | ForgetDeployment, fails: bool) -> None:
+        record = action.record
+        if fails:
+            self.feed(SaveFailed(record.name, record.uid, InternalError("disk full"), 1.0, self.now))
+        elif isinstance(action, SaveDeployment):
+            self.saved[record.name] = record
+            self.feed(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self.now))
+        else:
+            self.saved.pop(record.name, None)
+            self.retired[record.name] = record.epoch
+            self.feed(DeploymentForgotten(record.name, record.uid, self.now))
+
+    def deploy(self, name: DeploymentName) -> None:
+        spec = parse_spec({"name": name, "model": "tiny", "source": "a", "concurrency": 1})
+        try:
+            placement = SimplePlacer().place(spec, self.manifest, self.state.candidates())
+        except EdgeShardError:
+            return
+        uid = f"u{self.number()}"
+        blank = DeploymentRecord(uid, spec, Digest("d" * 64), placement, Epoch(0))
+        operation = ServedOperation(OperationId(f"op-{uid}"), "f", b"")
+        self.feed(DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now))
+
+    def attach(self, name: DeploymentName) -> None:
+        for box in self.boxes.values():
+            if name in box.active:
+                self.attachments[name] = self.number()
+                attached = HeadAttached(box.node_id, name, box.active[name], self.attachments[name], self.now)
+                self.feed(attached)
+
+    def heartbeat(self, box: Box) -> None:
+        stages = tuple(
+            StageStatus(name, epoch, 0, LayerRange(0, 1), StagePhase.READY) for name, epoch in box.held.items()
+        )
+        self.feed(HeartbeatReceived(Heartbeat(box.node_id, str(box.incarnation), stages, 0), self.now))
+
+    def restart(self) -> None:
+        """The process dies: writes under way are lost, streams end, the disk stays."""
+        self.writes.clear()
+        self.attachments.clear()
+        for box in self.boxes.values():
+            box.lose_streams()
+        deployments = {name: restored_record(record) for name, record in self.saved.items()}
+        instance = str(self.number())
+        self.state = State(instance=instance, deployments=deployments, retired=dict(self.retired))
+
+    def calm(self) -> None:
+        """From now on everything works; then nothing may be left half done."""
+        for box in self.boxes.values():
+            self.connect(box)
+        for _ in range(400):
+            while self.writes:
+                self.write(self.writes.pop(0), fails=False)
+            if any(box.pending for box in self.boxes.values()):
+                self.answer(0, refuse=False)
+                continue
+            for name, record in list(self.state.deployments.items()):
+                if record.phase is Phase.ACTIVATING:
+                    self.attach(name)
+            for box in self.boxes.values():
+                self.heartbeat(box)
+            self.now += 1.0
+            self.feed(Ticked(self.now))
+
+    def check_settled(self) -> None:
+        for record in self.state.deployments.values():
+            assert record.phase in (Phase.READY, Phase.FAILED), f"{record.name} is left {record.phase}"
+            assert record.durable and not record.operations
+            assert self.saved[record.name].phase is record.phase
+        holders = {name for name, r in self.state.deployments.items() if r.phase is Phase.READY}
+        for box in self.boxes.values():
+            assert not box.pending
+            assert set(box.held) <= holders, f"box {box.name} holds what is not deployed"
+            for name, epoch in box.held.items():
+                assert epoch == self.state.deployments[name].epoch
+
+
+def run(world: World, steps: Sequence[Step]) -> World:
+    for kind, pick in steps:
+        world.step(kind, pick)
+    world.calm()
+    world.check_settled()
+    return world
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 30)), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_it_settles(make_manifest: Any, make_registration: Any, steps: list[Step]) -> None:
+    run(World(make_manifest(), make_registration), steps)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_long_seeded_runs_settle(make_manifest: Any, make_registration: Any, seed: int) -> None:
+    source = random.Random(seed)
+    begin: list[Step] = [("connect", 0), ("connect", 1), ("connect", 2), ("deploy", 0)]
+    steps = [(source.choice(KINDS), source.randrange(60)) for _ in range(250)]
+    world = run(World(make_manifest(), make_registration), [*begin, *steps])
+    # Not a run in which nothing happened.
+    assert world.count > 50
+
+
+def test_a_calm_world_serves(make_manifest: Any, make_registration: Any) -> None:
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    record = world.state.deployments[DeploymentName("tale")]
+    assert record.phase is Phase.READY and record.epoch == 1
+    assert [box.held for box in world.boxes.values()] == [{"tale": 1}] * 3
+
+
+def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
+    make_manifest: Any, make_registration: Any
+) -> None:
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    for box in world.boxes.values():
+        box.held = {DeploymentName("tale"): Epoch(7)}
+    world.saved.clear()
+    world.restart()
+    for box in world.boxes.values():
+        world.connect(box)
+        world.heartbeat(box)
+    world.deploy(DeploymentName("tale"))
+    assert world.state.deployments[DeploymentName("tale")].epoch == 8
+    assert replace(world.state, nodes={}).first_epoch(DeploymentName("tale")) == 1
+    world.calm()
+    world.check_settled()

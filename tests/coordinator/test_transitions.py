@@ -1,0 +1,251 @@
+"""Every phase of a deployment against everything that can happen to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    Ticked,
+)
+from edgeshard_coordinator.core.reconcile import activate_id, prepare_id, reconcile
+from edgeshard_coordinator.core.state import DeploymentRecord, Progress, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.transitions import TRANSITIONS, Trigger, next_phase
+
+from edgeshard.commands import CommandResult, PrepareStage
+from edgeshard.deployment import DeploymentPhase as Phase
+from edgeshard.deployment import parse_spec
+from edgeshard.errors import AbortedError, AlreadyExistsError, DataLossError, EdgeShardError, InternalError
+from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.model import LayerRange
+from edgeshard.placement import PlacedStage, Placement
+
+NAME = DeploymentName("tale")
+OPERATION = ServedOperation(OperationId("op"), "f", b"")
+STAGES = tuple(
+    PlacedStage(i, NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", LayerRange(i * 6, i * 6 + 6), 1000, 1000)
+    for i, n in enumerate("ab")
+)
+
+
+@pytest.fixture(scope="module")
+def start(make_registration: Any) -> State:
+    """Boxes a and b connected, nothing deployed."""
+    state = State(instance="test")
+    for number, name in enumerate("ab", 1):
+        state = apply(state, NodeRegistered(make_registration(name), now=0.0))
+        state = apply(state, NodeConnected(NodeId(f"id-{name}"), "i1", number, now=0.0))
+    return state
+
+
+def in_phase(state: State, phase: Phase, ever_ready: bool) -> State:
+    """`state` with the deployment at epoch 3 in `phase`, as it would have come there."""
+    spec = parse_spec({"name": "tale", "model": "tiny", "source": "a"})
+    prepared = phase in (Phase.ACTIVATING, Phase.READY)
+    ready = phase is Phase.READY
+    record = DeploymentRecord(
+        uid="u1",
+        spec=spec,
+        manifest_digest=Digest("d" * 64),
+        placement=Placement(STAGES, 16, 8, 1, 1),
+        epoch=Epoch(3),
+        phase=phase,
+        ever_ready=ever_ready or ready,
+        failure=DataLossError("gone wrong") if phase is Phase.FAILED else None,
+        prepared=(Progress(1, prepared), Progress(2, prepared)),
+        released=(Progress(), Progress()),
+        activated=Progress(1, ready) if prepared else Progress(),
+        attachment=9 if ready else 0,
+        deadline=60.0 if phase is Phase.ACTIVATING else None,
+        not_before=5.0,
+        saving=1,
+        saved=1,
+        saved_epoch=Epoch(3),
+    )
+    return replace(state, deployments={NAME: record})
+
+
+def answer(state: State, kind: str, epoch: int, failure: EdgeShardError | None = None) -> State:
+    record = replace(state.deployments[NAME], epoch=Epoch(epoch))
+    if kind == "activate":
+        result = CommandResult(activate_id(record), failure)
+        return apply(state, CommandAnswered(NodeId("id-a"), result, now=1.0))
+    for index, stage in enumerate(STAGES):
+        result = CommandResult(prepare_id(record, index), failure)
+        state = apply(state, CommandAnswered(stage.node_id, result, now=1.0))
+    return state
+
+
+def happen(state: State, what: str, make_registration: Any) -> State:
+    late = DataLossError("tensor x is corrupt")
+    events: dict[str, Event] = {
+        "box lost": NodeDisconnected(NodeId("id-b"), 2, now=1.0),
+        "older stream of a box ends": NodeDisconnected(NodeId("id-b"), 1, now=1.0),
+        "newer stream of the same process": NodeConnected(NodeId("id-b"), "i1", 7, now=1.0),
+        "box restarts": NodeRegistered(make_registration("b", incarnation="i2"), now=1.0),
+        "head detached": HeadDetached(NAME, 9, now=1.0),
+        "older attach stream ends": HeadDetached(NAME, 8, now=1.0),
+        "tick before the deadline": Ticked(now=4.9),
+        "tick after the deadline": Ticked(now=61.0),
+        "attached at an older epoch": HeadAttached(NodeId("id-a"), NAME, Epoch(2), 9, now=1.0),
+        "attached by another box": HeadAttached(NodeId("id-b"), NAME, Epoch(3), 9, now=1.0),
+        "delete": DeleteRequested(NAME, OPERATION, now=1.0),
+    }
+    if what in events:
+        return apply(state, events[what])
+    if what == "all prepared":
+        return answer(state, "prepare", 3)
+    if what == "prepare failed":
+        return answer(state, "prepare", 3, late)
+    if what == "activated and attached":
+        state = apply(state, HeadAttached(NodeId("id-a"), NAME, Epoch(3), 9, now=1.0))
+        return answer(state, "activate", 3)
+    if what == "activated only":
+        return answer(state, "activate", 3)
+    if what == "activate failed":
+        return answer(state, "activate", 3, late)
+    assert what == "answers of an older epoch"
+    return answer(answer(state, "prepare", 2, late), "activate", 2, late)
+
+
+# What changes the phase; everything else leaves it. In the columns: never ready before, ready before.
+CHANGES: dict[tuple[Phase, str], tuple[Phase, Phase]] = {
+    (Phase.LOADING, "all prepared"): (Phase.ACTIVATING, Phase.ACTIVATING),
+    (Phase.LOADING, "prepare failed"): (Phase.FAILED, Phase.WAITING),
+    (Phase.LOADING, "box lost"): (Phase.FAILED, Phase.WAITING),
+    (Phase.LOADING, "box restarts"): (Phase.FAILED, Phase.WAITING),
+    (Phase.LOADING, "delete"): (Phase.DELETING, Phase.DELETING),
+    (Phase.ACTIVATING, "activated and attached"): (Phase.READY, Phase.READY),
+    (Phase.ACTIVATING, "activate failed"): (Phase.FAILED, Phase.WAITING),
+    (Phase.ACTIVATING, "box lost"): (Phase.FAILED, Phase.WAITING),
+    (Phase.ACTIVATING, "box restarts"): (Phase.FAILED, Phase.WAITING),
+    (Phase.ACTIVATING, "tick after the deadline"): (Phase.FAILED, Phase.WAITING),
+    (Phase.ACTIVATING, "delete"): (Phase.DELETING, Phase.DELETING),
+    (Phase.READY, "box lost"): (Phase.WAITING, Phase.WAITING),
+    (Phase.READY, "box restarts"): (Phase.WAITING, Phase.WAITING),
+    (Phase.READY, "head detached"): (Phase.ACTIVATING, Phase.ACTIVATING),
+    (Phase.READY, "delete"): (Phase.DELETING, Phase.DELETING),
+    (Phase.WAITING, "tick after the deadline"): (Phase.LOADING, Phase.LOADING),
+    (Phase.WAITING, "delete"): (Phase.DELETING, Phase.DELETING),
+    (Phase.FAILED, "delete"): (Phase.DELETING, Phase.DELETING),
+}
+HAPPENINGS = [
+    "all prepared",
+    "prepare failed",
+    "activated and attached",
+    "activated only",
+    "activate failed",
+    "answers of an older epoch",
+    "box lost",
+    "older stream of a box ends",
+    "newer stream of the same process",
+    "box restarts",
+    "head detached",
+    "older attach stream ends",
+    "attached at an older epoch",
+    "attached by another box",
+    "tick before the deadline",
+    "tick after the deadline",
+    "delete",
+]
+
+
+# A deployment that was ready never fails.
+STARTS = [(phase, ready) for phase in Phase for ready in (False, True) if (phase, ready) != (Phase.FAILED, True)]
+
+
+@pytest.mark.parametrize("what", HAPPENINGS)
+@pytest.mark.parametrize(("phase", "ever_ready"), STARTS)
+def test_every_phase_and_happening(
+    start: State, make_registration: Any, phase: Phase, what: str, ever_ready: bool
+) -> None:
+    before = in_phase(start, phase, ever_ready)
+    validate_state(before)
+    after = happen(before, what, make_registration)
+    validate_state(after)
+    expected = CHANGES.get((phase, what), (phase, phase))[ever_ready]
+    record = after.deployments[NAME]
+    assert record.phase is expected
+    if record.phase is Phase.LOADING and phase is not Phase.LOADING:
+        assert record.epoch == 4 and not any(progress.sent_on for progress in record.prepared)
+    else:
+        assert record.epoch == 3
+    assert (record.revision > before.deployments[NAME].revision) == (
+        record.phase is not phase or (phase is Phase.DELETING and what == "delete")
+    )
+
+
+def test_the_table_has_no_way_out_of_deleting_and_none_missing() -> None:
+    assert all(phase is not Phase.DELETING for phase, _ in TRANSITIONS)
+    assert {phase for phase, trigger in TRANSITIONS if trigger is Trigger.DELETE} == set(Phase) - {Phase.DELETING}
+    with pytest.raises(InternalError):
+        next_phase(Phase.FAILED, Trigger.ALL_PREPARED)
+
+
+def test_a_prepare_waits_for_its_epoch_on_disk(start: State) -> None:
+    state = in_phase(start, Phase.LOADING, False)
+    fresh = replace(state.deployments[NAME], prepared=(Progress(), Progress()), saved_epoch=Epoch(2), saving=0, saved=0)
+    state = replace(state, deployments={NAME: fresh})
+    kinds = [type(action).__name__ for action in reconcile(state, 1.0) if type(action).__name__ != "SaveNode"]
+    assert kinds == ["SaveDeployment"]
+    state = apply(state, DeploymentSaved(NAME, "u1", 1, Epoch(3), now=1.0))
+    commands = [a.command for a in reconcile(state, 1.0) if hasattr(a, "command")]
+    assert [type(command) for command in commands] == [PrepareStage, PrepareStage]
+
+
+def test_reconcile_asks_until_an_action_is_issued_and_then_no_more(start: State) -> None:
+    state = in_phase(start, Phase.FAILED, False)
+    actions = reconcile(state, 1.0)
+    assert actions and reconcile(state, 1.0) == actions
+    for action in actions:
+        state = apply(state, ActionIssued(action, now=1.0))
+    assert reconcile(state, 1.0) == []
+
+
+def test_a_stale_placement_and_a_used_name_are_refused(start: State) -> None:
+    record = in_phase(start, Phase.LOADING, False).deployments[NAME]
+    with pytest.raises(AbortedError):
+        apply(start, DeployRequested(record, start.version - 1, OPERATION, now=1.0))
+    record = replace(record, prepared=(Progress(), Progress()), saving=0, saved=0, saved_epoch=Epoch(0))
+    state = apply(start, DeployRequested(record, start.version, OPERATION, now=1.0))
+    assert state.version == start.version + 1
+    with pytest.raises(AlreadyExistsError):
+        apply(state, DeployRequested(record, state.version, OPERATION, now=1.0))
+
+
+def test_a_retry_waits_longer_every_time(start: State) -> None:
+    state, delays = in_phase(start, Phase.LOADING, True), []
+    for _ in range(7):
+        record = replace(state.deployments[NAME], phase=Phase.LOADING)
+        state = replace(state, deployments={NAME: record})
+        state = answer(state, "prepare", record.epoch, DataLossError("again"))
+        delays.append(state.deployments[NAME].not_before - 1.0)
+    assert delays == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_the_state_a_broken_invariant_is_found_in(start: State) -> None:
+    good = in_phase(start, Phase.READY, True).deployments[NAME]
+    for broken in (
+        replace(good, attachment=0),
+        replace(good, prepared=(Progress(1, True), Progress(2, False))),
+        replace(good, saved_epoch=Epoch(2)),
+        replace(good, phase=Phase.FAILED),
+        replace(good, saved=9),
+    ):
+        with pytest.raises(InternalError):
+            validate_state(replace(start, deployments={NAME: broken}))
+    with pytest.raises(InternalError):
+        validate_state(replace(start, deployments={NAME: good}, retired={NAME: Epoch(3)}))
