@@ -1,0 +1,258 @@
+"""What other ways of placing a model would reach, beside the plan: the paper's baselines and what other tools do. Pure.
+
+edge-solo            all layers on the source
+cloud-edge-even      half on the source, half on the cloud box
+cloud-edge-opt       the best cut between these two, or the source alone
+edgeshard-even       the boxes of the plan, with equal shares; where that does not fit, more boxes, largest first
+edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
+memory-proportional  all boxes, shares by memory
+edgeshard            the plan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.explain import bottleneck
+from edgeshard.planning.instance import Cut, Instance
+from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
+from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, Prediction, plan, predict, result_of
+from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.scoring import SLACK, stage_bytes, violations
+from edgeshard.planning.search import loads
+from edgeshard.planning.shortage import Shortage, box_room_text, too_slow
+
+STRATEGIES = (
+    "edge-solo",
+    "cloud-edge-even",
+    "cloud-edge-opt",
+    "edgeshard-even",
+    "edgeshard-paper",
+    "memory-proportional",
+    "edgeshard",
+)
+
+Shares = Sequence[tuple[int, int]]
+"""(box, layers) in the order of the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """One strategy's figures under the problem's objective; None where it cannot run.
+
+    `boxes` is how many it uses. `gap` is how much better any plan could at most be, as a part of this one, in the
+    objective. `reason` says what binds it, or what is short.
+    """
+
+    strategy: str
+    feasible: bool
+    time_per_token_s: float | None
+    throughput_tps: float | None
+    ttft_s: float | None
+    boxes: int
+    placement: str
+    gap: float | None
+    reason: str
+
+
+def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:
+    """Every strategy on one problem, the plan last. Raises InvalidArgumentError as `plan` does."""
+    best = plan(problem, alternatives=0)
+    return tuple(_row(name, result, best) for name, result in strategies(problem, best).items())
+
+
+def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = STRATEGIES) -> dict[str, PlanResult]:
+    """The results of these strategies by name; `best` is the plan itself."""
+    costs = Costs(problem)
+    layers, source = problem.model.layer_count, costs.source
+    chosen = list(best.prediction.cut.boxes) if best.prediction is not None else [source]
+    known: dict[str, Callable[[], PlanResult]] = {
+        "edge-solo": lambda: _fixed(costs, lambda load: Cut((source,), (layers,))),
+        "cloud-edge-even": lambda: _with_cloud(costs, _cloud_even),
+        "cloud-edge-opt": lambda: _with_cloud(costs, _cloud_opt),
+        "edgeshard-even": lambda: _fixed(costs, lambda load: _even_cut(costs, load, chosen)),
+        "edgeshard-paper": lambda: _paper(costs),
+        "memory-proportional": lambda: _fixed(costs, lambda load: memory_proportional(costs, load)),
+        "edgeshard": lambda: best,
+    }
+    return {name: known[name]() for name in names}
+
+
+def _with_cloud(costs: Costs, strategy: Callable[[Costs, int], PlanResult]) -> PlanResult:
+    cloud = cloud_of(costs)
+    if cloud is None or costs.problem.model.layer_count < 2:
+        shortage = Shortage("boxes", 1.0, "boxes", "there is no second box to offload to")
+        return PlanResult(costs.problem, shortage=shortage)
+    return strategy(costs, cloud)
+
+
+def _cloud_even(costs: Costs, cloud: int) -> PlanResult:
+    halves = cut_of(even([costs.source, cloud], costs.problem.model.layer_count))
+    return _fixed(costs, lambda load: halves)
+
+
+def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
+    others = tuple(name for i, name in enumerate(costs.names) if i not in (costs.source, cloud))
+    pair = replace(costs.problem, exclude=(*costs.problem.exclude, *others), relays=False)
+    return plan(pair, alternatives=0)
+
+
+def cloud_of(costs: Costs) -> int | None:
+    """The box to offload to: the cluster's own choice, or the fastest memory beside the source; None when alone."""
+    wanted = costs.problem.cluster.cloud
+    if wanted is not None and wanted in costs.names:
+        return costs.names.index(wanted)
+    others = [i for i in range(len(costs.boxes)) if i != costs.source]
+    return max(others, key=lambda i: costs.boxes[i].device.bandwidth_bytes_per_s, default=None)
+
+
+def even(boxes: Sequence[int], layers: int) -> Shares:
+    """Equal shares, the first boxes one layer more where it does not come out even."""
+    boxes = boxes[:layers]
+    each, over = divmod(layers, len(boxes))
+    return [(box, each + (position < over)) for position, box in enumerate(boxes)]
+
+
+def cut_of(shares: Shares) -> Cut:
+    """The cut of these shares; a box with none is left out."""
+    boxes, ends, end = [], [], 0
+    for box, count in shares:
+        if count:
+            end += count
+            boxes.append(box)
+            ends.append(end)
+    return Cut(tuple(boxes), tuple(ends))
+
+
+def memory_proportional(costs: Costs, load: Load) -> Cut | None:
+    """Shares by memory over all boxes, by largest remainder, the source first; box by box when that overfills one."""
+    instance = costs.decode(load)
+    order = [costs.source, *(i for i in range(len(costs.boxes)) if i != costs.source)]
+    rooms = [float(instance.capacity_bytes[i]) for i in order]
+    total = sum(rooms)
+    if total <= 0:
+        return None
+    exact = [instance.layers * room / total for room in rooms]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(order)), key=lambda i: (counts[i] - exact[i], i))
+    for position in by_remainder[: instance.layers - sum(counts)]:
+        counts[position] += 1
+    if counts[0] == 0:
+        counts[counts.index(max(counts))] -= 1
+        counts[0] = 1
+    cut = cut_of(list(zip(order, counts, strict=True)))
+    if not violations(instance, cut):
+        return cut
+    return _filled(instance, order) or cut
+
+
+def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
+    """Box after box as many layers as fit; None when some find no room."""
+    shares, first = [], 0
+    for position, box in enumerate(order):
+        free = float(instance.capacity_bytes[box]) - instance.stage_bytes - instance.embed_bytes * (position == 0)
+        end = first
+        while end < instance.layers:
+            need = float(instance.layer_bytes[first : end + 1].sum())
+            if end + 1 == instance.layers:
+                need += instance.head_bytes - instance.tied_bytes * (position == 0)
+            if need > free * (1 + SLACK):
+                break
+            end += 1
+        shares.append((box, end - first))
+        first = end
+    return cut_of(shares) if first == instance.layers else None
+
+
+def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
+    """Equal shares over the plan's boxes; where they do not fit, over the fewest boxes for which they do."""
+    instance = costs.decode(load)
+    cut = cut_of(even(chosen, instance.layers))
+    if not violations(instance, cut):
+        return cut
+    others = [i for i in range(len(costs.boxes)) if i != costs.source]
+    others.sort(key=lambda i: -float(instance.capacity_bytes[i]))
+    for count in range(1, min(len(others), instance.layers - 1) + 1):
+        wider = cut_of(even([costs.source, *others[:count]], instance.layers))
+        if not violations(instance, wider):
+            return wider
+    return cut
+
+
+def _paper(costs: Costs) -> PlanResult:
+    """Algorithm 1 in its most favourable reading (memory tracked along the way, no box used twice), or Algorithm 2.
+
+    Algorithm 2 knows no load. It is asked, for each b, with the memory of the largest m for which it finds a cut.
+    """
+    if costs.problem.request_limit == 1:
+        assignment = algorithm_1(costs.decode(Load()), Memory.DISTINCT)
+        return _fixed(costs, lambda load: assignment.cut if assignment is not None else None)
+    cuts: dict[int, Cut] = {}
+    for load in reversed(loads(costs)):
+        if load.batch not in cuts and (cut := algorithm_2(costs.decode(load))) is not None:
+            cuts[load.batch] = cut
+    return _fixed(costs, lambda load: cuts.get(load.batch))
+
+
+def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
+    """The best load for a way of cutting that does not choose one itself."""
+    single = costs.problem.request_limit == 1
+    limit = costs.problem.max_time_per_token_s
+    best: Prediction | None = None
+    fastest: float | None = None
+    for load in [Load()] if single else loads(costs):
+        cut = cut_for(load)
+        if cut is None or violations(costs.decode(load), cut):
+            continue
+        prediction = predict(costs, load, cut)
+        fastest = min(prediction.time_per_token_s, fastest or prediction.time_per_token_s)
+        if limit is not None and prediction.time_per_token_s > limit:
+            continue
+        if best is None or prediction.throughput_tps > best.throughput_tps:
+            best = prediction
+    if best is not None:
+        return result_of(costs, best, None, GAP_OF_LATENCY)
+    if fastest is not None and limit is not None:
+        return PlanResult(costs.problem, shortage=too_slow(fastest, limit))
+    return PlanResult(costs.problem, shortage=_why_not(costs, cut_for(Load())))
+
+
+def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
+    if cut is None:
+        return Shortage("memory", 0.0, "", "it finds no placement that fits")
+    instance = costs.decode(Load())
+    needs = stage_bytes(instance, cut)
+    rooms = [float(instance.capacity_bytes[box]) for box in cut.boxes]
+    text = box_room_text([costs.names[box] for box in cut.boxes], needs, rooms)
+    over = sum(max(0.0, need - room) for need, room in zip(needs, rooms, strict=True))
+    return Shortage("memory", over, "bytes", text or "; ".join(violations(instance, cut)))
+
+
+def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
+    prediction = result.prediction
+    if prediction is None:
+        return StrategyRow(name, False, None, None, None, 0, "", None, bottleneck(result))
+    return StrategyRow(
+        strategy=name,
+        feasible=True,
+        time_per_token_s=prediction.time_per_token_s,
+        throughput_tps=prediction.throughput_tps,
+        ttft_s=prediction.ttft_s,
+        boxes=len(result.stages),
+        placement=result.placement,
+        gap=_gap(prediction, best),
+        reason=bottleneck(result),
+    )
+
+
+def _gap(prediction: Prediction, best: PlanResult) -> float | None:
+    """How much better any plan could at most be: from the plan's own value and its certified gap."""
+    if best.prediction is None or best.gap is None:
+        return None
+    if best.gap_objective == GAP_OF_LATENCY:
+        bound = best.prediction.time_per_token_s * (1.0 - best.gap)
+        return max(0.0, 1.0 - bound / prediction.time_per_token_s)
+    rate_bound = best.prediction.load.requests / best.prediction.time_per_token_s / (1.0 - best.gap)
+    return max(0.0, 1.0 - prediction.load.requests / prediction.time_per_token_s / rate_bound)

@@ -1,0 +1,267 @@
+"""From a model, boxes and links to what solvers see: seconds and bytes, for prefill and for decode. Pure.
+
+Without a measured profile a box is a roofline: a part of the model takes as long as reading its bytes or as computing
+its operations, whichever is longer. The constants below are the only numbers here that come from no data sheet; each
+says why it is what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeshard.planning.catalogue import DeviceSpec
+from edgeshard.planning.devices import Box
+from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
+from edgeshard.planning.scoring import SLACK, stages
+from edgeshard.planning.shapes import BlockSpec, ModelSpec
+
+KV_BLOCK_TOKENS = 16
+"""A sequence's KV memory is granted in blocks of so many tokens, as the agents do."""
+WORKSPACE_BYTES = 64 << 20
+"""Buffers and the allocator's slack of a stage, as the coordinator's own memory check has it."""
+FRAME_PART_BYTES = 1 << 20
+"""Activations travel in parts of at most so many bytes."""
+FRAME_OVERHEAD_BYTES = 128
+"""Of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
+RETURNED_TOKEN_BYTES = 16
+"""A sampled token on its way back: request, position, token and logprob as varints and a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sequences in one micro-batch, and micro-batches in flight: the b and m of the papers."""
+
+    batch: int = 1
+    micro_batches: int = 1
+
+    @property
+    def requests(self) -> int:
+        return self.batch * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """ComputeTimes of a box nobody has measured, from its memory bandwidth and its operations a second."""
+
+    device: DeviceSpec
+    model: ModelSpec
+    itemsize: int
+    kv_bytes: int
+    flops: float
+
+    def block_s(self, block: BlockSpec, phase: Phase) -> float:
+        tokens = phase.step_tokens
+        read = block.touched_parameters(tokens) * self.itemsize + phase.batch * phase.kv_tokens * self.kv_bytes
+        operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(tokens, phase.context)
+        return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
+
+    def embedding_s(self, phase: Phase) -> float:
+        """A row read and written for each token."""
+        size = 2.0 * phase.step_tokens * self.model.shape.hidden_size * self.itemsize
+        return size / self.device.bandwidth_bytes_per_s
+
+    def head_s(self, phase: Phase) -> float:
+        parameters = self.model.head_parameters
+        read = parameters * self.itemsize / self.device.bandwidth_bytes_per_s
+        return max(read, 2.0 * parameters * phase.batch / self.flops)
+
+    def step_s(self) -> float:
+        return self.device.step_overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """A stage's memory on its box, in bytes, with its parts.
+
+    `workspace` are activations, logits, frames kept for resending and the allocator's slack; `loading` is the tensor
+    that is in memory twice while it is loaded. `usable` is what the box may give.
+    """
+
+    weights: int
+    kv: int
+    workspace: int
+    loading: int
+    usable: int
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.kv + self.workspace + self.loading
+
+
+class Costs:
+    """The instances of one problem. Boxes are those not excluded; index 0..M-1 of `boxes`."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self.problem = problem
+        excluded = set(problem.exclude)
+        self.boxes: tuple[Box, ...] = tuple(box for box in problem.cluster.boxes if box.name not in excluded)
+        self.names = tuple(box.name for box in self.boxes)
+        self.source = self.names.index(problem.cluster.source)
+        self._bandwidth, self._latency = link_matrices(problem, self.boxes)
+        self._rooflines: dict[int, Roofline] = {}  # one for all boxes of a [[device]], which share its spec
+        self._times = [self.times_of(box) for box in self.boxes]
+        self._capacity = np.array([self._room(box) for box in self.boxes])
+        self._max_layers = self._layer_limits()
+        self._cache: dict[tuple[Load, bool], Instance] = {}
+
+    def prefill(self, load: Load) -> Instance:
+        """One micro-batch's prompt through the pipeline."""
+        return self._instance(load, prefill=True)
+
+    def decode(self, load: Load) -> Instance:
+        """One token of a micro-batch, in the middle of its answer."""
+        return self._instance(load, prefill=False)
+
+    def phase(self, batch: int, prefill: bool) -> Phase:
+        prompt, new = self.problem.prompt_tokens, self.problem.new_tokens
+        if prefill:  # causal: a query sees half of the prompt on average
+            return Phase(batch, prompt, (prompt + 1) / 2, prompt)
+        middle = prompt + new / 2
+        return Phase(batch, 1, middle, middle)
+
+    def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
+        """Memory of each stage with its parts."""
+        model, item = self.problem.model, self.problem.dtype.itemsize
+        kv = load.requests * self.sequence_kv_bytes()
+        uses = []
+        for index, (box, first, end) in enumerate(stages(cut)):
+            has_head = self.has_head(cut, index)
+            weights = sum(block.parameters for block in model.blocks[first:end])
+            weights += model.embedding_parameters * (index == 0) + model.head_parameters * has_head
+            weights -= model.tied_parameters * (index == 0 and has_head)
+            workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
+            loading = self.loading_bytes(self.boxes[box])
+            room = int(self._capacity[box]) + loading
+            uses.append(MemoryUse(weights * item, kv * (end - first), workspace, loading, room))
+        return tuple(uses)
+
+    def has_head(self, cut: Cut, index: int) -> bool:
+        return index == (0 if self.problem.head_on_source else len(cut.boxes) - 1)
+
+    def sequence_kv_bytes(self) -> int:
+        """KV of one whole sequence in one block, in whole KV blocks."""
+        tokens = self.problem.prompt_tokens + self.problem.new_tokens
+        rounded = -(-tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+        return rounded * self.problem.model.kv_bytes_per_token(self.problem.effective_kv_dtype)
+
+    def stage_workspace(self, load: Load) -> int:
+        """Slack, the activations of the largest step (a prompt's), and frames kept for resending and received."""
+        model, item = self.problem.model, self.problem.dtype.itemsize
+        tokens = load.batch * self.problem.prompt_tokens
+        activations = tokens * (4 * model.shape.hidden_size + 3 * model.inner_size) * item
+        frames = 2 * load.micro_batches * tokens * model.shape.frame_width * item
+        return WORKSPACE_BYTES + activations + frames
+
+    def logits_bytes(self, load: Load) -> int:
+        """Logits in the model's dtype and once more in fp32, of one position for each sequence."""
+        return load.batch * self.problem.model.shape.vocab_size * (self.problem.dtype.itemsize + 4)
+
+    def loading_bytes(self, box: Box) -> int:
+        """The largest tensor a box may be given, once more. A discrete accelerator has the host's memory for that."""
+        if not box.device.unified:
+            return 0
+        model = self.problem.model
+        return max(model.largest_block_tensor, model.largest_outer_tensor) * self.problem.dtype.itemsize
+
+    def _room(self, box: Box) -> float:
+        room = box.device.usable_bytes - self.problem.reserve.get(box.name, 0.0) - self.loading_bytes(box)
+        # Solvers allow for rounding; a plan must not.
+        return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
+
+    def times_of(self, box: Box) -> ComputeTimes:
+        """A box's measured times, else its roofline."""
+        measured = self.problem.times.get(box.name)
+        if measured is not None:
+            return measured
+        if id(box.device) not in self._rooflines:
+            model, dtype = self.problem.model, self.problem.dtype
+            kv = model.kv_bytes_per_token(self.problem.effective_kv_dtype)
+            self._rooflines[id(box.device)] = Roofline(box.device, model, dtype.itemsize, kv, box.device.flops[dtype])
+        return self._rooflines[id(box.device)]
+
+    def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        layers = self.problem.model.layer_count
+        shares = [self.problem.max_share.get(name, 1.0) for name in self.names]
+        limits = np.array([int(share * layers + SLACK) for share in shares], dtype=np.int64)
+        limits[self.source] = max(1, limits[self.source])  # the source always holds the first layer
+        return limits
+
+    def _instance(self, load: Load, prefill: bool) -> Instance:
+        key = (load, prefill)
+        if key not in self._cache:
+            self._cache[key] = self._build(load, prefill)
+        return self._cache[key]
+
+    def _build(self, load: Load, prefill: bool) -> Instance:
+        problem, model = self.problem, self.problem.model
+        item = problem.dtype.itemsize
+        phase = self.phase(load.batch, prefill)
+        hop = frame_bytes(phase.step_tokens * model.shape.frame_width * item)
+        if problem.head_on_source:
+            back = frame_bytes(load.batch * model.shape.frame_width * item)
+        else:
+            back = FRAME_OVERHEAD_BYTES + load.batch * RETURNED_TOKEN_BYTES
+        kv = load.requests * self.sequence_kv_bytes()
+        return Instance(
+            compute_s=_compute(self._times, model.blocks, phase),
+            embed_s=np.array([times.embedding_s(phase) for times in self._times]),
+            head_s=np.array([times.head_s(phase) for times in self._times]),
+            overhead_s=np.array([times.step_s() for times in self._times]),
+            hop_s=8.0 * hop / self._bandwidth,
+            return_s=8.0 * back / self._bandwidth,
+            latency_s=self._latency,
+            layer_bytes=np.array([float(block.parameters * item + kv) for block in model.blocks]),
+            embed_bytes=float(model.embedding_parameters * item),
+            head_bytes=float(model.head_parameters * item + self.logits_bytes(load)),
+            tied_bytes=float(model.tied_parameters * item),
+            stage_bytes=float(self.stage_workspace(load)),
+            capacity_bytes=self._capacity,
+            max_layers=self._max_layers,
+            source=self.source,
+            relays=problem.relays,
+            asynchronous=problem.asynchronous,
+            head_on_source=problem.head_on_source,
+            min_boxes=problem.min_boxes,
+            max_boxes=problem.max_boxes or len(self.boxes),
+        )
+
+
+def frame_bytes(payload: int) -> int:
+    """Bytes on the wire of a tensor of `payload` bytes."""
+    return payload + max(1, -(-payload // FRAME_PART_BYTES)) * FRAME_OVERHEAD_BYTES
+
+
+def link_matrices(problem: PlanProblem, boxes: Sequence[Box]) -> tuple[Floats, Floats]:
+    """[M, M] bits a second and seconds of delay, sender by receiver; a box to itself is free."""
+    cluster = problem.cluster
+    index = {box.name: position for position, box in enumerate(boxes)}
+    bandwidth = np.full((len(boxes), len(boxes)), cluster.default_link.bandwidth_bps)
+    latency = np.full_like(bandwidth, cluster.default_link.latency_s)
+    for (sender, receiver), link in cluster.links.items():
+        if sender in index and receiver in index:
+            bandwidth[index[sender], index[receiver]] = link.bandwidth_bps
+            latency[index[sender], index[receiver]] = link.latency_s
+    up = np.array([box.up_bps if box.up_bps is not None else np.inf for box in boxes])
+    down = np.array([box.down_bps if box.down_bps is not None else np.inf for box in boxes])
+    bandwidth = np.minimum(bandwidth, np.minimum(up[:, None], down[None, :]))
+    np.fill_diagonal(bandwidth, np.inf)
+    np.fill_diagonal(latency, 0.0)
+    return bandwidth, latency
+
+
+def _compute(times: Sequence[ComputeTimes], blocks: Sequence[BlockSpec], phase: Phase) -> Floats:
+    """[M, N] seconds; a kind of block and a kind of box are asked for once."""
+    kinds = list(dict.fromkeys(blocks))
+    column = np.array([kinds.index(block) for block in blocks])
+    known: dict[int, list[float]] = {}
+    rows = []
+    for item in times:
+        if id(item) not in known:
+            known[id(item)] = [item.block_s(kind, phase) for kind in kinds]
+        rows.append(known[id(item)])
+    table: Floats = np.array(rows, dtype=np.float64)
+    return table[:, column]

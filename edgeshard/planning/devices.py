@@ -1,0 +1,304 @@
+"""A cluster: its boxes, the links between them, and the reading of both from a mapping (a decoded TOML file). Pure.
+
+Every unknown key and every value that cannot be raises InvalidArgumentError naming the field: `device[1].count`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import check_name
+from edgeshard.planning.catalogue import CATALOGUE, DeviceSpec
+from edgeshard.planning.fields import Fields, invalid
+
+MAX_BOXES = 10_000
+_NO_NEIGHBOUR_BPS = 1e9
+"""What a box alone is given, so that it need not describe links it has not; used once boxes are added to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One box of a cluster. `up_bps` and `down_bps` cap what it sends and receives, in bits a second (None: no cap)."""
+
+    name: str
+    device: DeviceSpec
+    group: str
+    up_bps: float | None = None
+    down_bps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two boxes: bits a second, and the pure delay in seconds."""
+
+    bandwidth_bps: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked of the model: tokens in and out of a request, sequences in one micro-batch, requests at once.
+
+    None for `batch` or `concurrency` leaves them to the planner.
+    """
+
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    batch: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Boxes and links.
+
+    `links` holds what differs from `default_link`, by (sender, receiver). `cloud` names the box that baselines offload
+    to (None: the one with the fastest memory beside the source).
+    """
+
+    boxes: tuple[Box, ...]
+    default_link: Link
+    source: str
+    links: Mapping[tuple[str, str], Link] = field(default_factory=lambda: MappingProxyType({}))
+    cloud: str | None = None
+    workload: Workload = Workload()
+    dtype: DType | None = None
+    kv_dtype: DType | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(box.name for box in self.boxes)
+
+    def link(self, sender: Box, receiver: Box) -> Link:
+        """The link from one box to another, within what both ends can do."""
+        link = self.links.get((sender.name, receiver.name), self.default_link)
+        caps = [rate for rate in (sender.up_bps, receiver.down_bps) if rate is not None]
+        return replace(link, bandwidth_bps=min(link.bandwidth_bps, *caps)) if caps else link
+
+    def index(self, name: str, field_name: str) -> int:
+        """Position of a box. Raises InvalidArgumentError naming `field_name` when there is none of that name."""
+        for index, box in enumerate(self.boxes):
+            if box.name == name:
+                return index
+        shown = ", ".join(self.names[:12]) + (", ..." if len(self.boxes) > 12 else "")
+        raise InvalidArgumentError(
+            f"{field_name}: there is no box {name!r}; boxes are {shown}", field=field_name, reason="UNKNOWN_BOX"
+        )
+
+
+def parse_cluster(values: Mapping[str, Any]) -> Cluster:
+    """The cluster that a decoded TOML file describes; docs/planning.md lists its keys."""
+    if not isinstance(values, Mapping):
+        raise invalid("cluster", "holds no object")
+    top = Fields(values, "")
+    top.only("device", "link", "model", "source", "cloud", "workload")
+    boxes = _boxes(top.tables("device"))
+    default, links = _links(values.get("link"), boxes)
+    model = top.table("model")
+    model.only("dtype", "kv_dtype")
+    cluster = Cluster(
+        boxes=boxes,
+        default_link=default,
+        source=top.text("source"),
+        links=MappingProxyType(links),
+        cloud=top.text("cloud", None),
+        workload=_workload(top.table("workload")),
+        dtype=_dtype(model, "dtype"),
+        kv_dtype=_dtype(model, "kv_dtype"),
+    )
+    cluster.index(cluster.source, "source")
+    if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
+        raise invalid("cloud", f"{cluster.cloud!r} is the source; name another box")
+    return cluster
+
+
+def _dtype(model: Fields, key: str) -> DType | None:
+    text = model.text(key, None)
+    return None if text is None else DType.parse(text, model.name(key))
+
+
+def _workload(values: Fields) -> Workload:
+    values.only("prompt_tokens", "new_tokens", "batch", "concurrency")
+    return Workload(
+        prompt_tokens=values.count("prompt_tokens", 128),
+        new_tokens=values.count("new_tokens", 128),
+        batch=values.count("batch", None),
+        concurrency=values.count("concurrency", None),
+    )
+
+
+_DEVICE_KEYS = (
+    "name",
+    "kind",
+    "count",
+    "memory_bytes",
+    "system_bytes",
+    "bandwidth_bytes_per_s",
+    "flops",
+    "unified",
+    "step_overhead_s",
+    "up_bps",
+    "down_bps",
+    "figures_source",
+)
+
+
+def _boxes(tables: Sequence[Fields]) -> tuple[Box, ...]:
+    if not tables:
+        raise invalid("device", "is missing; a cluster needs at least one [[device]]")
+    boxes: list[Box] = []
+    for table in tables:
+        table.only(*_DEVICE_KEYS)
+        name, count = table.text("name"), table.count("count", 1)
+        check_name(name, table.name("name"))
+        if len(boxes) + count > MAX_BOXES:
+            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_BOXES} boxes")
+        box = Box(
+            name=name,
+            device=_device(table),
+            group=name,
+            up_bps=table.positive("up_bps", None),
+            down_bps=table.positive("down_bps", None),
+        )
+        numbered = count > 1 or table.given("count")
+        boxes += [replace(box, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [box]
+    seen: set[str] = set()
+    for box in boxes:
+        if box.name in seen:
+            raise invalid("device", f"{box.name!r} is there twice; give each [[device]] its own name")
+        seen.add(box.name)
+    return tuple(boxes)
+
+
+def _device(table: Fields) -> DeviceSpec:
+    kind = table.text("kind", None)
+    if kind is not None and kind not in CATALOGUE:
+        raise InvalidArgumentError(
+            f"{table.name('kind')}: device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or "
+            "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops",
+            field=table.name("kind"),
+            reason="UNKNOWN_DEVICE",
+        )
+    base = CATALOGUE[kind] if kind is not None else None
+    memory = table.positive("memory_bytes", base.memory_bytes if base else ...)
+    system = table.not_negative("system_bytes", base.system_bytes if base else 0.0)
+    if system >= memory:
+        raise invalid(table.name("system_bytes"), f"is {system:g}, which leaves nothing of memory_bytes {memory:g}")
+    flops = dict(base.flops) if base else {}
+    if base is None or table.given("flops"):
+        flops = dict.fromkeys(DType, table.positive("flops", ...))
+    changed = [key for key in _DEVICE_KEYS[3:8] if table.given(key)]
+    source = table.text("figures_source", None) or (base.source if base else "cluster file")
+    if base is not None and changed and not table.given("figures_source"):
+        source += f" ({', '.join(changed)}: cluster file)"
+    return DeviceSpec(
+        kind=kind or table.text("name"),
+        memory_bytes=memory,
+        system_bytes=system,
+        bandwidth_bytes_per_s=table.positive("bandwidth_bytes_per_s", base.bandwidth_bytes_per_s if base else ...),
+        flops=MappingProxyType(flops),
+        unified=table.flag("unified", base.unified if base else True),
+        source=source,
+        step_overhead_s=table.not_negative("step_overhead_s", base.step_overhead_s if base else 0.0),
+    )
+
+
+def _links(value: Any, boxes: Sequence[Box]) -> tuple[Link, dict[tuple[str, str], Link]]:
+    """The [link] table, or a list of [[link]] of which the one without ends is the default."""
+    if value is None and len(boxes) == 1:
+        return Link(_NO_NEIGHBOUR_BPS), {}
+    tables = [value] if isinstance(value, Mapping) else value
+    if not isinstance(tables, list) or not all(isinstance(item, Mapping) for item in tables) or not tables:
+        raise invalid("link", "is missing; give [[link]] with bandwidth_bps, and more with from and to, or between")
+    default: Link | None = None
+    links: dict[tuple[str, str], Link] = {}
+    for position, item in enumerate(tables):
+        table = Fields(item, f"link[{position}]" if len(tables) > 1 else "link")
+        table.only("bandwidth_bps", "latency_s", "between", "from", "to")
+        link = Link(table.positive("bandwidth_bps", ...), table.not_negative("latency_s", 0.0))
+        ends = _ends(table, boxes)
+        if ends is not None:
+            links |= dict.fromkeys(ends, link)
+        elif default is not None:
+            raise invalid(table.name("between"), "is missing; only one [[link]] can be the default for all others")
+        else:
+            default = link
+    if default is None:
+        if len(boxes) > 1 and len(links) < len(boxes) * (len(boxes) - 1):
+            raise invalid("link", "has no default; give one [[link]] without from, to and between")
+        default = next(iter(links.values()))
+    return default, links
+
+
+def _ends(table: Fields, boxes: Sequence[Box]) -> list[tuple[str, str]] | None:
+    """The (sender, receiver) pairs of a [[link]], None for the default one. A group's name stands for all its boxes."""
+    if table.given("between"):
+        if table.given("from") or table.given("to"):
+            raise invalid(table.name("between"), "stands beside from or to; give one or the other")
+        pair = table.values["between"]
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
+            raise invalid(table.name("between"), f"is {pair!r}; it must be two names of boxes")
+        first, second = (_named(name, table.name("between"), boxes) for name in pair)
+        return [(a, b) for x, y in ((first, second), (second, first)) for a in x for b in y if a != b]
+    if not table.given("from") and not table.given("to"):
+        return None
+    senders, receivers = (_named(table.text(key), table.name(key), boxes) for key in ("from", "to"))
+    return [(a, b) for a in senders for b in receivers if a != b]
+
+
+def _named(name: str, field_name: str, boxes: Sequence[Box]) -> list[str]:
+    found = [box.name for box in boxes if box.name == name] or [box.name for box in boxes if box.group == name]
+    if not found:
+        raise InvalidArgumentError(f"{field_name}: there is no box {name!r}", field=field_name, reason="UNKNOWN_BOX")
+    return found
+
+
+def with_boxes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
+    """The cluster with `count` more boxes of a kind: of one it has (its links too), or of the catalogue."""
+    like = next((box for box in cluster.boxes if kind in (box.group, box.device.kind)), None)
+    if like is None and kind not in CATALOGUE:
+        raise InvalidArgumentError(
+            f"{field_name}: {kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})",
+            field=field_name,
+            reason="UNKNOWN_DEVICE",
+        )
+    if len(cluster.boxes) + count > MAX_BOXES:
+        raise invalid(field_name, f"asks for {count} more boxes; a cluster has at most {MAX_BOXES}")
+    device = like.device if like is not None else CATALOGUE[kind]
+    taken, added, number = set(cluster.names), list[Box](), 0
+    while len(added) < count:
+        number += 1
+        name = f"{kind}-new-{number}"
+        if name not in taken:
+            added.append(Box(name, device, f"{kind}-new"))
+    return replace(cluster, boxes=(*cluster.boxes, *added))
+
+
+def without_boxes(cluster: Cluster, name: str, field_name: str) -> Cluster:
+    """The cluster without a box. Raises InvalidArgumentError when there is none, or when it is the source."""
+    index = cluster.index(name, field_name)
+    if name == cluster.source:
+        raise invalid(field_name, f"would remove the source {name}; name another box")
+    cloud = None if cluster.cloud == name else cluster.cloud
+    return replace(cluster, boxes=cluster.boxes[:index] + cluster.boxes[index + 1 :], cloud=cloud)
+
+
+def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:
+    """The cluster with every link at this rate, or only those between two boxes, in both directions."""
+    if pair is None:
+        links = {ends: replace(link, bandwidth_bps=bandwidth_bps) for ends, link in cluster.links.items()}
+        default = replace(cluster.default_link, bandwidth_bps=bandwidth_bps)
+        return replace(cluster, default_link=default, links=MappingProxyType(links))
+    first, second = (_named(name, "sweep", cluster.boxes) for name in pair)
+    links = dict(cluster.links)
+    for a in first:
+        for b in second:
+            for ends in ((a, b), (b, a)):
+                if a != b:
+                    links[ends] = replace(links.get(ends, cluster.default_link), bandwidth_bps=bandwidth_bps)
+    return replace(cluster, links=MappingProxyType(links))

@@ -1,0 +1,150 @@
+"""A plan in words: what it does, what limits it, why it is as it is, what else there would be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgeshard.planning.instance import Score
+from edgeshard.planning.plan import PlanResult, Prediction
+
+_SMALL_SHARE = 0.02
+
+
+def bottleneck(result: PlanResult) -> str:
+    """One sentence on what binds the plan; for an infeasible one, what is short."""
+    if result.prediction is None:
+        return result.shortage.text if result.shortage is not None else "there is no plan"
+    prediction = result.prediction
+    if is_saturated(prediction):
+        station = prediction.decode
+        return (
+            f"{station.bottleneck} is always busy ({_ms(station.bottleneck_s)} for each micro-batch); "
+            "more requests in flight would not help"
+        )
+    name, seconds = longest_part(prediction.decode, [stage.box for stage in result.stages])
+    share = seconds / prediction.decode.round_s
+    return f"{name} takes {_ms(seconds)} of the {_ms(prediction.decode.round_s)} a token needs ({100 * share:.0f} %)"
+
+
+def is_saturated(prediction: Prediction) -> bool:
+    """Whether the busiest station, not the way round, sets the rate."""
+    m = prediction.load.micro_batches
+    return m > 1 and m * prediction.decode.bottleneck_s >= prediction.decode.round_s
+
+
+def longest_part(score: Score, boxes: Sequence[str]) -> tuple[str, float]:
+    """The largest single part of a round: a box's compute, a hop, or all pure delays together."""
+    parts = [(f"compute of {box}", seconds) for box, seconds in zip(boxes, score.stage_s, strict=True)]
+    following = [*boxes[1:], boxes[0]]
+    parts += [
+        (f"link {sender} -> {receiver}", seconds)
+        for sender, receiver, seconds in zip(boxes, following, score.hop_s, strict=False)
+    ]
+    parts.append(("delay of the links", score.round_s - sum(score.stage_s) - sum(score.hop_s)))
+    return max(parts, key=lambda part: part[1])
+
+
+def explain(result: PlanResult) -> tuple[str, ...]:
+    """The plan as short lines for a person."""
+    problem = result.problem
+    asked = (
+        f"{problem.model.name} in {problem.dtype.value}, {problem.prompt_tokens} tokens in and "
+        f"{problem.new_tokens} out, from {problem.cluster.source}: {_goal(result)}."
+    )
+    if result.prediction is None:
+        return (asked, f"There is no plan: {bottleneck(result)}.")
+    prediction = result.prediction
+    lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}."]
+    lines.append(_where_time_goes(prediction))
+    tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
+    memory = tightest.memory
+    lines.append(
+        f"Fullest box: {tightest.box} with {memory.needed / 1e9:.1f} of {memory.usable / 1e9:.1f} GB "
+        f"({memory.weights / 1e9:.1f} weights, {memory.kv / 1e9:.2f} KV)."
+    )
+    detour = _detour(result)
+    if detour:
+        lines.append(detour)
+    lines += [_runner_up(result, index) for index in range(len(result.alternatives))]
+    lines.append(_certainty(result))
+    estimated = sorted({s.kind for s in result.stages if s.box not in problem.times})
+    if estimated:
+        lines.append(
+            f"Not measured but from figures of data sheets or the cluster file: {', '.join(estimated)}. "
+            "Real kernels are slower."
+        )
+    return tuple(lines)
+
+
+def _goal(result: PlanResult) -> str:
+    problem = result.problem
+    if problem.request_limit == 1:
+        return "least time per token of one request"
+    limit = problem.max_time_per_token_s
+    most = (
+        "most tokens a second"
+        if problem.request_limit is None
+        else (f"most tokens a second with at most {problem.request_limit} requests")
+    )
+    return most if limit is None else f"{most}, within {_ms(limit)} per token"
+
+
+def _choice(result: PlanResult) -> str:
+    assert result.prediction is not None
+    load = result.prediction.load
+    parts = [f"{stage.box} {'relays' if not len(stage.layers) else stage.layers}" for stage in result.stages]
+    text = f"Plan: {', then '.join(parts)}"
+    if load.requests > 1:
+        text += f"; {load.micro_batches} micro-batches of {load.batch} in flight"
+    return text + "."
+
+
+def _where_time_goes(prediction: Prediction) -> str:
+    decode = prediction.decode
+    compute, hops = sum(decode.stage_s), sum(decode.hop_s)
+    delay = max(0.0, decode.round_s - compute - hops)
+    text = f"A token's way round takes {_ms(decode.round_s)}: {_ms(compute)} computing, {_ms(hops)} on links"
+    return text + (f", {_ms(delay)} of delay." if delay > _SMALL_SHARE * decode.round_s else ".")
+
+
+def _detour(result: PlanResult) -> str:
+    """Says it when neighbours avoid a link that is much slower than the two they take instead."""
+    problem, boxes = result.problem, [stage.box for stage in result.stages]
+    cluster = problem.cluster
+    by_name = {box.name: box for box in cluster.boxes}
+    for index in range(len(boxes) - 2):
+        start, middle, end = (by_name[name] for name in boxes[index : index + 3])
+        direct = cluster.link(start, end).bandwidth_bps
+        around = min(cluster.link(start, middle).bandwidth_bps, cluster.link(middle, end).bandwidth_bps)
+        if around > 2 * direct:
+            return (
+                f"It goes around the slow link {start.name} -> {end.name} ({_rate(direct)}) through {middle.name} "
+                f"({_rate(around)})."
+            )
+    return ""
+
+
+def _runner_up(result: PlanResult, index: int) -> str:
+    assert result.prediction is not None
+    other, best = result.alternatives[index], result.prediction
+    if result.problem.request_limit == 1:
+        worse = f"{_ms(other.time_per_token_s)} per token, {_ms(other.time_per_token_s - best.time_per_token_s)} more"
+    else:
+        worse = f"{other.throughput_tps:.2f} tokens/s instead of {best.throughput_tps:.2f}"
+    return f"Runner-up {index + 1}: {other.placement} ({worse})."
+
+
+def _certainty(result: PlanResult) -> str:
+    if result.gap is None:
+        return "This placement was given, not chosen."
+    if result.gap <= 1e-9:
+        return f"No placement has a better {result.gap_objective}: the search is exact."
+    return f"At most {100 * result.gap:.2f} % could be gained in {result.gap_objective} (certified gap)."
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _rate(bps: float) -> str:
+    return f"{bps / 1e6:g} Mb/s"

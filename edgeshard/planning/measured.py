@@ -1,0 +1,47 @@
+"""A box that was measured, as the planner asks it for times. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.planning.problem import Phase
+from edgeshard.planning.shapes import BlockSpec
+from edgeshard.profile import ComputeProfile, LayerKind
+from edgeshard.profile_fit import LayerFit, ProfileFit, fit_profile
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """ComputeTimes from a profile. Raises InvalidArgumentError for a block the profile was not made for."""
+
+    fit: ProfileFit
+
+    @classmethod
+    def of(cls, profile: ComputeProfile) -> MeasuredTimes:
+        return cls(fit_profile(profile))
+
+    def block_s(self, block: BlockSpec, phase: Phase) -> float:
+        kind = LayerKind.MOE_BLOCK if block.experts else LayerKind.BLOCK
+        fits = self.fit.of_kind(kind, block.parameters)
+        # Blocks of one size differ by their windows only, which a BlockSpec does not tell: their mean.
+        layers = sum(fit.profile.layers for fit in fits)
+        return sum(fit.profile.layers * _seconds(fit, phase) for fit in fits) / layers
+
+    def embedding_s(self, phase: Phase) -> float:
+        (fit,) = self.fit.of_kind(LayerKind.EMBEDDING)
+        return fit.prefill.seconds(phase.step_tokens, 0.0)
+
+    def head_s(self, phase: Phase) -> float:
+        (fit,) = self.fit.of_kind(LayerKind.HEAD)
+        return fit.decode.seconds(phase.batch, 0.0)
+
+    def step_s(self) -> float:
+        return self.fit.step_overhead_s
+
+
+def _seconds(fit: LayerFit, phase: Phase) -> float:
+    if phase.tokens == 1:
+        return fit.decode_s(phase.batch, max(0.0, phase.kv_tokens - 1))
+    # Of `context` keys that a query sees on average, half of the prompt are the prompt's own.
+    before = max(0.0, phase.context - (phase.tokens + 1) / 2)
+    return fit.prefill_s(phase.tokens, before, phase.batch)

@@ -1,0 +1,246 @@
+"""Planning: boxes, cuts and loads chosen together, with the figures they are predicted to reach. Pure.
+
+    plan(problem) -> PlanResult
+
+Latency minimises the round R of one token of one request. Throughput and auto choose the load (b sequences in each of
+m micro-batches) with the cuts (`search`). Either way the answer is scored by the two phases of a batch, its prompts and
+then its tokens:
+
+    tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edgeshard.model import LayerRange
+from edgeshard.planning.costs import Costs, Load, MemoryUse
+from edgeshard.planning.instance import Cut, Score, Solution
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.scoring import score, stages, violations
+from edgeshard.planning.search import loads, search_loads
+from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
+from edgeshard.planning.solvers import solve_latency, solve_throughput
+from edgeshard.planning.solvers.problem import equal_kinds
+
+ALTERNATIVES = 2
+"""Runner-ups shown."""
+RESCORED = 2
+"""Loads for which a cut for prompt and answer together is tried as well."""
+_ROUNDING = 1e-12
+_MANY_BOXES = 64
+"""Beyond it runner-ups are not worth as many solves again."""
+GAP_OF_LATENCY = "time per token"
+GAP_OF_RATE = "steady decode rate over the loads considered"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
+
+    `ttft_s` is the time until the last of the micro-batches has its first token, all starting together.
+    """
+
+    cut: Cut
+    load: Load
+    prefill: Score
+    decode: Score
+    ttft_s: float
+    time_per_token_s: float
+    throughput_tps: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it)."""
+
+    box: str
+    kind: str
+    layers: LayerRange
+    memory: MemoryUse
+    compute_s: float
+    send_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A runner-up: what it would reach."""
+
+    placement: str
+    load: Load
+    ttft_s: float
+    time_per_token_s: float
+    throughput_tps: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan, or why there is none (`shortage`). Every figure is of this placement under this load.
+
+    `gap` is how much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best.
+    """
+
+    problem: PlanProblem
+    stages: tuple[PlannedStage, ...] = ()
+    prediction: Prediction | None = None
+    gap: float | None = None
+    gap_objective: str = GAP_OF_LATENCY
+    alternatives: tuple[Alternative, ...] = ()
+    shortage: Shortage | None = None
+
+    @property
+    def feasible(self) -> bool:
+        return self.prediction is not None
+
+    @property
+    def placement(self) -> str:
+        """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it (but for relays, which hold no layer); '' for none."""
+        return ",".join(f"{stage.box}={stage.layers}" for stage in self.stages)
+
+
+def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
+    """The best plan for a problem. Raises InvalidArgumentError naming the field when the problem cannot be."""
+    problem.check()
+    costs = Costs(problem)
+    if problem.objective is Objective.LATENCY or problem.request_limit == 1:
+        result = _latency(costs)
+    else:
+        result = _throughput(costs)
+    if result.prediction is None or alternatives < 1:
+        return result
+    return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
+
+
+def predict(costs: Costs, load: Load, cut: Cut) -> Prediction:
+    """The figures of any cut under a load, by the two-phase formula."""
+    prefill = score(costs.prefill(load), cut, costs.names)
+    decode = score(costs.decode(load), cut, costs.names)
+    m, new = load.micro_batches, costs.problem.new_tokens
+    ttft = prefill.round_s + (m - 1) * prefill.bottleneck_s
+    per_token = max(decode.round_s, m * decode.bottleneck_s)
+    rate = load.requests * new / (ttft + (new - 1) * per_token)
+    return Prediction(cut, load, prefill, decode, ttft, per_token, rate)
+
+
+def result_of(costs: Costs, prediction: Prediction, gap: float | None, gap_objective: str) -> PlanResult:
+    """A prediction with the names, layers and memory of its stages."""
+    cut, decode = prediction.cut, prediction.decode
+    sends = decode.hop_s or (0.0,)
+    memory = costs.memory(prediction.load, cut)
+    planned = tuple(
+        PlannedStage(
+            box=costs.names[box],
+            kind=costs.boxes[box].device.kind,
+            layers=LayerRange(first, end),
+            memory=memory[index],
+            compute_s=decode.stage_s[index],
+            send_s=sends[index],
+        )
+        for index, (box, first, end) in enumerate(stages(cut))
+    )
+    return PlanResult(costs.problem, planned, prediction, gap, gap_objective)
+
+
+def _latency(costs: Costs) -> PlanResult:
+    load = Load()
+    solution = solve_latency(costs.decode(load))
+    if solution is None:
+        return PlanResult(costs.problem, shortage=shortage_of(costs, load))
+    prediction = predict(costs, load, solution.cut)
+    limit = costs.problem.max_time_per_token_s
+    if limit is not None and prediction.time_per_token_s > limit:
+        return PlanResult(costs.problem, shortage=too_slow(prediction.time_per_token_s, limit))
+    return result_of(costs, prediction, solution.gap, GAP_OF_LATENCY)
+
+
+def _throughput(costs: Costs) -> PlanResult:
+    """The loads of the search, re-scored with their prompts; the best of them also with a cut made for both phases."""
+    found = search_loads(costs)
+    if not found.candidates:
+        if found.fastest_s is not None and costs.problem.max_time_per_token_s is not None:
+            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, costs.problem.max_time_per_token_s))
+        return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
+    limit = costs.problem.max_time_per_token_s
+    predictions = [predict(costs, load, solution.cut) for load, solution in found.candidates]
+    predictions.sort(key=lambda p: -p.throughput_tps)
+    for load in [p.load for p in predictions[:RESCORED]]:
+        amortised = solve_amortised(costs, load)
+        if amortised is not None:
+            predictions.append(predict(costs, load, amortised.cut))
+    for cut in dict.fromkeys(p.cut for p in sorted(predictions, key=lambda p: -p.throughput_tps)[:RESCORED]):
+        fitting = [load for load in loads(costs) if not violations(costs.decode(load), cut)]
+        predictions += [predict(costs, load, cut) for load in fitting]
+    predictions = [p for p in predictions if limit is None or p.time_per_token_s <= limit]
+    best = max(predictions, key=lambda p: p.throughput_tps)
+    steady = best.load.requests / best.time_per_token_s
+    gap = 1.0 - steady / found.rate_bound
+    return result_of(costs, best, gap if gap > _ROUNDING else 0.0, GAP_OF_RATE)
+
+
+def solve_amortised(costs: Costs, load: Load) -> Solution | None:
+    """The cut for the mean step of a request, its prompt included. It ranks; the two-phase formula decides."""
+    prefill, decode, new = costs.prefill(load), costs.decode(load), costs.problem.new_tokens
+    if new == 1:
+        return solve_throughput(prefill, load.micro_batches)
+    parts = {
+        name: (getattr(prefill, name) + (new - 1) * getattr(decode, name)) / new
+        for name in ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s")
+    }
+    return solve_throughput(replace(decode, **parts), load.micro_batches)
+
+
+def runner_ups(costs: Costs, best: Prediction, count: int) -> tuple[Alternative, ...]:
+    """The best plans that use other boxes: with one fewer of each kind in use, and the source alone."""
+    problem, load = costs.problem, best.load
+    found: list[tuple[Costs, Prediction]] = []
+    source_alone = Cut((costs.source,), (problem.model.layer_count,))
+    if not violations(costs.decode(load), source_alone):
+        found.append((costs, predict(costs, load, source_alone)))
+    kinds = equal_kinds(costs.decode(load), _MANY_BOXES)
+    groups = kinds.members if kinds is not None else ()
+    for excluded in _one_fewer(costs, best.cut, groups):
+        other = Costs(replace(problem, exclude=(*problem.exclude, *excluded)))
+        solution = solve_throughput(other.decode(load), load.micro_batches)
+        if solution is not None:
+            found.append((other, predict(other, load, solution.cut)))
+    if problem.request_limit == 1:
+        found.sort(key=lambda item: item[1].time_per_token_s)
+    else:
+        found.sort(key=lambda item: -item[1].throughput_tps)
+    kind_of = {costs.names[box]: kind for kind, members in enumerate(groups) for box in members}
+    limit = problem.max_time_per_token_s
+    found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
+    distinct: dict[tuple[object, ...], Alternative] = {}
+    seen = _signature(costs, best.cut, kind_of)
+    for other, prediction in found:
+        key = _signature(other, prediction.cut, kind_of)
+        if key != seen and key not in distinct:
+            distinct[key] = _alternative(other, prediction)
+    return tuple(distinct.values())[:count]
+
+
+def _alternative(costs: Costs, prediction: Prediction) -> Alternative:
+    return Alternative(
+        placement=result_of(costs, prediction, None, "").placement,
+        load=prediction.load,
+        ttft_s=prediction.ttft_s,
+        time_per_token_s=prediction.time_per_token_s,
+        throughput_tps=prediction.throughput_tps,
+    )
+
+
+def _signature(costs: Costs, cut: Cut, kind_of: Mapping[str, int]) -> tuple[object, ...]:
+    """A cut with interchangeable boxes taken as equal."""
+    names = [(costs.names[box], end - first) for box, first, end in stages(cut)]
+    return tuple((kind_of.get(name, name), layers) for name, layers in names)
+
+
+def _one_fewer(costs: Costs, cut: Cut, groups: Sequence[Sequence[int]]) -> list[tuple[str, ...]]:
+    """For each kind of box in use but the source: the boxes to exclude so that one fewer of it can be used."""
+    choices = []
+    for members in groups:
+        used = [box for box in cut.boxes if box in members and box != costs.source]
+        if used:
+            choices.append(tuple(costs.names[box] for box in members if box not in used[:-1]))
+    return choices

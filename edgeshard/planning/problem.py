@@ -1,0 +1,144 @@
+"""What is to be planned, as one checked value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Protocol
+
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.planning.devices import Cluster
+from edgeshard.planning.fields import check_count, check_number, invalid
+from edgeshard.planning.shapes import BlockSpec, ModelSpec
+
+
+class Objective(StrEnum):
+    LATENCY = "latency"
+    """Least time per token of one request alone."""
+    THROUGHPUT = "throughput"
+    """Most tokens a second of a full pipeline."""
+    AUTO = "auto"
+    """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `latency`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One step of a micro-batch: `batch` sequences of `tokens` new tokens each.
+
+    `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are read.
+    """
+
+    batch: int
+    tokens: int
+    context: float
+    kv_tokens: float
+
+    @property
+    def step_tokens(self) -> int:
+        return self.batch * self.tokens
+
+
+class ComputeTimes(Protocol):
+    """Seconds a box needs for the parts of a model: a roofline, or a measured profile."""
+
+    def block_s(self, block: BlockSpec, phase: Phase) -> float: ...
+
+    def embedding_s(self, phase: Phase) -> float: ...
+
+    def head_s(self, phase: Phase) -> float:
+        """Norm, LM head and sampling of one position for each sequence."""
+        ...
+
+    def step_s(self) -> float:
+        """What a step costs whatever its layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProblem:
+    """A model, a cluster and what is asked of them.
+
+    batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
+    concurrency           most requests at once; None is 1 for `auto` and no limit but memory for `throughput`
+    exclude, reserve      boxes not to use; bytes to leave free, by box
+    max_share             largest part of the layers a box may hold, in (0, 1], by box
+    min_boxes, max_boxes  bounds on the number of stages
+    head_on_source        the source computes norm and head, so that no other box sees a token
+    relays                whether a box without layers may pass frames around a slow link
+    asynchronous          whether sending overlaps computing
+    times                 measured boxes by name; the others are estimated from their figures
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    objective: Objective = Objective.LATENCY
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    batch: int | None = None
+    concurrency: int | None = None
+    dtype: DType = DType.BFLOAT16
+    kv_dtype: DType | None = None
+    max_time_per_token_s: float | None = None
+    exclude: tuple[str, ...] = ()
+    reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    min_boxes: int = 1
+    max_boxes: int | None = None
+    head_on_source: bool = False
+    relays: bool = False
+    asynchronous: bool = True
+    times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def default_batch(self) -> int:
+        return 8
+
+    @property
+    def effective_kv_dtype(self) -> DType:
+        return self.kv_dtype or self.dtype
+
+    @property
+    def request_limit(self) -> int | None:
+        """Most requests at once; None when only memory and sense limit them."""
+        if self.objective is Objective.LATENCY:
+            return 1
+        return 1 if self.concurrency is None and self.objective is Objective.AUTO else self.concurrency
+
+    @property
+    def batch_limit(self) -> int:
+        wanted = self.batch or self.default_batch
+        return wanted if self.request_limit is None else min(wanted, self.request_limit)
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError naming the field at fault."""
+        for name in ("prompt_tokens", "new_tokens", "min_boxes"):
+            check_count(getattr(self, name), name)
+        for name in ("batch", "concurrency", "max_boxes"):
+            if (value := getattr(self, name)) is not None:
+                check_count(value, name)
+        limit = self.model.shape.max_context
+        if self.prompt_tokens + self.new_tokens > limit:
+            raise InvalidArgumentError(
+                f"prompt_tokens {self.prompt_tokens} and new_tokens {self.new_tokens} exceed the {limit} tokens of "
+                f"{self.model.name}; ask for fewer",
+                field="prompt_tokens",
+                reason="CONTEXT_TOO_LONG",
+            )
+        if self.max_time_per_token_s is not None:
+            check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
+        if self.max_boxes is not None and self.max_boxes < self.min_boxes:
+            raise invalid("max_boxes", f"is {self.max_boxes}, below min_boxes {self.min_boxes}")
+        for name in self.exclude:
+            self.cluster.index(name, "exclude")
+            if name == self.cluster.source:
+                raise invalid("exclude", f"names the source {name}; name another source first")
+        for name, size in self.reserve.items():
+            self.cluster.index(name, "reserve")
+            check_number(size, f"reserve.{name}", 0.0)
+        for name, share in self.max_share.items():
+            self.cluster.index(name, "max_share")
+            if check_number(share, f"max_share.{name}", 0.0, above=True) > 1:
+                raise invalid(f"max_share.{name}", f"is {share}; it must be at most 1")

@@ -1,0 +1,155 @@
+"""How big a model is, from its config.json alone: parameters, bytes, operations and frames of every part. Pure.
+
+Counts come from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are exact for every
+architecture EdgeShard runs and need no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgeshard.architectures import ModelShape, expected_tensors, parse_config
+from edgeshard.architectures.config import expert_count
+from edgeshard.architectures.fields import decoder_fields
+from edgeshard.dtypes import DType
+from edgeshard.errors import UnsupportedModelError
+from edgeshard.model import LayerRange, Part
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`."""
+
+    parameters: int
+    expert_parameters: int = 0
+    experts: int = 0
+    chosen: int = 0
+
+    def touched_parameters(self, tokens: int) -> float:
+        """Parameters read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
+
+        With routing at random a token misses an expert with 1 - chosen / experts; all tokens do with its power.
+        """
+        if not self.experts:
+            return float(self.parameters)
+        hit = 1.0 - (1.0 - self.chosen / self.experts) ** tokens
+        return self.parameters - self.expert_parameters * (1.0 - hit)
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters one token is multiplied with."""
+        if not self.experts:
+            return float(self.parameters)
+        return self.parameters - self.expert_parameters * (1.0 - self.chosen / self.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as the planner sees it. Sizes in elements, so that one spec serves every dtype.
+
+    `embedding_parameters` and `head_parameters` both count a tied embedding; `tied_parameters` is what they share.
+    `largest_block_tensor` and `largest_outer_tensor` are in elements and matter while loading. `inner_size` is the
+    widest row of a block's activations.
+    """
+
+    name: str
+    shape: ModelShape
+    blocks: tuple[BlockSpec, ...]
+    embedding_parameters: int
+    head_parameters: int
+    tied_parameters: int
+    largest_block_tensor: int
+    largest_outer_tensor: int
+    inner_size: int
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def parameter_count(self) -> int:
+        blocks = sum(block.parameters for block in self.blocks)
+        return blocks + self.embedding_parameters + self.head_parameters - self.tied_parameters
+
+    def kv_bytes_per_token(self, dtype: DType) -> int:
+        """Bytes of keys and values of one token in one block."""
+        return self.shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
+
+    def attention_flops(self, tokens: int, context: float) -> float:
+        """Operations of one block's attention: scores and weighted sum of `tokens` queries over `context` keys."""
+        return 4.0 * tokens * context * self.shape.attention_heads * self.shape.head_dim
+
+
+def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of the model that a decoded config.json describes. Raises UnsupportedModelError naming the key."""
+    if not isinstance(config, Mapping):
+        raise UnsupportedModelError("config.json holds no object", field="model")
+    shape, fields = parse_config(config), decoder_fields(config)
+    outer: dict[Part, int] = dict.fromkeys(Part, 0)
+    block_elements = [0] * shape.layer_count
+    expert_elements = [0] * shape.layer_count
+    largest_block = largest_outer = 0
+    inner = shape.hidden_size
+    for tensor in expected_tensors(config).values():
+        elements = 1
+        for length in tensor.shape:
+            elements *= length
+        if isinstance(tensor.unit, Part):
+            outer[tensor.unit] += elements
+            largest_outer = max(largest_outer, elements)
+            continue
+        block_elements[tensor.unit] += elements
+        largest_block = max(largest_block, elements)
+        inner = max(inner, *tensor.shape)
+        if ".experts." in tensor.name:
+            expert_elements[tensor.unit] += elements
+    sparse = any(expert_elements)
+    experts = expert_count(fields) if sparse else 0
+    chosen = fields.size("num_experts_per_tok", 8 if shape.architecture == "qwen3_moe" else 2) if sparse else 0
+    blocks = tuple(
+        BlockSpec(total, part, experts if part else 0, chosen if part else 0)
+        for total, part in zip(block_elements, expert_elements, strict=True)
+    )
+    tied = outer[Part.TIED]
+    return ModelSpec(
+        name=name,
+        shape=shape,
+        blocks=blocks,
+        embedding_parameters=outer[Part.EMBEDDING] + tied,
+        head_parameters=outer[Part.HEAD] + tied,
+        tied_parameters=tied,
+        largest_block_tensor=largest_block,
+        largest_outer_tensor=largest_outer,
+        inner_size=inner,
+    )
+
+
+def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+
+
+BUILT_IN_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama2-7b": _llama2(4096, 11_008, 32, 32, 32),
+    "llama2-13b": _llama2(5120, 13_824, 40, 40, 40),
+    "llama2-70b": _llama2(8192, 28_672, 80, 64, 8),
+}
+"""The paper's models (Touvron et al. 2023, table of sizes; the published config.json files)."""
+
+
+def built_in_model(name: str) -> ModelSpec | None:
+    """A model known by name, without any file; None for another name."""
+    config = BUILT_IN_CONFIGS.get(name.lower())
+    return None if config is None else model_from_config(name.lower(), config)

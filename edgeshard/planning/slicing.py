@@ -1,0 +1,264 @@
+"""HPipe: into which slices a long prompt is cut, and how layers are split evenly. Pure. (papers.md section 2)
+
+A slice waits on a device for the slice before it and for its own arrival from the device before:
+F(i, j) = max(F(i-1, j), F(i, j-1) + comm) + t(i, j). Because a slice attends to all before it, t grows with its start,
+so good slices get shorter towards the end. Lengths are in units of the caller's choice, such as 64 tokens.
+
+In the recurrence a hop only delays. A link slow enough to be a bottleneck goes in as one more "device".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeshard.planning.fields import check_count, invalid
+from edgeshard.planning.instance import Floats
+
+StageSeconds = Callable[[int, int], float]
+"""(first unit, units) -> seconds of one slice on a device."""
+CommSeconds = Callable[[int], float]
+"""(units) -> seconds of one slice from a device to the next."""
+
+_CEILINGS = 128
+"""Ceilings of the slice time tried, spread over all there are: each costs a DP, and only their spread matters."""
+_SLACK = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Lengths in units, in order. `ttft_s` is F of the last slice on the last device. `exact`: no slicing is better."""
+
+    lengths: tuple[int, ...]
+    ttft_s: float
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """work_s [units + 1, units + 1, devices] of the slice from a to b; comm_s [units + 1, devices - 1] by length."""
+
+    units: int
+    work_s: Floats
+    comm_s: Floats
+
+
+def best_slices(
+    devices: Sequence[StageSeconds],
+    units: int,
+    comm: Sequence[CommSeconds] | CommSeconds | None = None,
+    label_limit: int = 20_000,
+) -> Slices:
+    """The slicing with the least F. `comm` is one function for every hop or one for each.
+
+    Ceilings on a slice's time are tried one after the other, each with a DP over slice ends, as HPipe does: this gives
+    an incumbent. Then labels (the devices' finish times at a slice end) are extended, and those no better than another
+    in every device dropped, which is exact because F grows with each of them. More than `label_limit` labels end the
+    search, and the incumbent is returned with `exact` False.
+    """
+    check_count(units, "units")
+    check_count(len(devices), "devices")
+    times = _times(devices, units, comm)
+    lengths, value = _by_ceilings(times)
+    found = _by_labels(times, value, label_limit)
+    if found is None:
+        return Slices(lengths, value, exact=False)
+    if found and (better := _recurrence(times, found)) < value * (1 - _SLACK):
+        lengths, value = found, better
+    return Slices(_longest_first(times, lengths, value), value, exact=True)
+
+
+def slicing_seconds(
+    devices: Sequence[StageSeconds], lengths: Sequence[int], comm: Sequence[CommSeconds] | CommSeconds | None = None
+) -> float:
+    """F of the last slice on the last device."""
+    return _recurrence(_times(devices, sum(lengths), comm), lengths)
+
+
+def _times(devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSeconds] | CommSeconds | None) -> _Times:
+    count = len(devices)
+    hops = list(comm) if isinstance(comm, Sequence) else [comm] * (count - 1)
+    if len(hops) != count - 1:
+        raise invalid("comm", f"has {len(hops)} hops for {count} devices; it must have {count - 1}")
+    work = np.zeros((units + 1, units + 1, count))
+    for start in range(units):
+        for end in range(start + 1, units + 1):
+            work[start, end] = [device(start, end - start) for device in devices]
+    sent = np.zeros((units + 1, count - 1))
+    for length in range(1, units + 1):
+        sent[length] = [0.0 if hop is None else hop(length) for hop in hops]
+    if not (np.isfinite(work).all() and np.isfinite(sent).all() and work.min() >= 0 and sent.min(initial=0) >= 0):
+        raise invalid("devices", "gave a time that is negative or not finite")
+    return _Times(units, work, sent)
+
+
+def _step(times: _Times, finish: Sequence[float], start: int, end: int) -> tuple[float, ...]:
+    """Finish times of the slice [start, end) on each device after those of the slice before it."""
+    arrived, found = 0.0, []
+    work, comm = times.work_s[start, end], times.comm_s[end - start]
+    for device, before in enumerate(finish):
+        arrived = max(before, arrived) + float(work[device])
+        found.append(arrived)
+        if device < len(comm):
+            arrived += float(comm[device])
+    return tuple(found)
+
+
+def _recurrence(times: _Times, lengths: Sequence[int]) -> float:
+    finish: tuple[float, ...] = (0.0,) * times.work_s.shape[2]
+    start = 0
+    for length in lengths:
+        finish = _step(times, finish, start, start + length)
+        start += length
+    return finish[-1]
+
+
+def _by_ceilings(times: _Times) -> tuple[tuple[int, ...], float]:
+    """For each ceiling on a slice's time, the slicing of least total work under it; the best by F."""
+    units = times.units
+    longest = times.work_s.max(axis=2)
+    starts, ends = np.triu_indices(units + 1, 1)
+    ceilings = np.unique(longest[starts, ends])
+    if len(ceilings) > _CEILINGS:
+        ceilings = ceilings[np.linspace(0, len(ceilings) - 1, _CEILINGS).round().astype(int)]
+    best: tuple[int, ...] = (units,)
+    value = _recurrence(times, best)
+    for ceiling in ceilings:
+        total = np.full(units + 1, np.inf)
+        total[0], before = 0.0, np.zeros(units + 1, dtype=np.int64)
+        for end in range(1, units + 1):
+            costs = np.where(longest[:end, end] <= ceiling, total[:end] + longest[:end, end], np.inf)
+            # The first of equal ones starts earliest: the longest last slice, so the fewest slices.
+            before[end] = int(np.argmin(costs))
+            total[end] = costs[before[end]]
+        if not np.isfinite(total[units]):
+            continue
+        for lengths in (_trace(before, units), _greedy(longest, float(ceiling))):
+            if lengths and (seconds := _recurrence(times, lengths)) < value * (1 - _SLACK):
+                best, value = lengths, seconds
+    return best, value
+
+
+def _trace(before: np.ndarray[tuple[int], np.dtype[np.int64]], units: int) -> tuple[int, ...]:
+    lengths: list[int] = []
+    end = units
+    while end:
+        lengths.append(end - int(before[end]))
+        end = int(before[end])
+    return tuple(reversed(lengths))
+
+
+def _greedy(longest: Floats, ceiling: float) -> tuple[int, ...]:
+    """The longest slice under the ceiling, again and again; empty when one unit is too long."""
+    units, start, lengths = longest.shape[0] - 1, 0, list[int]()
+    while start < units:
+        fitting = np.nonzero(longest[start, start + 1 :] <= ceiling * (1 + _SLACK))[0]
+        if not len(fitting):
+            return ()
+        lengths.append(int(fitting[-1]) + 1)
+        start += lengths[-1]
+    return tuple(lengths)
+
+
+def _by_labels(times: _Times, ceiling_s: float, limit: int) -> tuple[int, ...] | None:
+    """Lengths of the least F below `ceiling_s`, empty when there is none; None when the labels became too many."""
+    units, count = times.units, times.work_s.shape[2]
+    rest = _least_rest(times)
+    labels: list[list[tuple[tuple[float, ...], tuple[int, ...]]]] = [[] for _ in range(units + 1)]
+    labels[0] = [((0.0,) * count, ())]
+    made = 0
+    for start in range(units):
+        for finish, lengths in _undominated(labels[start]):
+            for end in range(start + 1, units + 1):
+                after = _step(times, finish, start, end)
+                if max(f + r for f, r in zip(after, rest[end], strict=True)) >= ceiling_s * (1 - _SLACK):
+                    continue
+                made += 1
+                if made > limit:
+                    return None
+                labels[end].append((after, (*lengths, end - start)))
+                if end == units:
+                    ceiling_s = after[-1]
+    done = labels[units]
+    return min(done, key=lambda label: label[0][-1])[1] if done else ()
+
+
+def _least_rest(times: _Times) -> list[tuple[float, ...]]:
+    """By slice end and device: a lower bound on the time from that device's finish to the end of everything.
+
+    A device still has its own work of all units to come, then the last slice has to pass the devices after it.
+    """
+    units, count = times.units, times.work_s.shape[2]
+    tail = np.zeros((units + 1, count))  # of the slice that begins at a and is the last
+    for start in range(units):
+        for device in range(count - 2, -1, -1):
+            sent = times.comm_s[units - start, device]
+            tail[start, device] = tail[start, device + 1] + times.work_s[start, units, device + 1] + sent
+    least = np.full((units + 1, count), np.inf)
+    for start in range(units - 1, -1, -1):
+        least[start] = times.work_s[start, units] + tail[start]
+        for end in range(start + 1, units):
+            least[start] = np.minimum(least[start], times.work_s[start, end] + least[end])
+    least[units] = 0.0
+    return [tuple(float(value) for value in row) for row in least]
+
+
+def _undominated(
+    labels: list[tuple[tuple[float, ...], tuple[int, ...]]],
+) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
+    kept: list[tuple[tuple[float, ...], tuple[int, ...]]] = []
+    for finish, lengths in sorted(labels):
+        if not any(all(a <= b for a, b in zip(other, finish, strict=True)) for other, _ in kept):
+            kept.append((finish, lengths))
+    return kept
+
+
+def _longest_first(times: _Times, lengths: tuple[int, ...], value: float) -> tuple[int, ...]:
+    """An equally good slicing whose slices do not grow, where there is one: fewer steps, and steadier ones."""
+    longest = times.work_s.max(axis=2)
+    ends = np.cumsum(lengths)
+    ceiling = max(float(longest[end - length, end]) for end, length in zip(ends, lengths, strict=True))
+    greedy = _greedy(longest, ceiling)
+    return greedy if greedy and _recurrence(times, greedy) <= value * (1 + _SLACK) else lengths
+
+
+def balanced_partition(
+    unit_s: Sequence[Sequence[float]],
+    unit_bytes: Sequence[float] | None = None,
+    capacity_bytes: Sequence[float] | None = None,
+) -> tuple[int, ...] | None:
+    """Ends of the devices' unit ranges that make the slowest device fastest.
+
+    A[b][m] = min over k < b of max(A[k][m-1], T(k+1, b, m)), the slowest of the first m devices with the first b units.
+    `unit_s[m][u]` are device m's seconds for unit u; units may be finer than blocks (`half_layers`). Devices stay in
+    order and each gets at least one unit. None when memory fits no partition or there are fewer units than devices.
+    """
+    seconds = np.asarray(unit_s, dtype=np.float64)
+    devices, units = seconds.shape
+    sizes = np.concatenate([[0.0], np.cumsum(unit_bytes if unit_bytes is not None else np.zeros(units))])
+    room = np.asarray(capacity_bytes if capacity_bytes is not None else [np.inf] * devices, dtype=np.float64)
+    best = np.full(units + 1, np.inf)
+    best[0] = 0.0
+    before = np.zeros((devices, units + 1), dtype=np.int64)
+    for device in range(devices):
+        total = np.concatenate([[0.0], np.cumsum(seconds[device])])
+        after = np.full(units + 1, np.inf)
+        for end in range(device + 1, units + 1):
+            slowest = np.maximum(best[:end], total[end] - total[:end])
+            slowest = np.where(sizes[end] - sizes[:end] <= room[device], slowest, np.inf)
+            before[device, end] = int(np.argmin(slowest))
+            after[end] = slowest[before[device, end]]
+        best = after
+    if not np.isfinite(best[units]):
+        return None
+    ends = [units]
+    for device in range(devices - 1, 0, -1):
+        ends.append(int(before[device, ends[-1]]))
+    return tuple(reversed(ends))
+
+
+def half_layers(attention: Sequence[float], mlp: Sequence[float]) -> tuple[float, ...]:
+    """Seconds or bytes of half layers, in order: attention and MLP of each block."""
+    return tuple(value for pair in zip(attention, mlp, strict=True) for value in pair)

@@ -1,0 +1,42 @@
+"""Class DP: exact when the boxes form few kinds of equal boxes, however many boxes there are. Pure.
+
+The state is (layers done, last kind, how many of every kind were used), as in papers.md section 1 (B), with two
+savings that lose nothing. A kind with more boxes than stages are possible needs no counter. And states that provably
+end above the best plan are dropped, by a bound that is exact itself when no counter binds. Blocks may differ.
+"""
+
+from __future__ import annotations
+
+from edgeshard.planning.instance import Instance, Solution
+from edgeshard.planning.solvers.problem import Kinds, equal_kinds
+from edgeshard.planning.solvers.thresholds import least_round, least_value
+from edgeshard.planning.solvers.walks import Oracle, Round
+
+MOST_KINDS = 12
+EFFORT = (Round(30, 8), Round(60, 32), Round(100, None), Round(100, 64))
+
+
+def kinds_of(instance: Instance) -> Kinds | None:
+    """The classes, None when there are more than `MOST_KINDS`."""
+    return equal_kinds(instance, MOST_KINDS)
+
+
+def solve_latency(instance: Instance, kinds: Kinds | None = None) -> Solution | None:
+    """The plan of least R; None when no plan keeps every memory limit."""
+    return solve_round(instance, float("inf"), kinds)
+
+
+def solve_round(instance: Instance, threshold_s: float, kinds: Kinds | None = None) -> Solution | None:
+    """The plan of least R with every station <= `threshold_s`; None when there is none."""
+    return least_round(instance, _oracle(instance, kinds), threshold_s)
+
+
+def solve_throughput(instance: Instance, micro_batches: int, kinds: Kinds | None = None) -> Solution | None:
+    """The plan of least max(R, m B)."""
+    return least_value(instance, _oracle(instance, kinds), micro_batches)
+
+
+def _oracle(instance: Instance, kinds: Kinds | None) -> Oracle:
+    kinds = kinds if kinds is not None else equal_kinds(instance, instance.boxes)
+    assert kinds is not None  # there are at most as many kinds as boxes
+    return Oracle(instance, kinds, EFFORT)

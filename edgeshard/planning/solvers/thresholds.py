@@ -1,0 +1,116 @@
+"""From "least R with every station <= T" to the least max(R, m B), exactly. Pure.
+
+Minimising B alone is not the optimum (papers.md: it loses up to 30 %): a plan's rate is m / max(R, m B). A value V can
+be reached iff some plan keeps every station <= V / m and has R <= V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgeshard.planning.instance import Cut, Instance, Solution
+from edgeshard.planning.scoring import SLACK, score
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question "least R with every station <= T and R <= `ceiling`".
+
+    `cut` is the best plan found, None if none; `bound_s` a proven lower bound of R over the plans that keep T: above
+    the ceiling when none was found and the search was complete.
+    """
+
+    cut: Cut | None
+    bound_s: float
+
+
+# "Strictly below" a value: further than SLACK, by which a station may pass a threshold, and nearer than any other plan.
+STRICTLY = 1 - 5 * SLACK
+
+# Each halves what bisecting may leave of a gap.
+NARROWING_STEPS = 5
+
+Oracle = Callable[[float, float], Answer]
+
+
+def value_of(instance: Instance, cut: Cut, micro_batches: int) -> float:
+    """max(R, m B): the steady time between two rounds of m micro-batches."""
+    found = score(instance, cut)
+    return max(found.round_s, micro_batches * found.bottleneck_s)
+
+
+def solution(instance: Instance, cut: Cut, value_s: float, bound_s: float) -> Solution:
+    """A bound that rounding lifted to the value or just above, or left just below, is the value."""
+    bound_s = value_s if bound_s >= value_s * STRICTLY * STRICTLY else bound_s
+    return Solution(cut, score(instance, cut), value_s, bound_s)
+
+
+def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: Oracle | None = None) -> Solution | None:
+    """The plan of least max(R, m B), by bisecting V with `oracle(threshold_s, ceiling_s)`. None: no plan at all.
+
+    After halving finds a plan, it asks strictly below that plan's value: the values are finite, so "none" is the proof
+    that it is the optimum, and bisecting needs no tolerance. An oracle that gives up leaves a gap, kept in `bound_s`;
+    `prove`, an oracle that only bounds, then narrows it.
+    """
+    infinity = float("inf")
+    free = oracle(infinity, infinity)
+    if free.cut is None:
+        return None
+    best, high = free.cut, value_of(instance, free.cut, micro_batches)
+    low, bound = free.bound_s, free.bound_s
+    strict = False
+    while low < high * STRICTLY:
+        target = high * STRICTLY if strict else (low + high) / 2
+        found = oracle(target / micro_batches, target)
+        value = infinity if found.cut is None else value_of(instance, found.cut, micro_batches)
+        if value < high:
+            best, high, strict = found.cut or best, value, not strict
+            continue
+        low = target
+        # A plan above the threshold costs more than the target anyway, one that keeps it at least the answer's bound.
+        bound = max(bound, min(target, found.bound_s))
+        strict = not strict
+    if prove is not None and bound < high * STRICTLY:
+        bound = _narrowed(prove, micro_batches, bound, high)
+    return solution(instance, best, high, min(bound, high))
+
+
+def _narrowed(prove: Oracle, micro_batches: int, bound: float, value: float) -> float:
+    """A better lower bound of max(R, m B), between `bound` and `value`: where V meets the bound of R at T = V / m."""
+    low, high = bound, value
+    for _ in range(NARROWING_STEPS):
+        target = (low + high) / 2
+        proven = min(target, prove(target / micro_batches, target).bound_s)
+        bound = max(bound, proven)
+        if proven >= target * STRICTLY:
+            low = target
+        else:
+            high = target
+    return bound
+
+
+def least_round(instance: Instance, oracle: Oracle, threshold_s: float) -> Solution | None:
+    """The plan of least R with every station <= `threshold_s`. None: no such plan."""
+    answer = oracle(threshold_s, float("inf"))
+    if answer.cut is None:
+        return None
+    return solution(instance, answer.cut, score(instance, answer.cut).round_s, answer.bound_s)
+
+
+def least_bottleneck(instance: Instance, oracle: Oracle) -> Cut | None:
+    """The plan of least B, whatever its R: the value below which no threshold leaves a plan. None: no plan at all."""
+    infinity = float("inf")
+    best = oracle(infinity, infinity).cut
+    if best is None:
+        return None
+    low, high, strict = 0.0, score(instance, best).bottleneck_s, False
+    while low < high * STRICTLY:
+        target = high * STRICTLY if strict else (low + high) / 2
+        cut = oracle(target, infinity).cut
+        if cut is None:
+            low = target
+        else:
+            best, high = cut, min(target, score(instance, cut).bottleneck_s)
+        strict = not strict
+    return best

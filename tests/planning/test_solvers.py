@@ -1,0 +1,251 @@
+"""Every solver against every other: all plans counted out, subset DP, class DP, label DP and CP-SAT."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edgeshard.planning import solvers
+from edgeshard.planning.instance import Instance, Solution
+from edgeshard.planning.scoring import score, violations
+from edgeshard.planning.solvers import classes, labels, subset
+from edgeshard.planning.solvers.problem import equal_kinds
+
+SEEDS = range(200)
+SAME = 1e-9
+
+
+def _load(name: str) -> ModuleType:
+    full_name = f"edgeshard_planning_{name}"
+    if full_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full_name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full_name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[full_name]
+
+
+brute, cpsat, instances = _load("brute"), _load("cpsat"), _load("instances")
+
+
+def micro_batches(seed: int) -> int:
+    return 1 + seed % 6
+
+
+@cache
+def reference(seed: int) -> tuple[Solution | None, Solution | None]:
+    """Subset DP's latency and throughput."""
+    instance = instances.random_instance(seed)
+    return subset.solve_latency(instance), subset.solve_throughput(instance, micro_batches(seed))
+
+
+def check_plan(instance: Instance, found: Solution, m: int | None) -> None:
+    """The answer is allowed, and costs what it says."""
+    assert violations(instance, found.cut) == ()
+    result = score(instance, found.cut)
+    assert found.score == result
+    value = result.round_s if m is None else max(result.round_s, m * result.bottleneck_s)
+    assert found.value_s == pytest.approx(value, rel=SAME)
+    assert found.bound_s <= found.value_s
+
+
+def check_same(found: Solution | None, expected: Solution | None, instance: Instance, m: int | None) -> None:
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        check_plan(instance, found, m)
+        assert found.value_s == pytest.approx(expected.value_s, rel=1e-8)
+        assert found.gap == 0
+
+
+def test_the_random_instances_cover_the_cases() -> None:
+    made = [instances.random_instance(seed) for seed in SEEDS]
+    solved = [reference(seed)[0] for seed in SEEDS]
+    assert {one.boxes for one in made} == set(range(2, 9))
+    assert {one.layers for one in made} == set(range(4, 25))
+    for flag in ("relays", "asynchronous", "head_on_source"):
+        assert {getattr(one, flag) for one in made} == {True, False}
+    assert 5 < sum(one is None for one in solved) < 40
+    assert sum(one is not None and len(one.cut.boxes) >= 4 for one in solved) > 30
+    assert any(0 in np.diff((0, *one.cut.ends)) for one in solved if one is not None), "no plan uses a relay"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_class_dp_equals_subset_dp(part: int) -> None:
+    for seed in SEEDS[part::4]:
+        instance, m = instances.random_instance(seed), micro_batches(seed)
+        latency, throughput = reference(seed)
+        check_same(classes.solve_latency(instance), latency, instance, None)
+        check_same(classes.solve_throughput(instance, m), throughput, instance, m)
+
+
+def test_subset_dp_equals_every_plan_counted_out() -> None:
+    compared = 0
+    for seed in SEEDS:
+        boxes, layers = 2 + seed % 4, 4 + seed % 7
+        instance, m = instances.random_instance(seed, boxes, layers), micro_batches(seed)
+        for found, wanted in (
+            (subset.solve_latency(instance), brute.best(instance)[0]),
+            (subset.solve_throughput(instance, m), brute.best(instance, m)[0]),
+        ):
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME)
+        compared += np.isfinite(wanted)
+    assert compared > 150
+
+
+def test_least_round_under_a_threshold_equals_every_plan_counted_out() -> None:
+    for seed in SEEDS[:60]:
+        instance = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6)
+        stations = sorted({float(one) for _, _, _, busiest in brute.every_plan(instance) for one in busiest})
+        for threshold in stations[:: max(1, len(stations) // 4)]:
+            values = [one.min() for _, _, one, _ in brute.every_plan(instance, threshold) if len(one)]
+            for solver in (subset, classes):
+                found = solver.solve_round(instance, threshold)
+                assert found is not None
+                assert found.value_s == pytest.approx(min(values), rel=SAME)
+                assert found.score.bottleneck_s <= threshold * (1 + SAME)
+        if stations:
+            assert subset.solve_round(instance, stations[0] * 0.999) is None
+            assert classes.solve_round(instance, stations[0] * 0.999) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cp_sat_agrees(seed: int) -> None:
+    instance, m = instances.random_instance(seed, 2 + seed % 5, 4 + seed % 9), micro_batches(seed)
+    for wanted, found in (
+        (cpsat.least(instance), solvers.solve_latency(instance)),
+        (cpsat.least(instance, m), solvers.solve_throughput(instance, m)),
+    ):
+        assert (wanted is None) == (found is None)
+        if wanted is not None and found is not None:
+            assert found.value_s == pytest.approx(wanted, abs=1e-8)
+
+
+def test_label_dp_never_claims_more_than_it_proves() -> None:
+    worse = 0
+    for seed in SEEDS[::2]:
+        instance, m = instances.random_instance(seed), micro_batches(seed)
+        for expected, found, count in (
+            (reference(seed)[0], labels.solve_latency(instance), None),
+            (reference(seed)[1], labels.solve_throughput(instance, m), m),
+        ):
+            if expected is None:
+                assert found is None
+                continue
+            assert found is not None, seed
+            check_plan(instance, found, count)
+            assert found.bound_s <= expected.value_s * (1 + 1e-8)
+            assert found.value_s >= expected.value_s * (1 - 1e-8)
+            worse += found.value_s > expected.value_s * (1 + 1e-8)
+            assert found.gap <= 0.25
+    assert worse <= 4
+
+
+def four_layers() -> Instance:
+    """papers.md: source 10 ms a layer, a fast box 1 ms with room for two, the forward hop 5 ms, the return free."""
+    hop = np.full((2, 2), 5e-3)
+    return Instance(
+        compute_s=np.repeat([[10e-3], [1e-3]], 4, axis=1),
+        embed_s=np.zeros(2),
+        head_s=np.zeros(2),
+        overhead_s=np.zeros(2),
+        hop_s=hop,
+        return_s=np.zeros((2, 2)),
+        latency_s=np.zeros((2, 2)),
+        layer_bytes=np.ones(4),
+        embed_bytes=0.0,
+        head_bytes=0.0,
+        tied_bytes=0.0,
+        stage_bytes=0.0,
+        capacity_bytes=np.array([4.0, 2.0]),
+        max_layers=np.full(2, 4, dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize("solver", [subset, classes, labels, solvers])
+def test_the_four_layer_case_takes_27_ms(solver: ModuleType) -> None:
+    found = solver.solve_latency(four_layers())
+    assert found.value_s == pytest.approx(27e-3, rel=SAME)
+    assert (found.cut.boxes, found.cut.ends) == ((0, 1), (2, 4))
+
+
+def test_the_least_bottleneck_is_not_the_best_rate() -> None:
+    """Where least B and least max(R, m B) differ, the latter is what is returned."""
+    differ = 0
+    for seed in SEEDS[:60]:
+        instance = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6)
+        expected, _ = brute.best(instance, 2)
+        ranked = [
+            (float(b), float(max(r, 2 * b)))
+            for _, _, rounds, busiest in brute.every_plan(instance)
+            for r, b in zip(rounds, busiest, strict=True)
+        ]
+        if ranked:
+            differ += min(ranked)[1] > expected * (1 + 1e-6)
+            found = solvers.solve_throughput(instance, 2)
+            assert found is not None and found.value_s == pytest.approx(expected, rel=SAME)
+    assert differ > 10
+
+
+def grouped(seed: int) -> Instance:
+    """A random instance whose boxes come in threes that nothing tells apart; box 0 is alone."""
+    rng = np.random.default_rng(seed)
+    base = instances.random_instance(seed, boxes=4, layers=int(rng.integers(5, 14)))
+    kind = np.array([0, 1, 1, 2, 2, 2, 3, 3])[rng.permutation(8)]
+    kind = np.concatenate([[0], kind[kind != 0]])
+    spread = np.ix_(kind, kind)
+    per_box = ("compute_s", "embed_s", "head_s", "overhead_s", "max_layers")
+    links = ("hop_s", "return_s", "latency_s")
+    return replace(
+        base,
+        **{name: getattr(base, name)[kind] for name in per_box},
+        **{name: getattr(base, name)[spread] for name in links},
+        capacity_bytes=np.ceil(base.capacity_bytes[kind] / 1.6),
+    )
+
+
+def test_class_dp_on_real_classes_equals_subset_dp() -> None:
+    shared = 0
+    for seed in range(60):
+        instance, m = grouped(seed), micro_batches(seed)
+        kinds = equal_kinds(instance, 8)
+        assert kinds is not None and sorted(map(len, kinds.members)) == [1, 2, 2, 3]
+        expected = subset.solve_latency(instance)
+        check_same(classes.solve_latency(instance, kinds), expected, instance, None)
+        check_same(classes.solve_throughput(instance, m, kinds), subset.solve_throughput(instance, m), instance, m)
+        shared += expected is not None and len(expected.cut.boxes) > 4
+    assert shared > 5, "no plan used two boxes of a class"
+
+
+@pytest.mark.parametrize("bounds", [(1, 2), (3, 8), (2, 3), (1, 1)])
+def test_stage_bounds_hold(bounds: tuple[int, int]) -> None:
+    for seed in range(40):
+        instance = replace(
+            instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6), min_boxes=bounds[0], max_boxes=bounds[1]
+        )
+        wanted, _ = brute.best(instance)
+        for solver in (subset, classes):
+            found = solver.solve_latency(instance)
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)
+            assert found is None or bounds[0] <= len(found.cut.boxes) <= bounds[1]
+
+
+def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
+    for seed in range(60):
+        made = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6)
+        rng = np.random.default_rng(seed)
+        hop = np.where(rng.random(made.hop_s.shape) < 0.4, np.inf, made.hop_s)
+        most = rng.integers(0, made.layers + 1, made.boxes)
+        most[0] = max(most[0], 1)
+        instance = replace(made, hop_s=hop, max_layers=most)
+        wanted, _ = brute.best(instance)
+        for solver in (subset, classes):
+            found = solver.solve_latency(instance)
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)

@@ -1,0 +1,115 @@
+"""The paper's own algorithms, run as written, beside the optimum."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edgeshard.planning.instance import Instance
+from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
+from edgeshard.planning.scoring import score, violations
+from edgeshard.planning.solvers import subset
+
+
+def _load(name: str) -> ModuleType:
+    full_name = f"edgeshard_planning_{name}"
+    if full_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full_name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full_name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[full_name]
+
+
+brute, instances = _load("brute"), _load("instances")
+
+
+def four_layers() -> Instance:
+    return replace(
+        instances.random_instance(0, 2, 4),
+        compute_s=np.repeat([[10e-3], [1e-3]], 4, axis=1),
+        hop_s=np.full((2, 2), 5e-3),
+        layer_bytes=np.ones(4),
+        capacity_bytes=np.array([4.0, 2.0]),
+        embed_bytes=0.0,
+        head_bytes=0.0,
+        tied_bytes=0.0,
+        stage_bytes=0.0,
+        **{name: np.zeros(2) for name in ("embed_s", "head_s", "overhead_s")},
+        **{name: np.zeros((2, 2)) for name in ("return_s", "latency_s")},
+    )
+
+
+@pytest.mark.parametrize(("memory", "wanted_s"), [(Memory.LITERAL, 40e-3), (Memory.TRACKED, 32e-3)])
+def test_algorithm_1_misses_the_27_ms_of_the_four_layer_case(memory: Memory, wanted_s: float) -> None:
+    found = algorithm_1(four_layers(), memory)
+    assert found is not None and found.value_s == pytest.approx(wanted_s, rel=1e-9)
+
+
+def test_algorithm_1_is_worse_than_the_optimum_on_part_of_the_instances(
+    record_property: Callable[[str, object], None],
+) -> None:
+    counts: Counter[tuple[Memory, str]] = Counter()
+    feasible, worst = 0, 0.0
+    for seed in range(200):
+        instance = instances.random_instance(seed)
+        best = subset.solve_latency(instance)
+        if best is None:
+            continue
+        feasible += 1
+        for memory in Memory:
+            found = algorithm_1(instance, memory)
+            if found is None:
+                counts[memory, "found nothing"] += 1
+            elif found.value_s > best.value_s * (1 + 1e-9):
+                counts[memory, "worse"] += 1
+                worst = max(worst, found.value_s / best.value_s - 1)
+            elif found.cut is None:
+                counts[memory, "comes back to a box"] += 1
+            else:
+                counts[memory, "equal"] += 1
+            if found is not None and found.cut is not None:
+                assert score(instance, found.cut).round_s == pytest.approx(found.value_s, rel=1e-9)
+                assert found.value_s >= best.value_s * (1 - 1e-9), "a plan below the optimum"
+    # Shown by `pytest -rP` and in the JUnit report.
+    record_property("algorithm_1", f"of {feasible} feasible, worse by up to {worst:.0%}: {dict(counts)}")
+    assert counts[Memory.LITERAL, "worse"] > 10
+    assert counts[Memory.LITERAL, "found nothing"] > feasible / 2
+    assert counts[Memory.TRACKED, "worse"] > feasible / 4
+    assert counts[Memory.DISTINCT, "worse"] > feasible / 4
+
+
+def test_the_distinct_variant_gives_plans_that_may_be_used() -> None:
+    for seed in range(0, 200, 3):
+        instance = instances.random_instance(seed)
+        found = algorithm_1(instance, Memory.DISTINCT)
+        if found is not None:
+            assert found.cut is not None
+            assert violations(instance, found.cut) == ()
+
+
+def test_algorithm_2_finds_the_least_bottleneck_but_not_the_best_rate() -> None:
+    slower = compared = 0
+    for seed in range(80):
+        made = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6, asynchronous=True)
+        instance = replace(made, return_s=np.zeros_like(made.return_s), latency_s=np.zeros_like(made.latency_s))
+        cut = algorithm_2(instance)
+        plans = [one for one in brute.every_plan(instance) if len(one[2])]
+        assert (cut is None) == (not plans)
+        if cut is None:
+            continue
+        compared += 1
+        assert violations(instance, cut) == ()
+        result = score(instance, cut)
+        assert result.bottleneck_s == pytest.approx(min(one[3].min() for one in plans), rel=1e-8)
+        slower += max(result.round_s, 2 * result.bottleneck_s) > brute.best(instance, 2)[0] * (1 + 1e-6)
+    assert compared > 50 and slower > 10
