@@ -1,0 +1,73 @@
+"""How a command reaches the coordinator, and how its coroutine is run and interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """The global options: where the coordinator is, and the PEM files for mutual TLS."""
+
+    coordinator: str
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def client(self) -> Client:
+        """A client, not yet connected. Raises InvalidArgumentError naming a TLS option that is missing."""
+        from edgeshard.client import Client
+        from edgeshard.rpc.tls import tls_from_options
+
+        return Client(self.coordinator, tls_from_options(self.tls_ca, self.tls_cert, self.tls_key))
+
+
+def connect_of(context: typer.Context) -> Connect:
+    """The global options of this invocation."""
+    connect = context.obj
+    assert isinstance(connect, Connect)
+    return connect
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command's coroutine. Ctrl-C, SIGTERM or SIGHUP cancels it, lets it clean up, and exits 128 + signal."""
+    received: list[signal.Signals] = []
+
+    async def main() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(number: signal.Signals) -> None:
+            # Once: a repetition (a supervisor signals the process and its group) must not break off the cleaning up.
+            if not received:
+                received.append(number)
+                task.cancel()
+
+        # SIGINT is asyncio's own: it cancels this task and ends in KeyboardInterrupt.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        return await work
+
+    # A second interrupt leaves before the watchers of child processes have reported; that needs no mention.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    try:
+        return asyncio.run(main())
+    except KeyboardInterrupt:
+        raise typer.Exit(128 + signal.SIGINT) from None
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise typer.Exit(128 + received[0]) from None

@@ -1,0 +1,42 @@
+"""edgectl delete: remove a deployment or a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+
+app = typer.Typer(help="Remove a deployment or a model.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+@app.command(short_help="Stop a deployment and free its memory.")
+def deployment(
+    context: typer.Context,
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every box let go of it.")] = True,
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+) -> None:
+    """Stop a deployment and free its memory on every box; requests that are running end."""
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.delete_deployment(name, wait, timeout)
+
+    run(work())
+    typer.echo(f"deployment {name} {'deleted' if wait else 'is being deleted'}")
+
+
+@app.command(short_help="Remove a model that no deployment uses.")
+def model(context: typer.Context, name: Name) -> None:
+    """Remove a model from the coordinator's store; refused while a deployment uses it."""
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.delete_model(name)
+
+    run(work())
+    typer.echo(f"model {name} deleted")

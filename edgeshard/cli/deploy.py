@@ -1,0 +1,155 @@
+"""edgectl deploy: place a model on the boxes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.output import Output, OutputOption, human_bytes, plain, show_data, show_list, stderr_console
+from edgeshard.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from edgeshard.deployment import Deployment, DeploymentSpec
+
+
+def deploy(  # noqa: PLR0913 - one parameter for each option
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the deployment.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="The spec as TOML or JSON, instead of options.",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="A model of the store.")] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="BOX", help="Box of the first layer; by default the first of --layers.")
+    ] = None,
+    layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Most new tokens of one request.")] = None,
+    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Deploy a model: from --file, or NAME with --model and --source (or --layers).
+
+    Without --layers the boxes' free memory decides who holds what.
+    """
+    options = {
+        "name": name,
+        "model": model,
+        "source": source,
+        "layers": layers,
+        "dtype": dtype,
+        "max_context": max_context,
+        "max_new_tokens": max_new_tokens,
+        "concurrency": concurrency,
+    }
+    spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
+    connect = connect_of(context)
+    if dry_run:
+        run(_plan(connect, spec, output))
+    else:
+        run(_deploy(connect, spec, wait, timeout, output))
+
+
+def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
+    """The spec of `--file`, or of the options. Raises InvalidArgumentError naming the field or option at fault."""
+    from edgeshard.deployment import parse_spec
+    from edgeshard.placement import parse_layers
+
+    if file is not None:
+        if options:
+            given = ", ".join("NAME" if key == "name" else "--" + key.replace("_", "-") for key in options)
+            raise InvalidArgumentError(f"--file holds the whole spec: leave out {given}", field="file")
+        return parse_spec(read_spec(file))
+    if "layers" in options:
+        options["layers"] = parse_layers(options["layers"])
+        options.setdefault("source", options["layers"][0].node)
+    for key, hint in (("name", "NAME"), ("model", "--model"), ("source", "--source")):
+        if key not in options:
+            raise InvalidArgumentError(f"{hint} is missing: give it, or a spec with --file", field=key)
+    return parse_spec(options)
+
+
+def read_spec(file: Path) -> dict[str, Any]:
+    """The mapping in a TOML file, or a JSON one when its name ends in .json."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{file} is not a spec: {error}", field="file", reason="INVALID_SPEC") from None
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {file}: {error.strerror}", field="file") from None
+    if not isinstance(values, dict):
+        raise InvalidArgumentError(f"{file} is not a spec: it holds no object", field="file", reason="INVALID_SPEC")
+    return values
+
+
+async def _plan(connect: Connect, spec: DeploymentSpec, output: Output) -> None:
+    from edgeshard.cli.views import PLACED_COLUMNS
+
+    async with connect.client() as client:
+        placement = await client.plan(spec)
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(placement), output)
+    else:
+        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name)
+
+
+async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s: float | None, output: Output) -> None:
+    from edgeshard.cli.views import DEPLOYMENT_COLUMNS
+
+    console = stderr_console()
+    with console.status(f"deploying {spec.name}") as status:
+        async with connect.client() as client:
+            reporter = DeployReporter(status)
+            deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(deployment), output)
+    else:
+        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name)
+
+
+class DeployReporter:
+    """Tells on stderr how a deployment comes along: a line for each phase, the details in the terminal's status."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._phase = ""
+
+    def show(self, deployment: Deployment) -> None:
+        if deployment.phase.value != self._phase:
+            self._phase = deployment.phase.value
+            # Above the live line, not into it.
+            self._status.console.print(f"{deployment.spec.name}: {self._phase}", markup=False)
+        self._status.update(loading_text(deployment))
+
+
+def loading_text(deployment: Deployment) -> str:
+    """`loading: a ready, b 3.2 MiB of 6.4 MiB`."""
+    boxes = {stage.index: stage.node_name for stage in deployment.placement.stages}
+    parts = []
+    for stage in deployment.stages:
+        fetching = stage.phase.value == "loading" and stage.total_bytes
+        progress = f"{human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
+        parts.append(f"{boxes.get(stage.stage, stage.stage)} {progress if fetching else stage.phase.value}")
+    return f"{deployment.phase.value}: {', '.join(parts)}" if parts else deployment.phase.value

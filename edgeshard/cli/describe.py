@@ -1,0 +1,73 @@
+"""edgectl describe: everything about one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.output import Column, Output, OutputOption, plain, print_table, show_data, show_fields, table
+
+app = typer.Typer(help="Show everything about one box, model or deployment.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+@app.command()
+def node(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
+    """Show a box, by name or id: its device, memory and stages."""
+    from edgeshard.cli.views import STAGE_COLUMNS, node_fields
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            found = await client.node(name)
+        _show(found, found.name, output, node_fields(found), [(found.stages, STAGE_COLUMNS)])
+
+    run(work())
+
+
+@app.command()
+def model(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
+    """Show a model of the store."""
+    from edgeshard.cli.views import model_fields
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            found = await client.stored_model(name)
+        _show(found, found.name, output, model_fields(found), [])
+
+    run(work())
+
+
+@app.command(short_help="Show a deployment: phase, settings, placement.")
+def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
+    """Show a deployment: its settings, its phase and why, and which box holds what."""
+    from edgeshard.cli.views import PLACED_COLUMNS, deployment_fields
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            found = await client.deployment(name)
+        _show(found, found.spec.name, output, deployment_fields(found), [(found.placement.stages, PLACED_COLUMNS)])
+
+    run(work())
+
+
+def _show(
+    value: Any,
+    name: str,
+    output: Output,
+    fields: Mapping[str, str],
+    tables: Sequence[tuple[Sequence[Any], Sequence[Column[Any]]]],
+) -> None:
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(value), output)
+    elif output is Output.NAME:
+        typer.echo(name)
+    else:
+        show_fields(fields)
+        for items, columns in tables:
+            if items:
+                typer.echo()
+                print_table(table(items, columns))

@@ -1,0 +1,223 @@
+"""A whole site on this machine: a coordinator and several agents as processes on loopback, for demo, tests and lab."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgeshard.errors import (
+    DeadlineError,
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+
+_ERROR_BY_EXIT_CODE: dict[int, type[EdgeShardError]] = {
+    2: InvalidArgumentError,
+    3: NotFoundError,
+    4: DeniedError,
+    5: UnavailableError,
+    6: DeadlineError,
+}
+_READY_POLL_S = 0.02
+_STOP_GRACE_S = 4.0
+_TAIL_LINES = 12
+
+
+class Daemon:
+    """One child process with a ready file and a log file in `directory`."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], directory: Path) -> None:
+        self.name = name
+        self.log_path = directory / f"{name}.log"
+        self.address = ""
+        self._ready_path = directory / f"{name}.ready"
+        self._command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_path)]
+        self._directory = directory
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the process; see `wait_ready` for when it listens."""
+        self._ready_path.unlink(missing_ok=True)
+        self.address = ""
+        # The operator's own settings for daemons must not change what a throw-away site does.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._directory,
+                env=environment,
+                # A Ctrl-C in the terminal is for the command, which then stops its children in order.
+                process_group=0,
+            )
+
+    async def wait_ready(self, timeout_s: float) -> str:
+        """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""
+        assert self._process is not None
+        deadline_s = time.monotonic() + timeout_s
+        exited = asyncio.ensure_future(self._process.wait())
+        try:
+            while not self._ready_path.exists():
+                if exited.done():
+                    raise self._early_exit(exited.result())
+                if time.monotonic() > deadline_s:
+                    raise DeadlineError(
+                        f"{self.name} was not ready within {timeout_s:g} s; its log ends with:\n{self.log_tail()}"
+                    )
+                await asyncio.wait({exited}, timeout=_READY_POLL_S)
+        finally:
+            exited.cancel()
+        self.address = str(json.loads(self._ready_path.read_text())["address"])
+        return self.address
+
+    async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
+        """End it with SIGTERM, after `grace_s` with SIGKILL."""
+        if self.pid is None or self._process is None:
+            return
+        self.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it with SIGKILL, as a power cut would."""
+        self.send_signal(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process; nothing when it has ended."""
+        if self.pid is not None and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def _early_exit(self, exit_code: int) -> EdgeShardError:
+        tail = self.log_tail()
+        for line in reversed(tail.splitlines()):
+            if "needs the" in line and "extra: pip install" in line:
+                return FailedPreconditionError(line.strip(), reason="MISSING_EXTRA")
+            if line.startswith("error: "):
+                kind = _ERROR_BY_EXIT_CODE.get(exit_code, FailedPreconditionError)
+                return kind(f"{self.name} did not start: {line.removeprefix('error: ')}")
+        return FailedPreconditionError(
+            f"{self.name} ended with exit code {exit_code} before it was ready; its log ends with:\n{tail}"
+        )
+
+
+class LocalCluster:
+    """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
+
+    As an async context manager it starts everything and stops everything, also on an error or an interrupt.
+    `agent_arguments` are added to every agent's command line, `arguments_by_agent` to one's;
+    `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait for a ready file.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: Sequence[str] = ("a", "b", "c"),
+        *,
+        agent_arguments: Sequence[str] = (),
+        arguments_by_agent: Mapping[str, Sequence[str]] | None = None,
+        coordinator_arguments: Sequence[str] = (),
+        threads: int = 1,
+        startup_timeout_s: float = 60.0,
+    ) -> None:
+        self.directory = directory
+        self.nodes = tuple(nodes)
+        self.agents: dict[str, Daemon] = {}
+        self.coordinator = Daemon(
+            "coordinator",
+            "edgeshard_coordinator",
+            ["--listen", "127.0.0.1:0", "--state-dir", str(directory / "coordinator"), *coordinator_arguments],
+            directory,
+        )
+        self._agent_arguments = tuple(agent_arguments)
+        self._arguments_by_agent = dict(arguments_by_agent or {})
+        self._threads = threads
+        self._startup_timeout_s = startup_timeout_s
+
+    @property
+    def address(self) -> str:
+        """The coordinator's host:port, once it has started."""
+        return self.coordinator.address
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the coordinator, then all agents at once. Raises the typed error of the first that fails."""
+        await self.start_coordinator()
+        await self.start_agents()
+
+    async def start_coordinator(self) -> str:
+        """Start the coordinator alone and return its address."""
+        await self.coordinator.start()
+        return await self.coordinator.wait_ready(self._startup_timeout_s)
+
+    async def start_agents(self) -> None:
+        """Start every agent and wait until all have registered."""
+        waits = [asyncio.ensure_future(self.start_agent(name)) for name in self.nodes]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def start_agent(self, name: str) -> str:
+        """Start one agent, also one that was stopped or killed, and return its address once it has registered."""
+        await self._agent(name).start()
+        return await self.agents[name].wait_ready(self._startup_timeout_s)
+
+    async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
+        """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt meanwhile kills the rest."""
+        try:
+            await asyncio.gather(*(agent.stop(grace_s) for agent in self.agents.values()))
+            await self.coordinator.stop(grace_s)
+        finally:
+            for daemon in (*self.agents.values(), self.coordinator):
+                daemon.send_signal(signal.SIGKILL)
+
+    def _agent(self, name: str) -> Daemon:
+        if name not in self.agents:
+            arguments = ["--coordinator", self.address, "--name", name, "--listen", "127.0.0.1:0"]
+            arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
+            arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
+            self.agents[name] = Daemon(name, "edgeshard_agent", arguments, self.directory)
+        return self.agents[name]

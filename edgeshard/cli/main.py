@@ -1,0 +1,123 @@
+"""edgectl: the operator's command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from edgeshard import WIRE_VERSION, __version__
+from edgeshard.cli import delete, demo, deploy, describe, generate, get, lab, model, plan
+from edgeshard.cli.connect import Connect
+from edgeshard.errors import EdgeShardError
+
+_GLOBAL_OPTIONS = ("--coordinator", "--tls-ca", "--tls-cert", "--tls-key")
+
+
+class RootGroup(TyperGroup):
+    """Reports typed errors with their exit codes, and takes the global options in any place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, hoist_global_options(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UnicodeEncodeError:
+            # A name or a text among the arguments; gRPC takes UTF-8 only.
+            typer.echo("error: an argument is not UTF-8 text", err=True)
+            raise typer.Exit(2) from None
+        except EdgeShardError as error:
+            typer.echo(f"error: {error.message}", err=True)
+            if error.retry_after_s is not None:
+                typer.echo(f"       a retry may succeed in {error.retry_after_s:g} s", err=True)
+            raise typer.Exit(error.exit_code) from None
+
+
+def hoist_global_options(args: list[str]) -> list[str]:
+    """The arguments with the global options first, wherever they stood before a `--`."""
+    front: list[str] = []
+    rest: list[str] = []
+    position = 0
+    while position < len(args):
+        argument = args[position]
+        if argument == "--":
+            rest += args[position:]
+            break
+        if argument in _GLOBAL_OPTIONS and position + 1 < len(args):
+            front += args[position : position + 2]
+            position += 1
+        elif argument in _GLOBAL_OPTIONS:
+            # Hoisted, it would swallow the command as its value.
+            raise typer.BadParameter(f"{argument} needs a value")
+        elif argument.partition("=")[0] in _GLOBAL_OPTIONS:
+            front.append(argument)
+        else:
+            rest.append(argument)
+        position += 1
+    return front + rest
+
+
+app = typer.Typer(
+    name="edgectl",
+    cls=RootGroup,
+    help="Run a large language model across the boxes you already own.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 unreachable, 6 timeout.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(get.app, name="get")
+app.add_typer(describe.app, name="describe")
+app.command(name="deploy", no_args_is_help=True, short_help="Place a model on the boxes and load it.")(deploy.deploy)
+app.command(name="plan", no_args_is_help=True, short_help="Choose boxes and layers, predict, explain.")(plan.plan)
+app.add_typer(lab.app, name="lab")
+app.add_typer(delete.app, name="delete")
+app.add_typer(model.app, name="model")
+app.command(name="generate", no_args_is_help=True)(generate.generate)
+app.command(name="demo", short_help="Watch three boxes on this machine tell a story.")(demo.demo)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    coordinator: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", envvar="EDGESHARD__CLIENT__COORDINATOR", help="The site's coordinator."),
+    ] = "127.0.0.1:7600",
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_CA", help="PEM of the site's authority."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_CERT", help="PEM of this client's certificate."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_KEY", help="PEM of this client's key."),
+    ] = None,
+) -> None:
+    """The global options may stand before or after the command."""
+    context.obj = Connect(coordinator, tls_ca, tls_cert, tls_key)
+
+
+@app.command()
+def version() -> None:
+    """Print the version of edgectl and of the wire it speaks."""
+    typer.echo(f"edgectl {__version__} (wire version {WIRE_VERSION})")
+
+
+def main() -> None:
+    """Entry point of `edgectl`."""
+    # gRPC's own log is not for the operator; its failures come as typed errors.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    app(prog_name="edgectl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Values to text: tables for people, JSON, YAML and names for programs. Data goes to stdout, the rest to stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+import typer
+
+from edgeshard.errors import EdgeShardError
+from edgeshard.model import LayerRange
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Item = TypeVar("Item")
+_ANY_WIDTH = 1000
+
+
+class Output(StrEnum):
+    """What `-o` takes on reading commands."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the result.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """A table's column: its title, its text for an item, and whether it is for `-o wide` only."""
+
+    title: str
+    cell: Callable[[Item], str]
+    wide: bool = False
+    right: bool = False
+
+
+def show_list(
+    items: Sequence[Item], output: Output, columns: Sequence[Column[Item]], name: Callable[[Item], str]
+) -> None:
+    """Print a list to stdout as `output` asks: a JSON or YAML array, one name a line, or a table."""
+    if output in (Output.JSON, Output.YAML):
+        show_data([plain(item) for item in items], output)
+    elif output is Output.NAME:
+        for item in items:
+            typer.echo(name(item))
+    elif not items:
+        typer.echo("none", err=True)
+    else:
+        print_table(table(items, [c for c in columns if output is Output.WIDE or not c.wide]))
+
+
+def show_data(value: Any, output: Output) -> None:
+    """Print plain data to stdout as JSON, or as YAML when `output` says so."""
+    if output is Output.YAML:
+        import yaml
+
+        typer.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(rows: Table) -> None:
+    """Print to stdout, one line for each row: a line longer than the terminal is the terminal's to wrap."""
+    console = stdout_console()
+    console.width = max(console.width, console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum)
+    console.print(rows)
+
+
+def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
+    """A table without frames, so that it reads well and can be cut with awk."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        result.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+    for item in items:
+        result.add_row(*(Text(column.cell(item)) for column in columns))
+    return result
+
+
+def show_fields(fields: Mapping[str, str]) -> None:
+    """Print `name: value` lines to stdout, the values aligned."""
+    width = max(len(name) for name in fields) + 2
+    for name, value in fields.items():
+        typer.echo(f"{name + ':':<{width}}{value}")
+
+
+def plain(value: Any) -> Any:
+    """A domain value as JSON types: dataclasses become objects, layer ranges `0:4`, errors their parts."""
+    if isinstance(value, LayerRange):
+        return str(value)
+    if isinstance(value, EdgeShardError):
+        return {"reason": value.reason, "field": value.field, "message": value.message}
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    # A pydantic model, told by its class attribute so that reading commands need not import pydantic.
+    names = getattr(type(value), "model_fields", None)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    return value
+
+
+def human_bytes(count: int) -> str:
+    """Bytes with a binary unit, three significant digits: `512 B`, `18.4 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return _three_digits(size, unit)
+        size /= 1024
+    return _three_digits(size, "TiB")
+
+
+def human_count(count: int) -> str:
+    """A number with a decimal suffix, three significant digits: `950`, `6.52M`, `8.03B`."""
+    size = float(count)
+    for unit in ("", "K", "M"):
+        if size < 1000:
+            return _three_digits(size, unit).replace(" ", "")
+        size /= 1000
+    return _three_digits(size, "B").replace(" ", "")
+
+
+def human_seconds(seconds: float) -> str:
+    """`12.3 ms` below a second, `1.23 s` above."""
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _three_digits(size: float, unit: str) -> str:
+    digits = 0 if size >= 100 or size == int(size) else 1 if size >= 10 else 2
+    return f"{size:.{digits}f} {unit}".rstrip()
+
+
+def stdout_console() -> Console:
+    return _console(sys.stdout)
+
+
+def stderr_console() -> Console:
+    return _console(sys.stderr)
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False, soft_wrap=False)
+    if not stream.isatty():
+        # A pipe has no width: never wrap or cut what a program is going to read.
+        console.width = _ANY_WIDTH
+    return console
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: control characters other than newline and tab are dropped."""
+    return "".join(c for c in text if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160))

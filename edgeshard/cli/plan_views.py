@@ -1,0 +1,295 @@
+"""Plans, comparisons and sweeps as tables, JSON, YAML and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from edgeshard.cli.output import (
+    Column,
+    Output,
+    human_seconds,
+    plain,
+    show_data,
+    show_fields,
+    show_list,
+    stdout_console,
+    table,
+)
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.planning.baselines import StrategyRow, compare, strategies
+from edgeshard.planning.devices import with_bandwidth
+from edgeshard.planning.explain import bottleneck, explain
+from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
+from edgeshard.planning.problem import PlanProblem
+
+SWEEP_POINTS = 13
+SWEPT = ("edge-solo", "cloud-edge-opt", "edgeshard")
+
+STAGE_COLUMNS: list[Column[PlannedStage]] = [
+    Column("BOX", lambda stage: stage.box),
+    Column("DEVICE", lambda stage: stage.kind),
+    Column("LAYERS", lambda stage: str(stage.layers) if len(stage.layers) else "relay"),
+    Column("COMPUTES", lambda stage: human_seconds(stage.compute_s), right=True),
+    Column("SENDS", lambda stage: human_seconds(stage.send_s), right=True),
+    Column("WEIGHTS", lambda stage: _gb(stage.memory.weights), right=True),
+    Column("KV CACHE", lambda stage: _gb(stage.memory.kv), right=True),
+    Column("WORKSPACE", lambda stage: _gb(stage.memory.workspace), right=True, wide=True),
+    Column("LOADING", lambda stage: _gb(stage.memory.loading), right=True, wide=True),
+    Column("NEEDS", lambda stage: _gb(stage.memory.needed), right=True),
+    Column("USABLE", lambda stage: _gb(stage.memory.usable), right=True),
+]
+
+ROW_COLUMNS: list[Column[StrategyRow]] = [
+    Column("STRATEGY", lambda row: row.strategy),
+    Column("PER TOKEN", lambda row: _seconds(row.time_per_token_s), right=True),
+    Column("TOKENS/S", lambda row: _number(row.throughput_tps), right=True),
+    Column("TTFT", lambda row: _seconds(row.ttft_s), right=True),
+    Column("BOXES", lambda row: str(row.boxes) if row.feasible else "-", right=True),
+    Column("PLACEMENT", lambda row: row.placement or "-", wide=True),
+    Column("GAP", lambda row: "-" if row.gap is None else f"{100 * row.gap:.1f} %", right=True),
+    Column("WHY", lambda row: row.reason),
+]
+
+ALTERNATIVE_COLUMNS: list[Column[Alternative]] = [
+    Column("RUNNER-UP", lambda item: item.placement),
+    Column("PER TOKEN", lambda item: human_seconds(item.time_per_token_s), right=True),
+    Column("TOKENS/S", lambda item: f"{item.throughput_tps:.2f}", right=True),
+    Column("TTFT", lambda item: human_seconds(item.ttft_s), right=True),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One strategy at one link rate; None where it cannot run."""
+
+    bandwidth_bps: float
+    strategy: str
+    feasible: bool
+    time_per_token_s: float | None
+    throughput_tps: float | None
+    placement: str
+
+
+def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation: bool, output: Output) -> bool:
+    """Print the plan; `before` is the problem without what-if changes. Returns whether there is a plan."""
+    result = plan(problem)
+    earlier = plan(before, alternatives=0) if before is not None else None
+    if output in (Output.JSON, Output.YAML):
+        data = plan_data(result)
+        if with_explanation:
+            data["explanation"] = list(explain(result))
+        if earlier is not None:
+            data["before"] = _figures(earlier)
+        show_data(data, output)
+    elif output is Output.NAME:
+        if result.feasible:
+            typer.echo(result.placement)
+    else:
+        _show_tables(result, earlier, with_explanation, output)
+    if not result.feasible and output is not Output.TABLE and output is not Output.WIDE:
+        typer.echo(f"no plan: {bottleneck(result)}", err=True)
+    return result.feasible
+
+
+def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output) -> None:
+    if not with_explanation or not result.feasible:
+        show_fields(_fields(result, earlier))
+    if result.feasible:
+        if with_explanation:
+            typer.echo("\n".join(explain(result)))
+        typer.echo()
+        wide = output is Output.WIDE
+        stdout_console().print(table(result.stages, [c for c in STAGE_COLUMNS if wide or not c.wide]))
+        if result.alternatives and not with_explanation:
+            typer.echo()
+            stdout_console().print(table(result.alternatives, ALTERNATIVE_COLUMNS))
+
+
+def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
+    problem, prediction = result.problem, result.prediction
+    tokens = f"{problem.prompt_tokens} tokens in, {problem.new_tokens} out"
+    fields = {
+        "model": f"{problem.model.name}, {problem.dtype.value}, {tokens}",
+        "objective": problem.objective.value,
+    }
+    if prediction is None:
+        return fields | {"plan": "none", "why": bottleneck(result)}
+    fields |= {
+        "time per token": human_seconds(prediction.time_per_token_s),
+        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {_load(result)}",
+        "time to first token": human_seconds(prediction.ttft_s),
+        "bottleneck": bottleneck(result),
+        "gap": "0 (exact)" if not result.gap or result.gap < 1e-9 else f"at most {100 * result.gap:.2f} %",
+    }
+    if earlier is not None:
+        was = earlier.prediction
+        fields["before"] = (
+            f"none: {bottleneck(earlier)}"
+            if was is None
+            else f"{human_seconds(was.time_per_token_s)} per token, {was.throughput_tps:.2f} tokens/s"
+        )
+    return fields
+
+
+def _load(result: PlanResult) -> str:
+    assert result.prediction is not None
+    load = result.prediction.load
+    if load.requests == 1:
+        return "one request"
+    return f"{load.requests} requests ({load.micro_batches} micro-batches of {load.batch})"
+
+
+def plan_data(result: PlanResult) -> dict[str, Any]:
+    """A plan as plain data for programs."""
+    problem = result.problem
+    kinds = {box.device.kind: box.device.source for box in problem.cluster.boxes if box.name not in problem.times}
+    used = {stage.kind for stage in result.stages}
+    stages = [
+        {
+            "box": stage.box,
+            "device": stage.kind,
+            "layers": str(stage.layers),
+            "compute_s": stage.compute_s,
+            "send_s": stage.send_s,
+            "memory_bytes": plain(stage.memory) | {"needed": stage.memory.needed},
+        }
+        for stage in result.stages
+    ]
+    alternatives = [
+        {
+            "placement": item.placement,
+            "batch": item.load.batch,
+            "micro_batches": item.load.micro_batches,
+            "time_per_token_s": item.time_per_token_s,
+            "throughput_tps": item.throughput_tps,
+            "ttft_s": item.ttft_s,
+        }
+        for item in result.alternatives
+    ]
+    return {
+        "model": problem.model.name,
+        "dtype": problem.dtype.value,
+        "objective": problem.objective.value,
+        **_figures(result),
+        "gap": result.gap,
+        "gap_objective": result.gap_objective,
+        "bottleneck": bottleneck(result),
+        "stages": stages,
+        "alternatives": alternatives,
+        "shortage": plain(result.shortage),
+        "figures": {kind: source for kind, source in kinds.items() if kind in used},
+    }
+
+
+def _figures(result: PlanResult) -> dict[str, Any]:
+    prediction = result.prediction
+    return {
+        "feasible": result.feasible,
+        "time_per_token_s": prediction.time_per_token_s if prediction else None,
+        "throughput_tps": prediction.throughput_tps if prediction else None,
+        "ttft_s": prediction.ttft_s if prediction else None,
+        "batch": prediction.load.batch if prediction else None,
+        "micro_batches": prediction.load.micro_batches if prediction else None,
+        "boxes": len(result.stages),
+        "placement": result.placement,
+    }
+
+
+def show_comparison(problem: PlanProblem, output: Output) -> None:
+    """Print a row for each strategy."""
+    show_list(compare(problem), output, ROW_COLUMNS, lambda row: row.strategy)
+
+
+def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> None:
+    """Plan at many link rates; print the figures, and draw them to `plot`."""
+    pair, rates = parse_sweep(text)
+    points = []
+    for rate in rates:
+        at_rate = replace(problem, cluster=with_bandwidth(problem.cluster, rate, pair))
+        results = strategies(at_rate, plan(at_rate, alternatives=0), SWEPT)
+        points += [_point(rate, name, results[name]) for name in SWEPT]
+    if plot is not None:
+        _draw(points, problem, plot)
+    show_list(points, output, _sweep_columns(), lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
+
+
+def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
+    """`bandwidth=1:100` or `bandwidth:BOX,BOX=1:100`: the pair (None: every link), and rates in bits a second."""
+    what, _, span = text.partition("=")
+    name, _, ends = what.partition(":")
+    low, _, high = span.partition(":")
+    try:
+        first, last = float(low), float(high)
+    except ValueError:
+        first = last = math.nan
+    boxes = tuple(ends.split(",")) if ends else ()
+    if name != "bandwidth" or len(boxes) not in (0, 2) or not (0 < first < last < math.inf):
+        raise InvalidArgumentError(
+            f"--sweep {text!r}: say bandwidth=1:100 for all links, or bandwidth:BOX,BOX=1:100 for one, in Mb/s",
+            field="sweep",
+        )
+    ratio = (last / first) ** (1 / (SWEEP_POINTS - 1))
+    rates = [1e6 * first * ratio**step for step in range(SWEEP_POINTS - 1)] + [1e6 * last]
+    return (boxes[0], boxes[1]) if len(boxes) == 2 else None, rates
+
+
+def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
+    prediction = result.prediction
+    return SweepPoint(
+        bandwidth_bps=rate,
+        strategy=name,
+        feasible=result.feasible,
+        time_per_token_s=prediction.time_per_token_s if prediction else None,
+        throughput_tps=prediction.throughput_tps if prediction else None,
+        placement=result.placement,
+    )
+
+
+def _sweep_columns() -> list[Column[SweepPoint]]:
+    return [
+        Column("LINK", lambda point: f"{point.bandwidth_bps / 1e6:.3g} Mb/s", right=True),
+        Column("STRATEGY", lambda point: point.strategy),
+        Column("PER TOKEN", lambda point: _seconds(point.time_per_token_s), right=True),
+        Column("TOKENS/S", lambda point: _number(point.throughput_tps), right=True),
+        Column("PLACEMENT", lambda point: point.placement or "-"),
+    ]
+
+
+def _draw(points: Sequence[SweepPoint], problem: PlanProblem, path: Path) -> None:
+    """Time per token under the latency objective, tokens a second otherwise, by link rate."""
+    from edgeshard.planning.svg import line_chart
+
+    single = problem.request_limit == 1
+    series: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        value = point.time_per_token_s if single else point.throughput_tps
+        if value is not None:
+            series.setdefault(point.strategy, []).append((point.bandwidth_bps / 1e6, 1000 * value if single else value))
+    if not series:
+        raise InvalidArgumentError(
+            "--plot: no strategy has a plan at any rate, so there is nothing to draw", field="plot"
+        )
+    label = "ms per token" if single else "tokens/s"
+    drawing = line_chart(series, f"{problem.model.name}: {label} by link rate", "Mb/s", label, log_x=True)
+    try:
+        path.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot write --plot {path}: {error.strerror}", field="plot") from None
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else human_seconds(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

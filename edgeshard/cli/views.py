@@ -1,0 +1,137 @@
+"""The columns and fields of boxes, models, deployments and placements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from edgeshard.cli.output import Column, human_bytes, human_count
+from edgeshard.deployment import Deployment
+from edgeshard.device import Node, StageStatus
+from edgeshard.placement import PlacedStage, Placement
+
+if TYPE_CHECKING:
+    from edgeshard.client import StoredModel
+
+NODE_COLUMNS: list[Column[Node]] = [
+    Column("NAME", lambda node: node.name),
+    Column("STATUS", lambda node: node_status(node)),
+    Column("DEVICE", lambda node: node.facts.kind),
+    Column("CORES", lambda node: str(node.facts.cores), right=True),
+    Column("BUDGET", lambda node: human_bytes(node.facts.memory_budget_bytes), right=True),
+    Column("FREE", lambda node: human_bytes(node.free_bytes), right=True),
+    Column("STAGES", lambda node: _join(f"{s.deployment}/{s.layers}" for s in node.stages)),
+    Column("ADDRESS", lambda node: node.address, wide=True),
+    Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
+    Column("MODEL", lambda node: node.facts.model, wide=True),
+    Column("SOFTWARE", lambda node: node.facts.software, wide=True),
+    Column("ID", lambda node: node.node_id, wide=True),
+]
+
+MODEL_COLUMNS: list[Column[StoredModel]] = [
+    Column("NAME", lambda model: model.name),
+    Column("ARCHITECTURE", lambda model: model.architecture),
+    Column("LAYERS", lambda model: str(model.layer_count), right=True),
+    Column("PARAMETERS", lambda model: human_count(model.parameter_count), right=True),
+    Column("SIZE", lambda model: human_bytes(model.stored_bytes), right=True),
+    Column("DTYPE", lambda model: model.dtype.value),
+    Column("CONTEXT", lambda model: str(model.max_context), right=True),
+    Column("DIGEST", lambda model: model.manifest_digest, wide=True),
+]
+
+DEPLOYMENT_COLUMNS: list[Column[Deployment]] = [
+    Column("NAME", lambda deployment: deployment.spec.name),
+    Column("PHASE", lambda deployment: deployment.phase.value),
+    Column("MODEL", lambda deployment: deployment.spec.model),
+    Column("PLACEMENT", lambda deployment: layers_text(deployment.placement)),
+    Column("REQUESTS", lambda deployment: str(deployment.active_requests), right=True),
+    Column("EPOCH", lambda deployment: str(deployment.epoch), wide=True, right=True),
+    Column("DTYPE", lambda deployment: deployment.spec.dtype.value, wide=True),
+    Column("CONTEXT", lambda deployment: str(deployment.spec.max_context or "model's"), wide=True, right=True),
+    Column("CONCURRENCY", lambda deployment: str(deployment.spec.concurrency), wide=True, right=True),
+    Column("WEIGHTS", lambda deployment: human_bytes(_total(deployment, "parameter_bytes")), wide=True, right=True),
+    Column("KV CACHE", lambda deployment: human_bytes(_total(deployment, "kv_bytes")), wide=True, right=True),
+]
+
+PLACED_COLUMNS: list[Column[PlacedStage]] = [
+    Column("BOX", lambda stage: stage.node_name),
+    Column("LAYERS", lambda stage: str(stage.layers)),
+    Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
+    Column("KV CACHE", lambda stage: human_bytes(stage.kv_bytes), right=True),
+    Column("ADDRESS", lambda stage: stage.address),
+]
+
+STAGE_COLUMNS: list[Column[StageStatus]] = [
+    Column("DEPLOYMENT", lambda stage: stage.deployment),
+    Column("LAYERS", lambda stage: str(stage.layers)),
+    Column("PHASE", lambda stage: stage.phase.value),
+    Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
+    Column("KV IN USE", lambda stage: _kv_text(stage), right=True),
+    Column("STEPS", lambda stage: str(stage.steps_done), right=True),
+]
+
+
+def node_status(node: Node) -> str:
+    return "connected" if node.connected else "away"
+
+
+def layers_text(placement: Placement) -> str:
+    """The placement as `--layers` takes it: `a=0:4,b=4:9`."""
+    return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
+
+
+def node_fields(node: Node) -> dict[str, str]:
+    facts = node.facts
+    return {
+        "Name": node.name,
+        "Id": node.node_id,
+        "Status": f"{node_status(node)}, last heartbeat {node.heartbeat_age_s:.1f} s ago",
+        "Address": node.address,
+        "Device": f"{facts.kind}, {facts.model}, {facts.cores} cores",
+        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}",
+        "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
+        "Software": facts.software,
+        "Wire version": str(node.wire_version),
+    }
+
+
+def model_fields(model: StoredModel) -> dict[str, str]:
+    return {
+        "Name": model.name,
+        "Architecture": model.architecture,
+        "Layers": str(model.layer_count),
+        "Parameters": f"{human_count(model.parameter_count)} ({model.parameter_count})",
+        "Size": f"{human_bytes(model.stored_bytes)} in {model.dtype.value}",
+        "Context": f"{model.max_context} tokens",
+        "Digest": model.manifest_digest,
+    }
+
+
+def deployment_fields(deployment: Deployment) -> dict[str, str]:
+    spec, placement = deployment.spec, deployment.placement
+    fields = {"Name": spec.name, "Phase": deployment.phase.value}
+    if deployment.failure is not None:
+        fields["Reason"] = f"{deployment.failure.reason}: {deployment.failure.message}"
+    return fields | {
+        "Model": spec.model,
+        "Source": spec.source,
+        "Privacy": spec.privacy,
+        "Dtype": f"{spec.dtype.value}, KV cache {spec.effective_kv_dtype.value}",
+        "Context": f"{spec.max_context} tokens" if spec.max_context else "the model's own limit",
+        "New tokens": f"at most {spec.max_new_tokens}",
+        "Concurrency": f"{spec.concurrency} requests, {deployment.active_requests} running",
+        "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens",
+        "Epoch": str(deployment.epoch),
+    }
+
+
+def _kv_text(stage: StageStatus) -> str:
+    return f"{human_bytes(stage.kv_bytes_in_use)} of {human_bytes(stage.kv_bytes_capacity)}"
+
+
+def _total(deployment: Deployment, attribute: str) -> int:
+    return sum(getattr(stage, attribute) for stage in deployment.placement.stages)
+
+
+def _join(parts: Iterable[str]) -> str:
+    return ",".join(parts) or "-"

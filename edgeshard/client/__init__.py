@@ -1,0 +1,12 @@
+"""The SDK: an async client of a coordinator, and a thin synchronous face of it."""
+
+from __future__ import annotations
+
+from edgeshard.client.client import Client
+from edgeshard.client.completion import Completion
+from edgeshard.client.options import GenerateOptions
+from edgeshard.client.sync import SyncClient
+from edgeshard.client.values import ServedModel, StoredModel
+from edgeshard.rpc.tls import TlsFiles
+
+__all__ = ["Client", "Completion", "GenerateOptions", "ServedModel", "StoredModel", "SyncClient", "TlsFiles"]

@@ -1,0 +1,285 @@
+"""The async client: everything a coordinator offers, as domain values."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from edgeshard.client.completion import Completion, CompletionBuilder
+from edgeshard.client.connection import Connection
+from edgeshard.client.options import GenerateOptions, generation_of
+from edgeshard.client.values import ServedModel, StoredModel
+from edgeshard.clock import Clock
+from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.device import Node
+from edgeshard.errors import DeadlineError, FailedPreconditionError, NotFoundError
+from edgeshard.generation import GenerationEvent
+from edgeshard.ids import DeploymentName, Digest, ModelName
+from edgeshard.placement import Placement
+from edgeshard.proto.v1 import admin_pb2, inference_pb2
+from edgeshard.rpc.clock import SystemClock
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.common import (
+    deployment_from_wire,
+    dtype_from_wire,
+    node_from_wire,
+    placement_from_wire,
+    spec_to_wire,
+)
+from edgeshard.wire.generation import event_from_wire, generation_to_wire
+
+if TYPE_CHECKING:
+    from edgeshard.client.models import Progress
+
+DEFAULT_TARGET = "127.0.0.1:7600"
+_FIRST_POLL_S = 0.05
+_LONGEST_POLL_S = 0.5
+
+
+class Client:
+    """A client of the coordinator at `target` (host:port); plaintext is for loopback only.
+
+    Use it as an async context manager, or call `close()`. `timeout_s` bounds each call except `generate`, whose bound
+    is its own. Every failure is an `EdgeShardError` that names the field or the target at fault.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        tls: TlsFiles | None = None,
+        *,
+        timeout_s: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._connection = Connection(target, tls)
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+
+    @property
+    def target(self) -> str:
+        return self._connection.target
+
+    async def __aenter__(self) -> Self:
+        self._connection.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; requests still streaming are cancelled."""
+        await self._connection.close()
+
+    # --- generation
+
+    async def generate(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Stream one request: a `Started`, the `Token`s one by one, and a `Finished`.
+
+        `model` is a deployment's name, or a model's when one deployment serves it; `prompt` is text or token ids.
+        Leaving the loop, or `aclose()`, cancels the request on every box at once.
+
+        Options: `max_new_tokens` (128); `temperature` (0, greedy), `top_k` (0, off), `top_p` (1, off),
+        `repetition_penalty` (1, off), `seed` (0); `stop`, a string or strings that end the text, and `stop_tokens`;
+        `logprobs`, `top_logprobs` (up to 20 best tokens of each position); `ignore_eos`; `request_id`, chosen by the
+        caller to make `cancel` possible from elsewhere; `timeout_s` for the whole request (None, no bound).
+
+        Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model, UnavailableError
+        when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
+        DeadlineError after `timeout_s`.
+        """
+        request = inference_pb2.GenerateRequest(
+            model=model,
+            generation=generation_to_wire(generation_of(prompt, options)),
+            request_id=options.get("request_id", ""),
+        )
+        async with aclosing(self._connection.generate(request, options.get("timeout_s"))) as messages:
+            async for message in messages:
+                yield event_from_wire(message)
+
+    async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
+        """Run one request to its end; arguments and errors are those of `generate`."""
+        wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0
+        builder = CompletionBuilder(self._clock.now(), logprobs=wants_logprobs)
+        async with aclosing(self.generate(model, prompt, **options)) as events:
+            async for event in events:
+                builder.add(event, self._clock.now())
+        return builder.build()
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a running request; False when there is none of this id."""
+        request = inference_pb2.InferenceServiceCancelRequest(request_id=request_id)
+        response = await self._connection.inference("Cancel", request, self._timeout_s)
+        return bool(response.cancelled)
+
+    async def served_models(self) -> tuple[ServedModel, ...]:
+        """What can be generated with now."""
+        request = inference_pb2.InferenceServiceListModelsRequest()
+        response = await self._connection.inference("ListModels", request, self._timeout_s)
+        return tuple(
+            ServedModel(DeploymentName(m.deployment), ModelName(m.model), m.max_context) for m in response.models
+        )
+
+    # --- boxes and models
+
+    async def nodes(self) -> tuple[Node, ...]:
+        response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())
+        return tuple(node_from_wire(node) for node in response.nodes)
+
+    async def node(self, name: str) -> Node:
+        """One box by name or id; raises NotFoundError."""
+        response = await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name))
+        return node_from_wire(response.node)
+
+    async def stored_models(self) -> tuple[StoredModel, ...]:
+        response = await self._admin("ListModels", admin_pb2.ListModelsRequest())
+        return tuple(_stored_model(model) for model in response.models)
+
+    async def stored_model(self, name: str) -> StoredModel:
+        """One model of the store; raises NotFoundError."""
+        for model in await self.stored_models():
+            if model.name == name:
+                return model
+        raise NotFoundError(
+            f"model {name!r} is not in the store: add it with `edgectl model add DIR --name {name}`",
+            field="model",
+            reason="UNKNOWN_MODEL",
+        )
+
+    async def add_model(
+        self, directory: Path | str, name: str | None = None, progress: Progress | None = None
+    ) -> Digest:
+        """Register a local Hugging Face directory with the coordinator; returns the manifest's digest.
+
+        Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
+        `edgeshard.client.models.add_model` for the errors and for `progress`.
+        """
+        from edgeshard.client import models
+
+        return await models.add_model(self._connection.open(), Path(directory), name, progress)
+
+    async def delete_model(self, name: str) -> None:
+        """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""
+        await self._admin("DeleteModel", admin_pb2.DeleteModelRequest(operation_id=_operation_id(), name=name))
+
+    # --- deployments
+
+    async def plan(self, spec: DeploymentSpec) -> Placement:
+        """The placement `deploy` would make now; changes nothing. Raises as `deploy` does."""
+        response = await self._admin("Plan", admin_pb2.PlanRequest(spec=spec_to_wire(spec)))
+        return placement_from_wire(response.placement)
+
+    async def deploy(
+        self,
+        spec: DeploymentSpec,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Place a model and load it; with `wait`, until it answers requests.
+
+        `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
+        goes on loading after it. Raises PlacementError or ResourceExhaustedError when the placement cannot be
+        (nothing is changed then), the deployment's own typed failure when a box could not load its share, and
+        DeadlineError.
+        """
+        request = admin_pb2.DeployRequest(operation_id=_operation_id(), spec=spec_to_wire(spec))
+        deployment = deployment_from_wire((await self._admin("Deploy", request)).deployment)
+        if not wait:
+            return deployment
+        return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
+
+    async def deployments(self) -> tuple[Deployment, ...]:
+        response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
+
+    async def deployment(self, name: str) -> Deployment:
+        """One deployment; raises NotFoundError."""
+        response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name))
+        return deployment_from_wire(response.deployment)
+
+    async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
+        """Stop a deployment and free its memory on every box; with `wait`, until it is gone.
+
+        Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        """
+        request = admin_pb2.DeleteDeploymentRequest(operation_id=_operation_id(), name=name)
+        await self._admin("DeleteDeployment", request)
+        polls = _Polls(self._clock, timeout_s)
+        while wait:
+            try:
+                await self.deployment(name)
+            except NotFoundError:
+                return
+            if not await polls.next():
+                raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
+
+    async def _until_ready(
+        self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]
+    ) -> Deployment:
+        name = deployment.spec.name
+        polls = _Polls(self._clock, timeout_s)
+        on_change(deployment)
+        while deployment.phase is not DeploymentPhase.READY:
+            if deployment.phase is DeploymentPhase.FAILED:
+                raise deployment.failure or FailedPreconditionError(f"deployment {name} failed", field="deployment")
+            if not await polls.next():
+                raise DeadlineError(
+                    f"deployment {name} is still {deployment.phase} after {timeout_s:g} s; it goes on in the "
+                    f"background: see `edgectl describe deployment {name}`",
+                    reason="WAIT_TIMEOUT",
+                )
+            latest = await self.deployment(name)
+            if (latest.phase, latest.stages) != (deployment.phase, deployment.stages):
+                on_change(latest)
+            deployment = latest
+        return deployment
+
+    async def _admin(self, method: str, request: Any) -> Any:
+        return await self._connection.admin(method, request, self._timeout_s)
+
+
+class _Polls:
+    """Pauses between polls, growing from 0.05 to 0.5 s, until the time is over."""
+
+    def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        self._clock = clock
+        self._deadline_s = None if timeout_s is None else clock.now() + timeout_s
+        self._pause_s = _FIRST_POLL_S
+
+    async def next(self) -> bool:
+        """Wait for the next poll; False, at once, when the time is over."""
+        pause_s = self._pause_s
+        if self._deadline_s is not None:
+            left_s = self._deadline_s - self._clock.now()
+            if left_s <= 0:
+                return False
+            pause_s = min(pause_s, left_s)
+        await asyncio.sleep(pause_s)
+        self._pause_s = min(self._pause_s * 1.3, _LONGEST_POLL_S)
+        return True
+
+
+def _stored_model(message: admin_pb2.StoredModel) -> StoredModel:
+    return StoredModel(
+        name=ModelName(message.name),
+        manifest_digest=Digest(message.manifest_digest),
+        architecture=message.architecture,
+        layer_count=message.layer_count,
+        parameter_count=message.parameter_count,
+        stored_bytes=message.stored_bytes,
+        dtype=dtype_from_wire(message.dtype),
+        max_context=message.max_context,
+    )
+
+
+def _operation_id() -> str:
+    return uuid.uuid4().hex

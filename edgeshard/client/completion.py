@@ -1,0 +1,101 @@
+"""A request's events collected into one value, with the times a user of a stream cares about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.errors import InternalError
+from edgeshard.generation import Finished, FinishReason, GenerationEvent, Started, Token, TokenLogprob
+from edgeshard.ids import DeploymentName, RequestId
+from edgeshard.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Everything a request brought back.
+
+    `text` is the generated text without the prompt. `ttft_s` is seconds from the call to the first token,
+    `inter_token_latency_s` the mean seconds between tokens (0 with fewer than two), `total_s` seconds from the call to
+    the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded token; the first token, whose
+    step is the prefill, is left out where there are others. `logprobs` and `top_logprobs` are empty unless asked for.
+    """
+
+    request_id: RequestId
+    deployment: DeploymentName
+    placement: Placement
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    ttft_s: float
+    inter_token_latency_s: float
+    total_s: float
+    stage_compute_ms: tuple[float, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoded tokens per second, from the first token on; 0 with fewer than two tokens."""
+        return 1 / self.inter_token_latency_s if self.inter_token_latency_s > 0 else 0.0
+
+
+class CompletionBuilder:
+    """Collects events as they arrive; the times come in as values (monotonic seconds)."""
+
+    def __init__(self, called_at_s: float, *, logprobs: bool = False) -> None:
+        self._called_at_s = called_at_s
+        self._logprobs = logprobs
+        self._started: Started | None = None
+        self._tokens: list[Token] = []
+        self._token_times_s: list[float] = []
+        self._finished: Finished | None = None
+        self._finished_at_s = called_at_s
+
+    @property
+    def begun(self) -> bool:
+        """Whether the request was admitted."""
+        return self._started is not None
+
+    def add(self, event: GenerationEvent, now_s: float) -> None:
+        match event:
+            case Started():
+                self._started = event
+            case Token():
+                self._tokens.append(event)
+                self._token_times_s.append(now_s)
+            case Finished():
+                self._finished = event
+                self._finished_at_s = now_s
+
+    def build(self) -> Completion:
+        """The completion, once the stream ended. Raises InternalError when it ended without its last event."""
+        started, finished = self._started, self._finished
+        if started is None or finished is None:
+            raise InternalError("the coordinator ended the stream before the request was finished")
+        times = self._token_times_s
+        gaps = len(times) - 1
+        return Completion(
+            request_id=started.request_id,
+            deployment=started.deployment,
+            placement=started.placement,
+            text="".join(token.text for token in self._tokens) + finished.text,
+            token_ids=tuple(token.token for token in self._tokens),
+            prompt_token_ids=started.prompt_tokens,
+            finish_reason=finished.reason,
+            ttft_s=times[0] - self._called_at_s if times else 0.0,
+            inter_token_latency_s=(times[-1] - times[0]) / gaps if gaps > 0 else 0.0,
+            total_s=self._finished_at_s - self._called_at_s,
+            stage_compute_ms=self._stage_compute_ms(len(started.placement.stages)),
+            logprobs=tuple(token.logprob for token in self._tokens) if self._logprobs else (),
+            top_logprobs=tuple(token.top for token in self._tokens) if self._logprobs else (),
+        )
+
+    def _stage_compute_ms(self, stage_count: int) -> tuple[float, ...]:
+        steps = [token.timings for token in (self._tokens[1:] or self._tokens) if token.timings]
+        totals_s = [0.0] * stage_count
+        for timings in steps:
+            for timing in timings:
+                if timing.stage < stage_count:
+                    totals_s[timing.stage] += timing.compute_s
+        return tuple(1000 * total_s / len(steps) if steps else 0.0 for total_s in totals_s)

@@ -1,0 +1,217 @@
+"""Adding a local model to the coordinator's store: hash, register, send what is missing, register again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import grpc
+
+from edgeshard.blobs import CHUNK_BYTES, in_thread
+from edgeshard.checkpoint import BlobLocation, Checkpoint, blob_locations, build_manifest, open_checkpoint, read_chunks
+from edgeshard.errors import (
+    AbortedError,
+    DataLossError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from edgeshard.ids import Digest, check_name
+from edgeshard.model import ModelManifest
+from edgeshard.proto.v1 import store_pb2 as pb
+from edgeshard.proto.v1 import store_pb2_grpc
+from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES
+from edgeshard.wire.status import from_rpc_error
+from edgeshard.wire.store import manifest_to_wire
+
+_PARALLEL_UPLOADS = 4
+_ATTEMPTS = 6
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 2.0
+# What another round of asking and sending may cure. A damaged upload is sent again from its beginning.
+_CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossError)
+
+
+class AddPhase(StrEnum):
+    HASHING = "hashing"
+    UPLOADING = "uploading"
+
+
+Progress = Callable[[AddPhase, int, int], None]
+"""Called on the event loop with (phase, bytes done, bytes in all)."""
+
+
+class _StoppedError(Exception):
+    """Ends the hashing thread when nobody waits for it any more."""
+
+
+async def add_model(
+    channel: grpc.aio.Channel, directory: Path, name: str | None = None, progress: Progress | None = None
+) -> Digest:
+    """Register the Hugging Face checkpoint in `directory` as `name` (default: the directory's name); its digest.
+
+    Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
+    broken connection by itself, after a cancel with the next call.
+
+    Raises as `open_checkpoint` and `build_manifest` do before anything is sent; AlreadyExistsError when the name has
+    other content; UnavailableError when the coordinator cannot be reached.
+    """
+    checkpoint = await in_thread(open_checkpoint, directory)
+    name = check_name(name if name is not None else _default_name(directory), "name")
+    manifest = await _hash(checkpoint, name, progress)
+    message = manifest_to_wire(manifest)
+    if message.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
+        raise InvalidArgumentError(
+            f"the manifest has {message.ByteSize()} bytes; at most {MESSAGE_LIMIT_BYTES} can be sent", field="directory"
+        )
+    upload = _Upload(channel, message, blob_locations(checkpoint, manifest), progress)
+    return await upload.run()
+
+
+async def _hash(checkpoint: Checkpoint, name: str, progress: Progress | None) -> ModelManifest:
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+    def report(done: int, total: int) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, AddPhase.HASHING, done, total)
+
+    try:
+        return await asyncio.to_thread(build_manifest, name, checkpoint, report)
+    finally:
+        stopped.set()
+
+
+class _Upload:
+    """Sends the blobs of one manifest until the coordinator says that it is registered."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        manifest: pb.Manifest,
+        locations: Mapping[Digest, BlobLocation],
+        progress: Progress | None,
+    ) -> None:
+        self._stub = store_pb2_grpc.ModelStoreServiceStub(channel)
+        self._manifest = manifest
+        self._locations = locations
+        self._progress = progress
+        self._total = sum(location.size for location in locations.values())
+        self._remaining: dict[Digest, int] = {}
+
+    async def run(self) -> Digest:
+        response = await self._register()
+        failures, least = 0, self._total + 1
+        while not response.registered:
+            try:
+                await self._send_missing(response.missing)
+                response = await self._register()
+            except _CURABLE:
+                # Rounds that bring bytes across do not count against the attempts.
+                remaining = sum(self._remaining.values())
+                failures, least = (1, remaining) if remaining < least else (failures + 1, least)
+                if failures >= _ATTEMPTS:
+                    raise
+                await asyncio.sleep(min(_FIRST_BACKOFF_S * 2 ** (failures - 1), _LONGEST_BACKOFF_S))
+                response = await self._register_or_keep(response)
+        self._remaining = {}
+        self._report()
+        return Digest(response.manifest_digest)
+
+    async def _register_or_keep(self, before: pb.RegisterModelResponse) -> pb.RegisterModelResponse:
+        try:
+            return await self._register()
+        except UnavailableError:
+            return before
+
+    async def _register(self) -> pb.RegisterModelResponse:
+        try:
+            response: pb.RegisterModelResponse = await self._stub.RegisterModel(
+                pb.RegisterModelRequest(manifest=self._manifest)
+            )
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, "the coordinator") from None
+        return response
+
+    async def _send_missing(self, missing: Iterable[pb.MissingBlob]) -> None:
+        missing = list(missing)
+        self._remaining = {Digest(blob.sha256): blob.size - blob.offset for blob in missing}
+        self._report()
+        queue = iter(missing)
+
+        async def send_from_queue() -> None:
+            for blob in queue:
+                await self._send(blob)
+
+        workers = [asyncio.ensure_future(send_from_queue()) for _ in range(_PARALLEL_UPLOADS)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    async def _send(self, blob: pb.MissingBlob) -> None:
+        digest = Digest(blob.sha256)
+        location = self._locations.get(digest)
+        if location is None or blob.offset > location.size:
+            raise InternalError(f"the coordinator asks for blob {blob.sha256[:80]}, which is not of this model")
+        chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.offset)
+        call = self._stub.PutBlob()
+        try:
+            header = pb.BlobHeader(sha256=digest, size=location.size, offset=blob.offset)
+            await call.write(pb.PutBlobRequest(header=header))
+            while chunk := await in_thread(_next_chunk, chunks):
+                await call.write(pb.PutBlobRequest(data=chunk))
+                self._remaining[digest] -= len(chunk)
+                self._report()
+            await call.done_writing()
+            await call
+        except asyncio.InvalidStateError:
+            # The call ended while it was written to; its status says why.
+            await self._raise_status(call)
+        except grpc.aio.AioRpcError as error:
+            raise _upload_error(error) from None
+        except asyncio.CancelledError:
+            # A call that the other side cancels looks like a cancel of this task.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise UnavailableError("the coordinator broke off the upload") from None
+        finally:
+            call.cancel()
+            chunks.close()
+
+    async def _raise_status(self, call: Awaitable[pb.PutBlobResponse]) -> None:
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            raise _upload_error(error) from None
+        # It ended well before everything was written: another client had sent the blob.
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(AddPhase.UPLOADING, self._total - sum(self._remaining.values()), self._total)
+
+
+def _upload_error(error: grpc.aio.AioRpcError) -> EdgeShardError:
+    # grpcio calls a write into a connection that has just broken an internal error of its own.
+    if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
+        return UnavailableError("the coordinator broke off the upload")
+    return from_rpc_error(error, "the coordinator")
+
+
+def _next_chunk(chunks: Iterator[bytes]) -> bytes:
+    return next(chunks, b"")
+
+
+def _default_name(directory: Path) -> str:
+    """The directory's name in the characters a name may have."""
+    return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower())[:63].strip("-._") or "model"

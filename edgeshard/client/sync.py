@@ -1,0 +1,147 @@
+"""A thin synchronous face: the async client, run by an event loop in a background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from edgeshard.client.client import DEFAULT_TARGET, Client
+from edgeshard.client.completion import Completion
+from edgeshard.client.options import GenerateOptions
+from edgeshard.client.values import ServedModel, StoredModel
+from edgeshard.deployment import Deployment, DeploymentSpec
+from edgeshard.device import Node
+from edgeshard.generation import GenerationEvent
+from edgeshard.ids import Digest
+from edgeshard.placement import Placement
+from edgeshard.rpc.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from edgeshard.client.models import Progress
+
+Result = TypeVar("Result")
+
+
+class SyncClient:
+    """`Client` for code without an event loop; methods, arguments and errors are those of `Client`.
+
+    Callbacks (`progress`, `on_change`) run in the background thread. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, target: str = DEFAULT_TARGET, tls: TlsFiles | None = None, *, timeout_s: float = 30.0) -> None:
+        self._client = Client(target, tls, timeout_s=timeout_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def target(self) -> str:
+        return self._client.target
+
+    def __enter__(self) -> Self:
+        self._run(self._client.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and end the background thread; requests still streaming are cancelled."""
+        if self._loop is None or self._thread is None:
+            return
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None
+
+    def generate(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Generator[GenerationEvent, None, None]:
+        """Stream one request; leaving the loop cancels it at once."""
+        events = self._client.generate(model, prompt, **options)
+        # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
+        turn = asyncio.Lock()
+
+        async def next_event() -> GenerationEvent | None:
+            async with turn:
+                return await anext(events, None)
+
+        async def close() -> None:
+            async with turn:
+                await events.aclose()
+
+        try:
+            while (event := self._run(next_event())) is not None:
+                yield event
+        finally:
+            self._run(close())
+
+    def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
+        return self._run(self._client.complete(model, prompt, **options))
+
+    def cancel(self, request_id: str) -> bool:
+        return self._run(self._client.cancel(request_id))
+
+    def served_models(self) -> tuple[ServedModel, ...]:
+        return self._run(self._client.served_models())
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self._run(self._client.nodes())
+
+    def node(self, name: str) -> Node:
+        return self._run(self._client.node(name))
+
+    def stored_models(self) -> tuple[StoredModel, ...]:
+        return self._run(self._client.stored_models())
+
+    def stored_model(self, name: str) -> StoredModel:
+        return self._run(self._client.stored_model(name))
+
+    def add_model(self, directory: Path | str, name: str | None = None, progress: Progress | None = None) -> Digest:
+        return self._run(self._client.add_model(directory, name, progress))
+
+    def delete_model(self, name: str) -> None:
+        self._run(self._client.delete_model(name))
+
+    def plan(self, spec: DeploymentSpec) -> Placement:
+        return self._run(self._client.plan(spec))
+
+    def deploy(
+        self,
+        spec: DeploymentSpec,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        return self._run(self._client.deploy(spec, wait, timeout_s, on_change))
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        return self._run(self._client.deployments())
+
+    def deployment(self, name: str) -> Deployment:
+        return self._run(self._client.deployment(name))
+
+    def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
+        self._run(self._client.delete_deployment(name, wait, timeout_s))
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C while waiting must not leave the call running behind the caller's back.
+            future.cancel()
+            raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="edgeshard-client", daemon=True)
+            self._thread.start()
+        return self._loop

@@ -1,0 +1,170 @@
+"""edgectl deploy, delete and model add."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeshard.deployment import DeploymentPhase
+from edgeshard.device import StagePhase
+from edgeshard.errors import PlacementError, ResourceExhaustedError
+from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
+
+
+def spec_sent(site: Any) -> Any:
+    (request,) = site.sent(admin_pb2.DeployRequest)
+    return request.spec
+
+
+def test_options_become_the_spec_and_phases_go_to_stderr(edgectl: Any, site: Any) -> None:
+    stages = (site.stage_status(StagePhase.LOADING, 50),)
+    site.states = [
+        site.deployment_in(DeploymentPhase.LOADING),
+        site.deployment_in(DeploymentPhase.LOADING, stages=stages),
+        site.deployment_in(DeploymentPhase.ACTIVATING),
+        site.deployment_in(DeploymentPhase.READY),
+    ]
+    result = edgectl(
+        "deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=4:9", "--dtype", "float16",
+        "--max-context", "256", "--max-new-tokens", "99", "--concurrency", "3",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    spec = spec_sent(site)
+    assert (spec.name, spec.model, spec.source) == ("tales", "fairy-tales", "a")
+    assert [(s.node, s.layers.first, s.layers.end) for s in spec.layers] == [("a", 0, 4), ("b", 4, 9)]
+    assert spec.dtype == common_pb2.DATA_TYPE_FLOAT16
+    assert (spec.max_context, spec.max_new_tokens, spec.concurrency) == (256, 99, 3)
+    assert [line for line in result.stderr.splitlines() if line.startswith("tales: ")] == [
+        "tales: loading",
+        "tales: activating",
+        "tales: ready",
+    ]
+    assert result.stdout.splitlines()[1].split() == ["tales", "ready", "fairy-tales", "a=0:4,b=4:9", "0"]
+
+
+@pytest.mark.parametrize("name", ["spec.toml", "spec.json"])
+def test_a_spec_file(edgectl: Any, site: Any, tmp_path: Path, name: str) -> None:
+    values = {"name": "tales", "model": "fairy-tales", "source": "a", "layers": "a=0:4,b=4:9", "concurrency": 2}
+    toml = "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
+    (tmp_path / name).write_text(toml if name.endswith("toml") else json.dumps(values))
+    result = edgectl("deploy", "--file", str(tmp_path / name), "-o", "json")
+    assert json.loads(result.stdout)["phase"] == "ready"
+    assert (spec_sent(site).concurrency, len(spec_sent(site).layers)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = ", "is not a spec"),
+        ('name = "t"\nmodel = "m"\nsource = "a"\ncolour = "red"', "colour: is not a known field"),
+        ('name = "t"\nmodel = "m"\nsource = "a"\nconcurrency = 0', "concurrency: "),
+        ('name = "t"\nmodel = "m"', "source: field required"),
+    ],
+)
+def test_a_wrong_spec_file_names_the_field(edgectl: Any, site: Any, tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(text)
+    result = edgectl("deploy", "--file", str(file))
+    assert (result.exit_code, site.requests) == (2, [])
+    assert message in result.stderr
+
+
+def test_a_spec_file_and_options_exclude_each_other(edgectl: Any, tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text("")
+    result = edgectl("deploy", "tales", "--file", str(file), "--max-context", "5")
+    assert result.exit_code == 2
+    assert "leave out NAME, --max-context" in result.stderr
+
+
+def test_dry_run_prints_the_placement_and_deploys_nothing(edgectl: Any, site: Any) -> None:
+    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--dry-run")
+    assert result.exit_code == 0
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [["a", "0:4"], ["b", "4:9"]]
+    assert site.sent(admin_pb2.DeployRequest) == []
+
+
+def test_no_wait_returns_while_it_is_loading(edgectl: Any, site: Any) -> None:
+    site.states = [site.deployment_in(DeploymentPhase.LOADING)]
+    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--no-wait", "-o", "json")
+    assert json.loads(result.stdout)["phase"] == "loading"
+
+
+def test_a_deployment_that_fails_to_load_exits_by_its_reason(edgectl: Any, site: Any) -> None:
+    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b")
+    site.states = [site.deployment_in(DeploymentPhase.LOADING), site.deployment_in(DeploymentPhase.FAILED, failure)]
+    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error: box b lacks 2 GiB" in result.stderr
+
+
+def test_a_deployment_that_takes_too_long_exits_6(edgectl: Any, site: Any) -> None:
+    site.states = [site.deployment_in(DeploymentPhase.LOADING)]
+    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--timeout", "0.1")
+    assert result.exit_code == 6
+    assert "edgectl describe deployment tales" in result.stderr
+
+
+def test_a_placement_with_a_gap_exits_2(edgectl: Any, site: Any) -> None:
+    site.failures["Deploy"] = PlacementError("layers: no box holds layers 4:5", field="layers", reason="LAYER_GAP")
+    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=5:9")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "error: layers: no box holds layers 4:5")
+
+
+def test_delete(edgectl: Any, site: Any) -> None:
+    result = edgectl("delete", "deployment", "tales")
+    assert (result.exit_code, result.stdout) == (0, "deployment tales deleted\n")
+    assert site.sent(admin_pb2.DeleteDeploymentRequest)[0].name == "tales"
+    result = edgectl("delete", "model", "fairy-tales")
+    assert (result.exit_code, result.stdout) == (0, "model fairy-tales deleted\n")
+
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 16, "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True, "hidden_act": "silu",
+}  # fmt: skip
+SHAPES = {
+    "model.embed_tokens.weight": [16, 4],
+    "model.norm.weight": [4],
+    "model.layers.0.input_layernorm.weight": [4],
+    "model.layers.0.post_attention_layernorm.weight": [4],
+    **{f"model.layers.0.self_attn.{name}_proj.weight": [4, 4] for name in "qkvo"},
+    "model.layers.0.mlp.gate_proj.weight": [8, 4],
+    "model.layers.0.mlp.up_proj.weight": [8, 4],
+    "model.layers.0.mlp.down_proj.weight": [4, 8],
+}
+
+
+def write_model(directory: Path) -> None:
+    """A checkpoint of the smallest Llama, all zeros."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "tokenizer.json").write_text("{}")
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in SHAPES.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+def test_model_add(edgectl: Any, site: Any, tmp_path: Path) -> None:
+    write_model(tmp_path / "Tiny")
+    result = edgectl("model", "add", str(tmp_path / "Tiny"), "--name", "tiny", "-o", "json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["name"] == "tiny"
+    (request,) = site.sent(store_pb2.RegisterModelRequest)
+    assert {tensor.name for tensor in request.manifest.tensors} == set(SHAPES)
+
+
+def test_model_add_of_a_directory_without_a_model_exits_with_a_reason(edgectl: Any, site: Any, tmp_path: Path) -> None:
+    result = edgectl("model", "add", str(tmp_path))
+    assert result.exit_code in (2, 3)
+    assert result.stderr.startswith("error: ") and site.requests == []

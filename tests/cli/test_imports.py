@@ -1,0 +1,59 @@
+"""What the bare library loads: nothing heavy, so that help and version are quick on any machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "ortools", "fastapi", "grpc", "google.protobuf", "numpy")
+
+PROGRAM = """
+import json, sys
+try:
+    {statement}
+except SystemExit as end:
+    assert not end.code, end.code
+print("MODULES", json.dumps(sorted(sys.modules)))
+"""
+
+
+def modules_after(statement: str) -> tuple[set[str], str]:
+    program = PROGRAM.format(statement=statement)
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    text, _, modules = output.stdout.partition("MODULES")
+    return set(json.loads(modules)), text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["version"], ["deploy", "--help"], ["get", "nodes", "--help"], ["demo", "--help"]]
+)
+def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
+    modules, text = modules_after(f"import edgeshard.cli.main as m; m.app({arguments!r})")
+    assert not modules & set(HEAVY)
+    assert text.strip()
+
+
+def test_import_edgeshard_loads_nothing_heavy() -> None:
+    assert not modules_after("import edgeshard; edgeshard.WIRE_VERSION")[0] & set(HEAVY)
+
+
+def test_the_client_is_there_on_first_use_without_torch() -> None:
+    modules, _ = modules_after("from edgeshard import Client, SyncClient; assert Client and SyncClient")
+    assert "grpc" in modules and not modules & {"torch", "transformers", "ortools", "fastapi"}
+
+
+def test_an_unknown_attribute_is_an_attribute_error() -> None:
+    import edgeshard
+
+    with pytest.raises(AttributeError, match="Clinet"):
+        edgeshard.Clinet  # noqa: B018
+
+
+def test_help_fits_in_80_columns_and_names_every_command() -> None:
+    _, text = modules_after("import edgeshard.cli.main as m; m.app(['--help'])")
+    assert max(map(len, text.splitlines())) <= 80
+    commands = {line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.startswith("  ")}
+    assert {"get", "describe", "deploy", "delete", "model", "generate", "version", "demo"} <= commands

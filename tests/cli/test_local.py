@@ -1,0 +1,144 @@
+"""Daemons as child processes: ready files, early ends, and stopping them all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from edgeshard.cli import demo
+from edgeshard.cli.local import Daemon
+from edgeshard.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError, UnavailableError
+from edgeshard.placement import check_cover
+
+READY = """
+import json, os, signal, sys, time
+path = sys.argv[sys.argv.index("--ready-file") + 1]
+with open(path + ".tmp", "w") as file:
+    json.dump({"address": "127.0.0.1:41234", "pid": os.getpid()}, file)
+"""
+RENAME = "os.rename(path + '.tmp', path)\n"
+
+
+def daemon(directory: Path, source: str) -> Daemon:
+    (directory / "scripted.py").write_text(source)
+    return Daemon("box", "scripted", [], directory)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_it_is_ready_when_its_file_says_so_and_sigterm_ends_it(tmp_path: Path) -> None:
+    box = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
+    await box.start()
+    assert await box.wait_ready(10) == box.address == "127.0.0.1:41234"
+    pid = box.pid
+    assert pid is not None and alive(pid)
+    await box.stop()
+    assert box.pid is None and not alive(pid)
+    await box.stop()
+
+
+async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    box = daemon(tmp_path, READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RENAME + "time.sleep(60)\n")
+    await box.start()
+    await box.wait_ready(10)
+    pid = box.pid
+    assert pid is not None
+    await box.stop(grace_s=0.1)
+    assert not alive(pid)
+
+
+async def test_a_killed_one_can_be_started_again(tmp_path: Path) -> None:
+    box = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
+    pids = []
+    for _ in range(2):
+        await box.start()
+        await box.wait_ready(10)
+        pids.append(box.pid)
+        await box.kill()
+    assert pids[0] != pids[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        (
+            "print('error: port 1 is in use'); raise SystemExit(5)",
+            UnavailableError,
+            "box did not start: port 1 is in use",
+        ),
+        (
+            "raise SystemExit(\"edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\")",
+            FailedPreconditionError,
+            "edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'",
+        ),
+        ("1 / 0", FailedPreconditionError, "ZeroDivisionError"),
+    ],
+)
+async def test_an_early_end_is_a_typed_error_with_the_reason(
+    tmp_path: Path, source: str, kind: type[EdgeShardError], message: str
+) -> None:
+    box = daemon(tmp_path, source)
+    await box.start()
+    with pytest.raises(kind) as caught:
+        await box.wait_ready(10)
+    assert message in caught.value.message
+
+
+async def test_one_that_never_gets_ready_is_a_deadline_error_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "box.log").write_text("still fetching\n")
+    box = daemon(tmp_path, "import time\ntime.sleep(60)\n")
+    await box.start()
+    with pytest.raises(DeadlineError, match="still fetching"):
+        await box.wait_ready(0.05)
+    await box.kill()
+
+
+async def test_the_operators_daemon_settings_do_not_leak_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESHARD__AGENT__MEMORY", "1GiB")
+    monkeypatch.setenv("UNRELATED_SETTING", "kept")
+    box = daemon(tmp_path, "import os\nprint(sorted(k for k in os.environ if 'E' in k))\nraise SystemExit(1)\n")
+    await box.start()
+    with pytest.raises(FailedPreconditionError) as caught:
+        await box.wait_ready(10)
+    assert "UNRELATED_SETTING" in caught.value.message and "EDGESHARD__" not in caught.value.message
+
+
+@pytest.mark.parametrize("layer_count", [1, 2, 3, 12, 13, 14])
+def test_even_layers_cover_the_model(layer_count: int) -> None:
+    stages = demo.even_layers(layer_count, ("a", "b", "c"))
+    check_cover(stages, layer_count, "a")
+    sizes = [len(stage.layers) for stage in stages]
+    assert max(sizes) - min(sizes) <= 1 and len(sizes) == min(3, layer_count)
+
+
+def test_twelve_layers_are_split_in_fours() -> None:
+    assert [str(stage.layers) for stage in demo.even_layers(12, ("a", "b", "c"))] == ["0:4", "4:8", "8:12"]
+
+
+def test_a_given_model_directory_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with demo.model_directory(Path("m")) as directory:
+        assert directory == tmp_path / "m"
+
+
+def test_an_installation_without_the_demo_model_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    with pytest.raises(NotFoundError, match="--model-dir"), demo.model_directory(None):
+        pass
+
+
+def test_python_is_the_one_that_runs_edgectl(tmp_path: Path) -> None:
+    assert Daemon("box", "m", [], tmp_path)._command[:3] == [sys.executable, "-m", "m"]

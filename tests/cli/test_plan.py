@@ -1,0 +1,245 @@
+"""edgectl plan, offline: no site is asked, nothing heavy is loaded, wrong input has a name and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from edgeshard.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTBED = ROOT / "deploy/examples/paper-testbed.toml"
+ROW_FIELDS = (
+    "strategy",
+    "feasible",
+    "time_per_token_s",
+    "throughput_tps",
+    "ttft_s",
+    "boxes",
+    "placement",
+    "gap",
+    "reason",
+)
+
+
+def run(*arguments: str, cluster: Path | str = TESTBED, model: str = "llama2-7b") -> Any:
+    return CliRunner().invoke(app, ["plan", "--cluster", str(cluster), "--model", model, *arguments])
+
+
+def data(*arguments: str, **more: Any) -> Any:
+    result = run(*arguments, "-o", "json", **more)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> None:
+    rows = data("--compare")
+    assert [row["strategy"] for row in rows] == [
+        "edge-solo",
+        "cloud-edge-even",
+        "cloud-edge-opt",
+        "edgeshard-even",
+        "edgeshard-paper",
+        "memory-proportional",
+        "edgeshard",
+    ]
+    assert all(tuple(row) == ROW_FIELDS for row in rows)
+    assert all(row["feasible"] for row in rows)
+    assert not {row["strategy"] for row in data("--compare", model="llama2-70b") if row["feasible"]} & {
+        "edge-solo",
+        "cloud-edge-even",
+        "cloud-edge-opt",
+    }
+
+
+def test_a_plan_as_json_yaml_table_and_name() -> None:
+    values = data()
+    assert values["feasible"] and values["placement"] == ",".join(f"{s['box']}={s['layers']}" for s in values["stages"])
+    assert values["bottleneck"] and values["gap"] == 0 and len(values["alternatives"]) == 2
+    assert "datasheet" in values["figures"]["rtx-3090"]
+    assert yaml.safe_load(run("-o", "yaml").stdout) == values
+    assert run("-o", "name").stdout.strip() == values["placement"]
+    table = run().stdout
+    for word in ("time per token", "throughput", "bottleneck", "agx-1", "WEIGHTS", "KV CACHE", "RUNNER-UP"):
+        assert word in table
+    assert "WORKSPACE" not in table and "WORKSPACE" in run("-o", "wide").stdout
+
+
+def test_explain_says_why() -> None:
+    text = run("--explain").stdout
+    assert "around the slow link agx-1 -> cloud" in text and "Runner-up 1" in text and "the search is exact" in text
+    assert data("--explain")["explanation"][0].startswith("llama2-7b in float32")
+
+
+def test_options_reach_the_planner() -> None:
+    assert "cloud=" not in data("--exclude", "cloud")["placement"]
+    assert "cloud=" not in data("--reserve", "cloud=21.5GB")["placement"]
+    assert data("--max-boxes", "1")["placement"] == "agx-1=0:32"
+    assert data("--source", "nx-1")["placement"].startswith("nx-1=0:")
+    assert data("--dtype", "bfloat16")["time_per_token_s"] < data()["time_per_token_s"]
+    share = data("--max-share", "cloud=0.25")
+    assert all(eval_layers(s["layers"]) <= 8 for s in share["stages"] if s["box"] == "cloud")
+    many = data("--objective", "auto", "--concurrency", "4")
+    assert 1 < many["batch"] * many["micro_batches"] <= 4
+    assert data("--objective", "auto", "--concurrency", "4", "--batch", "1")["batch"] == 1
+    assert data("--new-tokens", "8", "--prompt-tokens", "4")["ttft_s"] < data()["ttft_s"]
+    assert data("--head-on-source")["time_per_token_s"] > data()["time_per_token_s"]
+
+
+def eval_layers(text: str) -> int:
+    first, _, end = text.partition(":")
+    return int(end) - int(first)
+
+
+def test_what_if() -> None:
+    values = data("--what-if", "+1 h100")
+    assert "h100-new-1" in values["placement"]
+    assert values["before"]["placement"] == data()["placement"]
+    assert values["time_per_token_s"] < values["before"]["time_per_token_s"]
+    assert data("--what-if", "-cloud")["placement"] == data("--exclude", "cloud")["placement"]
+    text = run("--what-if", "+1 h100").stdout
+    assert "before:" in text
+
+
+def test_what_if_makes_an_infeasible_one_feasible() -> None:
+    arguments = [word for n in range(4, 13) for word in ("--exclude", f"agx-{n}")]
+    short = run(*arguments, "-o", "json", model="llama2-70b")
+    assert short.exit_code == 1 and "GB short" in json.loads(short.stdout)["shortage"]["text"]
+    assert "no plan:" in short.stderr
+    enough = data(*arguments, "--what-if", "+2 h200", model="llama2-70b")
+    assert enough["feasible"] and not enough["before"]["feasible"]
+
+
+def test_sweep_and_plot(tmp_path: Path) -> None:
+    picture = tmp_path / "out.svg"
+    points = data("--sweep", "bandwidth=1:100", "--plot", str(picture))
+    rates = sorted({point["bandwidth_bps"] for point in points})
+    assert rates[0] == 1e6 and rates[-1] == pytest.approx(100e6)
+    times = [point["time_per_token_s"] for point in points if point["strategy"] == "edgeshard"]
+    assert all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(times))
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    one = data("--sweep", "bandwidth:agx-1,cloud=1:50")
+    solo = {point["time_per_token_s"] for point in one if point["strategy"] == "edge-solo"}
+    assert len(solo) == 1
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    path.mkdir()
+    values = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 512,
+    }
+    (path / "config.json").write_text(json.dumps(values))
+    return path
+
+
+def test_a_model_is_a_directory_or_its_config_json(config: Path) -> None:
+    assert data(model=str(config))["model"] == "tiny"
+    assert data(model=str(config / "config.json"))["placement"] == data(model=str(config))["placement"]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("this is not TOML", "TOML"),
+        ('source = "z"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = 1e9', "source"),
+        ('source = "a"\n[[device]]\nname = "a"\nkind = "h900"\n[link]\nbandwidth_bps = 1e9', "device[0].kind"),
+        ('source = "a"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = -1e9', "link.bandwidth_bps"),
+        ('source = "a"\n[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = nan', "link.bandwidth_bps"),
+        ('[[device]]\nname = "a"\nkind = "h100"\n[link]\nbandwidth_bps = 1e9', "source"),
+    ],
+)
+def test_a_wrong_cluster_file_exits_2_and_names_the_field(tmp_path: Path, text: str, field: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    result = run(cluster=path)
+    assert result.exit_code == 2 and field in result.stderr and result.stdout == ""
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--objective", "beauty"], "--objective"),
+        (["--source", "z"], "source"),
+        (["--dtype", "int7"], "dtype"),
+        (["--prompt-tokens", "0"], "prompt_tokens"),
+        (["--new-tokens", "-3"], "new_tokens"),
+        (["--prompt-tokens", "9000"], "prompt_tokens"),
+        (["--batch", "0"], "batch"),
+        (["--max-time-per-token", "nan"], "max_time_per_token_s"),
+        (["--exclude", "z"], "exclude"),
+        (["--exclude", "agx-1"], "exclude"),
+        (["--reserve", "agx-1"], "--reserve"),
+        (["--reserve", "agx-1=lots"], "reserve.agx-1"),
+        (["--max-share", "agx-1=half"], "--max-share"),
+        (["--max-share", "agx-1=2"], "max_share.agx-1"),
+        (["--min-boxes", "0"], "min_boxes"),
+        (["--what-if", "2 orin-nx"], "--what-if"),
+        (["--what-if", "+0 orin-nx"], "--what-if"),
+        (["--what-if", "+2 orin-mega"], "what_if"),
+        (["--what-if", "-agx-1"], "what_if"),
+        (["--sweep", "latency=1:2"], "--sweep"),
+        (["--sweep", "bandwidth=100:1"], "--sweep"),
+        (["--sweep", "bandwidth=0:1"], "--sweep"),
+        (["--sweep", "bandwidth:agx-1,z=1:2"], "sweep"),
+        (["--plot", "out.svg"], "--plot"),
+        (["--compare", "--explain"], "--compare"),
+    ],
+)
+def test_wrong_options_exit_2_and_name_the_field(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr and result.stdout == ""
+
+
+def test_wrong_models_exit_2(tmp_path: Path, config: Path) -> None:
+    for model, words in ((str(tmp_path / "none"), "--model"), ("", "--model"), (str(tmp_path), "--model")):
+        result = run(model=model)
+        assert result.exit_code == 2 and words in result.stderr
+    values = json.loads((config / "config.json").read_text())
+    for text, words in (
+        ("{", "not JSON"),
+        ("[]", "config.json"),
+        (json.dumps({k: v for k, v in values.items() if k != "hidden_size"}), "hidden_size"),
+        (json.dumps(values | {"num_hidden_layers": -4}), "num_hidden_layers"),
+        (json.dumps(values | {"model_type": "mystery"}), "mystery"),
+    ):
+        (config / "config.json").write_text(text)
+        result = run(model=str(config))
+        assert result.exit_code == 2 and words in result.stderr, text
+    assert run(cluster=tmp_path / "none.toml").exit_code == 2
+    assert "--cluster is missing" in CliRunner().invoke(app, ["plan", "--model", "llama2-7b"]).stderr
+
+
+def test_it_needs_no_torch_no_ortools_and_no_grpc() -> None:
+    """In a process that cannot import them, and help does not even load numpy."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'ortools', 'transformers', 'grpc', 'safetensors'): sys.modules[name] = None\n"
+        "import edgeshard.cli.main as m\n"
+        "try: m.app(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print('numpy' in sys.modules)"
+    )
+    for arguments, numpy in ((["--cluster", str(TESTBED), "--model", "llama2-70b"], "True"), (["--help"], "False")):
+        command = [sys.executable, "-c", program, "plan", *arguments]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert output.strip().splitlines()[-1] == numpy

@@ -1,0 +1,276 @@
+"""A scripted site: a real gRPC server, in threads of its own, whose answers each test writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import pytest
+
+from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.device import DeviceFacts, Node, StagePhase, StageStatus
+from edgeshard.dtypes import DType
+from edgeshard.errors import EdgeShardError, NotFoundError
+from edgeshard.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token, TokenLogprob
+from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard.model import LayerRange
+from edgeshard.placement import PlacedStage, Placement
+from edgeshard.proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    store_pb2,
+    store_pb2_grpc,
+)
+from edgeshard.wire.common import (
+    deployment_to_wire,
+    dtype_to_wire,
+    node_to_wire,
+    placement_to_wire,
+    spec_from_wire,
+)
+from edgeshard.wire.generation import event_to_wire
+from edgeshard.wire.status import DETAILS_KEY, to_status
+
+PROMPT_TOKENS = (5, 6, 7)
+WORDS = ("Once", " upon", " a", " time", " é")
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Hold:
+    """In a script of events: wait here until the test releases the stream or the client goes away."""
+
+
+def facts() -> DeviceFacts:
+    return DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
+
+
+def placement() -> Placement:
+    stages = tuple(
+        PlacedStage(
+            index, NodeId(f"id-{name}"), NodeName(name), f"127.0.0.1:{7001 + index}", layers, 1 << 20 + index, 1 << 18
+        )
+        for index, (name, layers) in enumerate([("a", LayerRange(0, 4)), ("b", LayerRange(4, 9))])
+    )
+    return Placement(stages, kv_block_tokens=16, kv_blocks=32, micro_batch=1, micro_batches=2)
+
+
+def stage_status(phase: StagePhase, fetched: int = 0) -> StageStatus:
+    return StageStatus(DeploymentName("tales"), Epoch(1), 0, LayerRange(0, 4), phase, 1 << 20, 1 << 18, 0, fetched, 100)
+
+
+def deployment(
+    phase: DeploymentPhase, failure: EdgeShardError | None = None, stages: tuple[StageStatus, ...] = ()
+) -> Deployment:
+    spec = DeploymentSpec(name="tales", model="fairy-tales", source="a", dtype=DType.FLOAT32)
+    return Deployment(spec, phase, Epoch(1), placement(), failure, stages)
+
+
+def story() -> list[GenerationEvent | Hold]:
+    """Five tokens on two stages: the first takes 40 ms of computing on stage 0, the others 2, and 4 on stage 1."""
+    events: list[GenerationEvent | Hold] = [
+        Started(RequestId("r1"), DeploymentName("tales"), PROMPT_TOKENS, placement())
+    ]
+    for index, word in enumerate(WORDS):
+        timings = (StageTiming(0, 0.001, 0.04 if index == 0 else 0.002), StageTiming(1, 0.0, 0.004))
+        top = (TokenLogprob(10 + index, -0.5), TokenLogprob(99, -1.5))
+        events.append(Token(len(PROMPT_TOKENS) + index, 10 + index, word, -0.5, top, timings))
+    events.append(Finished(FinishReason.LENGTH, "!", len(PROMPT_TOKENS), len(WORDS)))
+    return events
+
+
+@dataclass
+class ScriptedSite:
+    """What the server answers, and what it saw.
+
+    `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
+    question about it, the last one for ever; empty means that there is none.
+    """
+
+    address: str = ""
+    nodes: list[Node] = field(default_factory=list)
+    models: list[admin_pb2.StoredModel] = field(default_factory=list)
+    failures: dict[str, EdgeShardError] = field(default_factory=dict)
+    states: list[Deployment] = field(default_factory=list)
+    gone_after_delete: bool = True
+    script: list[GenerationEvent | Hold] = field(default_factory=story)
+    requests: list[Any] = field(default_factory=list)
+    held: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    # What tests need to write scripts, so that they need not import this file.
+    Hold = Hold
+    story = staticmethod(story)
+    deployment_in = staticmethod(deployment)
+    stage_status = staticmethod(stage_status)
+
+    def hold_after(self, tokens: int) -> None:
+        """Stop the stream after this many tokens."""
+        self.script.insert(1 + tokens, Hold())
+
+    def sent(self, kind: type) -> list[Any]:
+        return [request for request in self.requests if isinstance(request, kind)]
+
+    def next_state(self) -> Deployment:
+        if not self.states:
+            raise NotFoundError("deployment 'tales' does not exist", field="deployment")
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+
+def answer(site: ScriptedSite, method: str, request: Any, context: grpc.ServicerContext) -> None:
+    """Record the request, and end the call when the script says that the method fails."""
+    site.requests.append(request)
+    if method in site.failures:
+        fail(context, site.failures[method])
+
+
+def fail(context: grpc.ServicerContext, error: EdgeShardError) -> None:
+    context.set_trailing_metadata(((DETAILS_KEY, to_status(error).SerializeToString()),))
+    context.abort(_CODES[int(error.code)], error.message)
+
+
+class Admin(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, site: ScriptedSite) -> None:
+        self.site = site
+
+    def ListNodes(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "ListNodes", request, context)
+        return admin_pb2.ListNodesResponse(nodes=[node_to_wire(node) for node in self.site.nodes])
+
+    def GetNode(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "GetNode", request, context)
+        for node in self.site.nodes:
+            if request.node in (node.name, node.node_id):
+                return admin_pb2.GetNodeResponse(node=node_to_wire(node))
+        return fail(context, NotFoundError(f"node {request.node!r} is not known", field="node"))
+
+    def ListModels(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "ListModels", request, context)
+        return admin_pb2.ListModelsResponse(models=self.site.models)
+
+    def DeleteModel(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "DeleteModel", request, context)
+        return admin_pb2.DeleteModelResponse()
+
+    def Plan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "Plan", request, context)
+        return admin_pb2.PlanResponse(placement=placement_to_wire(placement()))
+
+    def Deploy(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "Deploy", request, context)
+        state = replace(self.site.next_state(), spec=spec_from_wire(request.spec))
+        return admin_pb2.DeployResponse(deployment=deployment_to_wire(state))
+
+    def ListDeployments(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "ListDeployments", request, context)
+        states = [self.site.next_state()] if self.site.states else []
+        return admin_pb2.ListDeploymentsResponse(deployments=[deployment_to_wire(state) for state in states])
+
+    def GetDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "GetDeployment", request, context)
+        try:
+            return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(self.site.next_state()))
+        except NotFoundError as error:
+            return fail(context, error)
+
+    def DeleteDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "DeleteDeployment", request, context)
+        if self.site.gone_after_delete:
+            self.site.states.clear()
+        return admin_pb2.DeleteDeploymentResponse()
+
+
+class Inference(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, site: ScriptedSite) -> None:
+        self.site = site
+
+    def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        site, ended = self.site, threading.Event()
+        answer(site, "Generate", request, context)
+
+        def on_end() -> None:
+            site.released.set()
+            if not ended.is_set():
+                site.cancelled.set()
+
+        context.add_callback(on_end)
+        for event in site.script:
+            if isinstance(event, Hold):
+                site.held.set()
+                site.released.wait(30)
+                if not context.is_active():
+                    return
+            else:
+                yield event_to_wire(event)
+        ended.set()
+        if "GenerateEnd" in site.failures:
+            fail(context, site.failures["GenerateEnd"])
+
+    def Cancel(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "Cancel", request, context)
+        return inference_pb2.InferenceServiceCancelResponse(cancelled=request.request_id == "r1")
+
+    def ListModels(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "ServedModels", request, context)
+        model = inference_pb2.ServedModel(deployment="tales", model="fairy-tales", max_context=512)
+        return inference_pb2.InferenceServiceListModelsResponse(models=[model])
+
+
+class Store(store_pb2_grpc.ModelStoreServiceServicer):
+    """A store that has every blob already."""
+
+    def __init__(self, site: ScriptedSite) -> None:
+        self.site = site
+
+    def RegisterModel(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "RegisterModel", request, context)
+        self.site.models.append(stored_model(request.manifest.name))
+        return store_pb2.RegisterModelResponse(registered=True, manifest_digest="d" * 64)
+
+
+def stored_model(name: str) -> admin_pb2.StoredModel:
+    return admin_pb2.StoredModel(
+        name=name,
+        manifest_digest="d" * 64,
+        architecture="llama",
+        layer_count=12,
+        parameter_count=6_520_000,
+        stored_bytes=13_040_000,
+        dtype=dtype_to_wire(DType.BFLOAT16),
+        max_context=512,
+    )
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    scripted = ScriptedSite()
+    scripted.nodes = [
+        Node(
+            NodeId("id-a"), NodeName("a"), "127.0.0.1:7001", 1, facts(), True, 0.5, 3 << 30,
+            (stage_status(StagePhase.ACTIVE),),
+        ),
+        Node(NodeId("id-b"), NodeName("b"), "127.0.0.1:7002", 1, facts(), False, 61.0, 4 << 30),
+    ]  # fmt: skip
+    scripted.models = [stored_model("fairy-tales")]
+    scripted.states = [deployment(DeploymentPhase.READY)]
+    # Clients ping every second; a server that has not agreed to that hangs up after a few.
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ]
+    server = grpc.server(ThreadPoolExecutor(8), options=options)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(Admin(scripted), server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Inference(scripted), server)
+    store_pb2_grpc.add_ModelStoreServiceServicer_to_server(Store(scripted), server)
+    scripted.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield scripted
+    scripted.released.set()
+    server.stop(None).wait()

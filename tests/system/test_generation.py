@@ -1,0 +1,166 @@
+"""The demo model over three agent processes, through the SDK: the unsplit model's tokens, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeshard.architectures import stage_tensors
+from edgeshard.deployment import Deployment
+from edgeshard.dtypes import DType
+from edgeshard.errors import DeadlineError, InvalidArgumentError, NotFoundError
+from edgeshard.generation import Finished, FinishReason, Token
+from edgeshard.model import parameter_bytes
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who", '"Why," said']
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, tuple[list[int], list[int]]]:
+    """Prompt ids and 64 greedy tokens of the unsplit model in float32, by transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    made = {}
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt")
+        output = model.generate(**ids, max_new_tokens=64, do_sample=False, pad_token_id=0)
+        prompt_ids = ids.input_ids[0].tolist()
+        made[prompt] = (prompt_ids, output[0, len(prompt_ids) :].tolist())
+    return made
+
+
+async def test_every_request_gets_the_unsplit_models_tokens(site, tales, reference) -> None:
+    """All at once, so that their steps interleave in the ring."""
+    answers = await asyncio.gather(*(site.client.complete("tales", p, max_new_tokens=64) for p in PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert (list(answer.prompt_token_ids), list(answer.token_ids)) == reference[prompt]
+    assert len(answers[0].token_ids) == 64 and 2 not in answers[0].token_ids
+    assert answers[0].finish_reason is FinishReason.LENGTH
+
+
+async def test_seeded_sampling_repeats_itself_whoever_else_is_there(site, tales) -> None:
+    options = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "seed": 11}
+    alone = await site.client.complete("tales", PROMPTS[0], **options)
+    crowd = await asyncio.gather(
+        site.client.complete("tales", PROMPTS[0], **options),
+        *(site.client.complete("tales", PROMPTS[1], **{**options, "seed": seed}) for seed in range(3)),
+    )
+    assert crowd[0].token_ids == alone.token_ids
+    assert len({answer.token_ids for answer in crowd[1:]}) > 1
+
+
+async def test_text_stop_strings_and_logprobs(site, tales) -> None:
+    whole = await site.client.complete("tales", PROMPTS[0], max_new_tokens=40)
+    word = whole.text.split()[6]
+    stopped = await site.client.complete("tales", PROMPTS[0], max_new_tokens=40, stop=(word,))
+    assert stopped.finish_reason is FinishReason.STOP
+    assert stopped.text == whole.text[: whole.text.index(word)]
+    tokens = [
+        event
+        async for event in site.client.generate("tales", PROMPTS[0], max_new_tokens=5, logprobs=True, top_logprobs=3)
+        if isinstance(event, Token)
+    ]
+    for token in tokens:
+        assert token.top[0].token == token.token and token.top[0].logprob == pytest.approx(token.logprob)
+        assert [t.logprob for t in token.top] == sorted((t.logprob for t in token.top), reverse=True)
+        assert [timing.stage for timing in token.timings] == [0, 1, 2]
+
+
+async def test_each_box_holds_its_tensors_and_no_others(site, tales: Deployment) -> None:
+    from edgeshard.checkpoint import build_manifest, open_checkpoint
+    from edgeshard.ids import ModelName
+
+    manifest = build_manifest(ModelName("fairy-tales"), open_checkpoint(DEMO_MODEL))
+    for stage in tales.placement.stages:
+        tensors = stage_tensors(manifest, stage.layers)
+        wanted = {tensor.sha256 for tensor in tensors}
+        if stage.index == 0:
+            wanted |= {file.sha256 for file in manifest.files}
+        blobs = site.cluster.directory / stage.node_name / "cache" / "blobs"
+        held = {hashlib.sha256(path.read_bytes()).hexdigest() for path in blobs.rglob("*") if path.is_file()}
+        assert held == wanted
+        node = await site.client.node(stage.node_name)
+        (status,) = node.stages
+        assert status.parameter_bytes == parameter_bytes(tensors, DType.FLOAT32) == stage.parameter_bytes
+        assert status.layers == stage.layers
+
+
+async def kv_gone(site, since: float, step_s: float) -> None:
+    """Zero KV on every box within a second or a step, whichever is longer; the last reading must be in time."""
+
+    async def gone() -> bool:
+        return not any((await site.kv_bytes()).values())
+
+    await site.until(gone, max(1.0, step_s))
+    assert time.monotonic() - since <= max(1.0, step_s)
+
+
+async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site, tales) -> None:
+    stream = site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)
+    seen = 0
+    async for event in stream:
+        seen += isinstance(event, Token)
+        if seen == 12:
+            break
+
+    async def held_everywhere() -> bool:
+        return all((await site.kv_bytes()).values())
+
+    await site.until(held_everywhere)
+    await stream.aclose()
+    await kv_gone(site, time.monotonic(), 0.2)
+
+
+async def test_cancel_during_prefill_leaves_no_kv(site, tales) -> None:
+    """Cancelled from another call as soon as the head has accepted it: its prompt is on its way through the stages."""
+    prompt = [5 + i % 4000 for i in range(480)]
+    stream = site.client.generate("tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True)
+    await anext(stream)
+    assert await site.client.cancel("to-cancel")
+    events = [event async for event in stream]
+    assert isinstance(events[-1], Finished) and events[-1].reason is FinishReason.CANCELLED
+    await kv_gone(site, time.monotonic(), 0.5)
+    assert not await site.client.cancel("to-cancel"), "it is gone"
+
+
+async def test_a_deadline_ends_the_request_everywhere(site, tales) -> None:
+    with pytest.raises(DeadlineError):
+        await site.client.complete("tales", PROMPTS[0], max_new_tokens=450, ignore_eos=True, timeout_s=0.4)
+    await kv_gone(site, time.monotonic(), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "field"),
+    [
+        ({"model": "unknown"}, NotFoundError, "model"),
+        ({"prompt": ""}, InvalidArgumentError, "prompt"),
+        ({"prompt": []}, InvalidArgumentError, "prompt"),
+        ({"prompt": [4096]}, InvalidArgumentError, "prompt"),
+        ({"temperature": -0.1}, InvalidArgumentError, "temperature"),
+        ({"temperature": float("nan")}, InvalidArgumentError, "temperature"),
+        ({"top_p": 1.5}, InvalidArgumentError, "top_p"),
+        ({"max_new_tokens": 0}, InvalidArgumentError, "max_new_tokens"),
+        ({"max_new_tokens": 512}, InvalidArgumentError, "max_new_tokens"),
+        ({"prompt": "x " * 600}, InvalidArgumentError, "max_new_tokens"),
+        ({"top_logprobs": 21}, InvalidArgumentError, "top_logprobs"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_request_is_refused_by_name(site, tales, options, kind, field) -> None:
+    before = await site.state()
+    arguments = {"model": "tales", "prompt": PROMPTS[0], "max_new_tokens": 4, **options}
+    with pytest.raises(kind) as refusal:
+        await site.client.complete(arguments.pop("model"), arguments.pop("prompt"), **arguments)
+    assert refusal.value.field == field
+    assert await site.state() == before
+    assert not any((await site.kv_bytes()).values())

@@ -1,0 +1,239 @@
+"""Deployments on a real site: what is refused changes nothing, and what dies is noticed, said, and mended on return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeshard import WIRE_VERSION, Client
+from edgeshard.deployment import DeploymentPhase
+from edgeshard.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+    PlacementError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedModelError,
+    WireVersionError,
+)
+from edgeshard.proto.v1 import common_pb2, coordinator_pb2
+from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from edgeshard.rpc.channel import open_channel
+from edgeshard.wire.status import from_rpc_error
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "reason"),
+    [
+        ({"layers": "a=0:4,b=5:9,c=9:12"}, PlacementError, "LAYER_GAP"),
+        ({"layers": "a=0:4,b=3:9,c=9:12"}, PlacementError, "LAYER_OVERLAP"),
+        ({"layers": "a=0:4,b=4:9,c=9:13"}, PlacementError, "LAYER_OUT_OF_RANGE"),
+        ({"layers": "a=0:4,b=4:9"}, PlacementError, "LAYER_GAP"),
+        ({"layers": "b=0:4,a=4:12"}, PlacementError, "SOURCE_NOT_FIRST"),
+        (
+            {"layers": "a=0:12", "concurrency": 4096, "max_context": 512, "reserve": {"a": 2**40}},
+            ResourceExhaustedError,
+            None,
+        ),
+        ({"model": "nothing"}, NotFoundError, None),
+        ({"source": "nobody", "layers": None}, EdgeShardError, None),
+        ({"max_context": 513}, InvalidArgumentError, None),
+    ],
+    ids=str,
+)
+async def test_a_wrong_deployment_is_refused_and_changes_nothing(site, make_spec, changes, kind, reason) -> None:
+    before = await site.state()
+    with pytest.raises((InvalidArgumentError, kind)) as refusal:
+        await site.client.deploy(make_spec(**changes))
+    assert isinstance(refusal.value, (kind, InvalidArgumentError)) and refusal.value.field
+    assert reason is None or refusal.value.reason == reason
+    assert await site.state() == before
+
+
+async def test_a_box_without_memory_for_its_share_says_how_much_is_short(site, make_spec) -> None:
+    with pytest.raises(ResourceExhaustedError) as refusal:
+        await site.client.deploy(make_spec(reserve={"b": 2**40}))
+    assert "b" in refusal.value.message and "short" in refusal.value.message
+
+
+async def test_layers_in_proportion_to_memory_when_none_are_given(site, make_spec) -> None:
+    placement = await site.client.plan(make_spec(layers=None))
+    assert placement.stages[0].node_name == "a"
+    assert sum(len(stage.layers) for stage in placement.stages) == 12
+    assert not await site.client.deployments(), "a plan deploys nothing"
+
+
+async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_others(site, make_spec) -> None:
+    site.cluster.agents["c"].send_signal(signal.SIGSTOP)
+    deployment = await site.client.deploy(make_spec(), wait=False)
+    assert deployment.phase is DeploymentPhase.LOADING
+    await site.cluster.agents["c"].kill()
+
+    async def failed() -> bool:
+        return (await site.client.deployment("tales")).phase is DeploymentPhase.FAILED
+
+    await site.until(failed)
+    deployment = await site.client.deployment("tales")
+    assert deployment.failure is not None and "c" in deployment.failure.message
+
+    async def released() -> bool:
+        return not any(node.stages for node in await site.client.nodes() if node.name != "c")
+
+    await site.until(released)
+    await site.client.delete_deployment("tales")
+    node_id = (await site.client.node("c")).node_id
+    await site.cluster.start_agent("c")
+    assert (await site.client.node("c")).node_id == node_id, "a restarted box is the same box"
+
+
+async def test_a_lost_box_is_named_and_the_deployment_returns_with_it(site, make_spec) -> None:
+    await site.client.deploy(make_spec())
+    stream = site.client.generate("tales", "Once upon a time", max_new_tokens=400, ignore_eos=True)
+    await anext(stream)
+    await site.cluster.agents["b"].kill()
+    with pytest.raises(UnavailableError) as lost:
+        async for _ in stream:
+            pass
+    assert "b" in lost.value.message
+
+    async def phase_is(phase: DeploymentPhase) -> bool:
+        return (await site.client.deployment("tales")).phase is phase
+
+    await site.until(lambda: phase_is(DeploymentPhase.WAITING))
+    with pytest.raises(EdgeShardError) as refused:
+        await site.client.complete("tales", "Once", max_new_tokens=2)
+    assert refused.value.retry_after_s
+    await site.cluster.start_agent("b")
+    await site.until(lambda: phase_is(DeploymentPhase.READY))
+    assert (await site.client.deployment("tales")).epoch > 1
+    answer = await site.client.complete("tales", "Once upon a time", max_new_tokens=4)
+    assert len(answer.token_ids) == 4
+
+
+async def test_a_restarted_coordinator_takes_its_deployments_up_again(site, make_spec) -> None:
+    """Continues with the deployment of the test before; the agents stay up and keep their weights."""
+    address = site.cluster.address
+    await site.cluster.coordinator.kill()
+    command = site.cluster.coordinator._command
+    command[command.index("127.0.0.1:0")] = address
+    await site.cluster.start_coordinator()
+    async with Client(address) as client:
+
+        async def ready() -> bool:
+            try:
+                return (await client.deployment("tales")).phase is DeploymentPhase.READY
+            except UnavailableError:
+                return False
+
+        await site.until(ready)
+        answer = await client.complete("tales", "Once upon a time", max_new_tokens=4)
+        assert len(answer.token_ids) == 4
+        await client.delete_deployment("tales")
+        assert not any(node.stages for node in await client.nodes())
+
+
+async def test_an_agent_of_another_wire_version_is_refused(site) -> None:
+    async with open_channel(site.cluster.address, None) as channel:
+        request = coordinator_pb2.RegisterRequest(
+            node_id="stranger",
+            name="stranger",
+            address="127.0.0.1:1",
+            wire_version=WIRE_VERSION + 1,
+            facts=common_pb2.DeviceFacts(kind="cpu"),
+            incarnation="x",
+        )
+        with pytest.raises(Exception) as refusal:
+            await CoordinatorServiceStub(channel).Register(request)
+    error = from_rpc_error(refusal.value)  # type: ignore[arg-type]
+    assert error.reason == WireVersionError.default_reason and str(WIRE_VERSION) in error.message
+    assert "stranger" not in [node.name for node in await site.client.nodes()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "names"),
+    [
+        (["--listen", "0.0.0.0:0"], 4, "listen"),
+        (["--listen", "nonsense"], 2, "listen"),
+        (["--name", "Not A Name"], 2, "name"),
+        (["--device", "cuda:9"], 2, "device"),
+        (["--threads", "0"], 2, "threads"),
+        (["--name", "a"], 1, "name"),
+    ],
+    ids=str,
+)
+async def test_an_agent_that_cannot_start_says_why(site, tmp_path, arguments, exit_code, names) -> None:
+    base = {"--name": "d", "--listen": "127.0.0.1:0", "--coordinator": site.cluster.address}
+    merged = {**base, **dict(zip(arguments[::2], arguments[1::2], strict=True)), "--state-dir": str(tmp_path)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard_agent", *[part for pair in merged.items() for part in pair],
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    last = stderr.decode().strip().splitlines()[-1]
+    assert process.returncode == exit_code, stderr.decode()
+    assert last.startswith("error: ") and names in last
+
+
+async def test_two_agents_do_not_share_a_state_directory(site) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard_agent", "--name", "d", "--coordinator", site.cluster.address,
+        "--state-dir", str(site.cluster.directory / "a"), stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    assert process.returncode == 1 and b"state-dir" in stderr.splitlines()[-1]
+    assert (await site.client.node("a")).connected
+
+
+async def test_a_taken_port_is_named(site, tmp_path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard_coordinator", "--listen", site.cluster.address, "--state-dir", str(tmp_path),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    assert process.returncode == 5 and b"in use" in stderr
+
+
+async def test_models_that_cannot_be_run_are_refused_when_added(site, tmp_path) -> None:
+    def copy(name: str, **config: object) -> Path:
+        path = tmp_path / name
+        shutil.copytree(DEMO_MODEL, path)
+        values = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**values, **config}))
+        return path
+
+    before = await site.state()
+    bad = {
+        "arch": {"model_type": "bert"},
+        "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        "layers": {"num_hidden_layers": 13},
+    }
+    for name, config in bad.items():
+        with pytest.raises((UnsupportedModelError, DataLossError)) as refusal:
+            await site.client.add_model(copy(name, **config), name)
+        assert refusal.value.field
+    truncated = copy("truncated")
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(DataLossError):
+        await site.client.add_model(truncated, "truncated")
+    with pytest.raises(EdgeShardError):
+        await site.client.add_model(tmp_path / "nowhere", "nowhere")
+    other = copy("other", rms_norm_eps=1e-6)
+    with pytest.raises(AlreadyExistsError):
+        await site.client.add_model(other, "fairy-tales")
+    assert await site.state() == before
