@@ -1,0 +1,59 @@
+# `make` alone lists the targets. Everything runs from .venv, which `make setup` builds.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+STAMP := .venv/.setup-stamp
+BASELINE := proto/baseline.binpb
+# Processes the tests run in. One file's tests stay in one of them.
+JOBS ?= 2
+# The first Python of 3.11 or newer on PATH; `make setup PYTHON=...` chooses another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
+
+.PHONY: help setup demo test check format proto proto-baseline bench bench-plan
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## build .venv (again only when pyproject.toml changes)
+
+$(STAMP): pyproject.toml tools/setup_environment.py
+	@$(PYTHON) tools/setup_environment.py
+
+demo: $(STAMP) ## a coordinator and three agents tell a story
+	@$(BIN)/edgectl demo $(ARGS)
+
+test: $(STAMP) ## the whole test suite; ARGS="tests/store -x" narrows it
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=10 $(ARGS)
+
+check: $(STAMP) ## lint, format, types, import rules, protocol, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/lint_forbidden.py
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against $(BASELINE)
+	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+format: $(STAMP) ## fix what ruff can fix, and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP) ## generate edgeshard/proto from proto/
+	$(BIN)/python tools/generate_proto.py
+
+proto-baseline: $(STAMP) ## accept the protocol as it is: what `buf breaking` compares with
+	$(BIN)/buf build -o $(BASELINE)
+
+bench: $(STAMP) ## what a hop between two stages costs, as JSON
+	@$(BIN)/python -m bench.hop $(ARGS)
+
+bench-plan: $(STAMP) ## how good and how true plans are: solvers, the lab, two real boxes (10 minutes)
+	$(BIN)/python -m bench.planner
+	$(BIN)/python -m bench.lab
+	$(BIN)/python -m bench.real_plan

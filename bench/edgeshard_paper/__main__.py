@@ -1,0 +1,44 @@
+"""Write docs/paper: the paper's tables and figures, computed from data sheets, beside the paper's own numbers.
+
+    python -m bench.edgeshard_paper [--output docs/paper] [--check]
+
+It takes about half a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
+change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.edgeshard_paper.experiments import run_all
+from bench.edgeshard_paper.report import page, pictures
+
+OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.edgeshard_paper")
+    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    arguments = parser.parse_args()
+    results = run_all()
+    files = {"README.md": page(results), **pictures(results)}
+    folder: Path = arguments.output
+    changed = [name for name, text in files.items() if _read(folder / name) != text]
+    if not arguments.check:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in changed:
+            (folder / name).write_text(files[name], encoding="utf-8")
+    for name in changed:
+        print(f"{'differs' if arguments.check else 'wrote'}: {folder / name}", file=sys.stderr)
+    return 1 if arguments.check and changed else 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""How true a plan is: predicted beside measured in the lab, over placements, links and modes.
+
+Every run is real processes on this machine: agents that take as long as an emulated Jetson would, over links shaped to
+the setting. The emulator knows devices and links only; the placements are the planner's, an even one, one with its
+cuts elsewhere, and two at random.
+
+    python -m bench.lab [-o FILE] [--table docs/lab-accuracy.md] [--new-tokens 16] [--seed 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from edgeshard.cli.lab_site import Comparison, compare, lab_cluster, make_stand_in
+from edgeshard.client import Client
+from edgeshard.ids import NodeName
+from edgeshard.model import LayerRange
+from edgeshard.placement import ExplicitStage
+from edgeshard.planning.lab import Lab, LabRun, parse_lab
+from edgeshard.planning.plan import plan
+
+LINKS_MBIT = ((10, 0.005), (50, 0.002), (200, 0.0005))
+LIMITS = {"time_per_token_s": 0.10, "throughput_tps": 0.10, "ttft_s": 0.15}
+
+HEADING = """# The lab against the planner
+
+`python -m bench.lab --table docs/lab-accuracy.md` on a machine with 2 cores. Deviations are (predicted - measured) /
+measured.
+
+"""
+
+CLUSTER = """
+source = "agx-1"
+[[device]]
+name = "agx"
+kind = "agx-orin"
+count = 2
+[[device]]
+name = "nx"
+kind = "orin-nx"
+count = 2
+[[link]]
+bandwidth_bps = {bandwidth}
+latency_s = {latency}
+[model]
+dtype = "float32"
+[workload]
+prompt_tokens = 32
+new_tokens = {new_tokens}
+[lab]
+model = "llama2-7b"
+"""
+
+
+def stages_of(names: list[str], ends: list[int]) -> tuple[ExplicitStage, ...]:
+    firsts = [0, *ends[:-1]]
+    return tuple(
+        ExplicitStage(NodeName(name), LayerRange(first, end))
+        for name, first, end in zip(names, firsts, ends, strict=True)
+    )
+
+
+def placements(lab: Lab, seed: int) -> list[tuple[str, tuple[ExplicitStage, ...]]]:
+    """Five placements by name. Every stage holds at least four layers, so that it takes at least 10 ms."""
+    rng = random.Random(seed)
+    layers, names = lab.model.layer_count, [box.name for box in lab.cluster.boxes]
+    planned = plan(lab.problem(), alternatives=0).stages
+    found = [("planned", tuple(ExplicitStage(NodeName(s.box), s.layers) for s in planned))]
+    found.append(("even", stages_of(names, [layers * (i + 1) // 4 for i in range(4)])))
+    found.append(("two boxes", stages_of(names[:2], [12, layers])))
+    for number in (1, 2):
+        count = rng.choice([3, 4])
+        others = rng.sample(names[1:], count - 1)
+        while True:
+            ends = [*sorted(rng.sample(range(4, layers - 3), count - 1)), layers]
+            if all(b - a >= 4 for a, b in zip([0, *ends[:-1]], ends, strict=True)):
+                break
+        found.append((f"random {number}", stages_of([names[0], *others], ends)))
+    return found
+
+
+async def measure_setting(lab: Lab, lab_file: Path, directory: Path, label: str, seed: int) -> list[dict[str, Any]]:
+    rows = []
+    make_stand_in(lab, directory / "stand-in")
+    async with lab_cluster(lab, lab_file, directory) as site, Client(site.address) as client:
+        await client.add_model(directory / "stand-in", "stand-in")
+        for name, stages in placements(lab, seed):
+            for run in (LabRun(stages, "sequential", 1), LabRun(stages, "no-bubbles", len(stages))):
+                result = await compare(client, lab, run)
+                rows.append({"links": label, "name": name, **result.as_row()})
+                print(describe(label, name, result), file=sys.stderr)
+    return rows
+
+
+def describe(label: str, name: str, result: Comparison) -> str:
+    off = ", ".join(f"{key} {100 * value:+.1f} %" for key, value in result.deviation.items())
+    return f"{label}, {name}, {result.mode}: {off}"
+
+
+def within(row: dict[str, Any]) -> bool:
+    """Whether a row's deviations are inside the promised limits."""
+    return all(abs(row[f"deviation_{name}"]) <= limit for name, limit in LIMITS.items())
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table; deviations are (predicted - measured) / measured."""
+    lines = [
+        "| links | placement | mode | streams | ms per token, predicted | measured | off | tokens/s off | TTFT off |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        predicted, measured = (1000 * row[f"{kind}_time_per_token_s"] for kind in ("predicted", "measured"))
+        off = [f"{100 * row[f'deviation_{name}']:+.1f} %" for name in ("time_per_token_s", "throughput_tps", "ttft_s")]
+        lines.append(
+            f"| {row['links']} | {row['name']}: {row['placement']} | {row['mode']} | {row['streams']} "
+            f"| {predicted:.1f} | {measured:.1f} | {off[0]} | {off[1]} | {off[2]} |"
+        )
+    inside = sum(within(row) for row in rows)
+    head = f"{inside} of {len(rows)} runs are within 10 % (time per token, tokens/s) and 15 % (TTFT).\n"
+    return head + "\n" + "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("-o", "--output", type=Path, help="write the rows as JSON")
+    parser.add_argument("--table", type=Path, help="write the rows as a Markdown table")
+    parser.add_argument("--new-tokens", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for bandwidth, latency in LINKS_MBIT:
+        with tempfile.TemporaryDirectory(prefix="edgeshard-bench-lab-") as scratch:
+            lab_file = Path(scratch) / "lab.toml"
+            text = CLUSTER.format(bandwidth=bandwidth * 1e6, latency=latency, new_tokens=arguments.new_tokens)
+            lab_file.write_text(text, encoding="utf-8")
+            lab = parse_lab(tomllib.loads(text), lambda name: {})
+            label = f"{bandwidth} Mb/s, {1000 * latency:g} ms"
+            rows += asyncio.run(measure_setting(lab, lab_file, Path(scratch), label, arguments.seed))
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if arguments.table is not None:
+        arguments.table.write_text(
+            HEADING + table(rows),
+            encoding="utf-8",
+        )
+    print(table(rows))
+    return 0 if all(within(row) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

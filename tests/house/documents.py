@@ -1,0 +1,50 @@
+"""Reads the fenced blocks of the project's documents."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
+_REASON = re.compile(r"^ *<!-- not run: (?P<reason>.+) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it starts, its language, its text, and why it is not run, if a comment above it says so."""
+
+    path: Path
+    line: int
+    language: str
+    text: str
+    reason: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(path: Path) -> list[Block]:
+    """The document's fenced blocks in order."""
+    lines = path.read_text().splitlines()
+    found: list[Block] = []
+    start: int | None = None
+    for number, line in enumerate(lines):
+        fence = _FENCE.match(line)
+        if not fence:
+            continue
+        if start is None:
+            start = number
+            continue
+        opening = _FENCE.match(lines[start])
+        assert opening is not None
+        above = next((text for text in reversed(lines[:start]) if text.strip()), "")
+        reason = _REASON.match(above)
+        text = "\n".join(row.removeprefix(opening["indent"]) for row in lines[start + 1 : number]) + "\n"
+        found.append(Block(path, start + 1, opening["info"].strip(), text, reason["reason"] if reason else ""))
+        start = None
+    assert start is None, f"{path}: the block opened on line {(start or 0) + 1} is never closed"
+    return found

@@ -1,0 +1,140 @@
+"""The documents tell the truth: their commands run, their links and files exist, their make targets too."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("house_documents", Path(__file__).with_name("documents.py"))
+assert _spec is not None and _spec.loader is not None
+documents = importlib.util.module_from_spec(_spec)
+sys.modules["house_documents"] = documents
+_spec.loader.exec_module(documents)
+
+ROOT: Path = documents.ROOT
+# A document may name a daemon's file from within its package.
+ROOMS = [ROOT, ROOT / "agent" / "edgeshard_agent", ROOT / "coordinator" / "edgeshard_coordinator"]
+LANGUAGES = {"bash", "console", "python", "toml", "json", "text"}
+TIMEOUT_S = 200
+NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
+RUNNABLE = [n for n in NAMES if any(b.language in ("bash", "python") for b in documents.blocks(ROOT / n))]
+
+
+def script(name: str) -> str:
+    """One bash script of all the document's bash and python blocks, in order: one reader, one terminal."""
+    parts = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT"]
+    for block in documents.blocks(ROOT / name):
+        parts.append(f"echo '@@ {block.place}' >&2")
+        if block.language == "bash":
+            parts.append(block.text)
+        elif block.language == "python":
+            parts.append(f"python - <<'END_OF_PYTHON'\n{block.text}END_OF_PYTHON")
+    return on_free_ports("\n".join(parts))
+
+
+def on_free_ports(text: str) -> str:
+    """Each loopback port that the text names, replaced by one that nobody uses now."""
+    sockets = {
+        port: socket.create_server(("127.0.0.1", 0)) for port in set(re.findall(r"127\.0\.0\.1:(\d{4,5})", text))
+    }
+    free = {port: server.getsockname()[1] for port, server in sockets.items()}
+    for server in sockets.values():
+        server.close()
+    return re.sub(r"127\.0\.0\.1:(\d{4,5})", lambda match: f"127.0.0.1:{free[match[1]]}", text)
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_the_commands_of_a_document_run(name: str, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+    environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    process = subprocess.Popen(
+        ["bash", "-c", script(name)],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        # The daemons a document starts are in its own process group.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"{name} did not finish in {TIMEOUT_S} s:\n{output}\n{logs(tmp_path)}")
+    assert process.returncode == 0, f"{output}\n{logs(tmp_path)}"
+
+
+def logs(directory: Path) -> str:
+    """The ends of the logs that a document's daemons left behind."""
+    tails = [f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in directory.rglob("*.log")]
+    return "\n".join(tails)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block_is_run_or_says_why_not(name: str) -> None:
+    for block in documents.blocks(ROOT / name):
+        assert block.language in LANGUAGES, f"{block.place}: language {block.language!r} is none of {sorted(LANGUAGES)}"
+        if block.language == "console":
+            assert block.reason, f"{block.place}: write `<!-- not run: REASON -->` above it, or make it bash"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
+        link = (target[0] or target[1]).partition("#")[0]
+        if link and "://" not in link:
+            assert ((ROOT / name).parent / link).exists(), f"{name} links to {link}, which does not exist"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_make_targets_named_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    for path in re.findall(r"`([\w.-]+/[\w./-]*)`", text):
+        assert any((room / path).exists() for room in ROOMS), f"{name} names {path}, which does not exist"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"\bmake ([a-z][a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):
+        assert (target[0] or target[1]) in targets, f"{name} names `make {target[0] or target[1]}`"
+
+
+def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration_types() -> None:
+    typed = {
+        line.partition("#")[0].strip()
+        for block in documents.blocks(ROOT / "README.md")
+        if block.language == "console"
+        for line in block.text.splitlines()
+    }
+    commands = {line for line in typed if line.startswith("make ")}
+    assert {"make setup", "make demo", "make test"} <= commands
+    automated = set((ROOT / ".ci" / "run").read_text().splitlines())
+    assert commands - automated == set()
+
+
+def test_the_reader_of_documents_sees_blocks_reasons_and_indentation(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("a\n\n```bash\necho 1\n```\n<!-- not run: costs money -->\n\n- b\n  ```console\n  $ pay\n  ```\n")
+    first, second = documents.blocks(path)
+    assert (first.language, first.text, first.reason, first.line) == ("bash", "echo 1\n", "", 3)
+    assert (second.language, second.text) == ("console", "$ pay\n")
+    assert second.reason == ""
+
+
+def test_a_document_with_a_wrong_command_fails(tmp_path: Path) -> None:
+    """The harness itself: the first failing command ends a script, and its children with it."""
+    text = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nsleep 60 &\nfalse\necho reached\n"
+    result = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=20)
+    assert result.returncode == 1
+    assert "reached" not in result.stdout

@@ -1,0 +1,107 @@
+"""The ways in: make's targets, the set-up script's decisions, and the script continuous integration calls."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ("help", "setup", "demo", "test", "check", "proto", "proto-baseline", "bench", "bench-plan", "format")
+
+
+@pytest.fixture
+def setup_environment() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_environment", ROOT / "tools" / "setup_environment.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_make_alone_lists_every_target() -> None:
+    result = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+    listed = [line.split()[1] for line in result.stdout.splitlines()]
+    assert sorted(listed) == sorted(TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_has_a_recipe(target: str) -> None:
+    result = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+
+
+def test_setup_is_done_again_only_for_what_is_installed(setup_environment: ModuleType, project: dict[str, Any]) -> None:
+    before = setup_environment.fingerprint(project)
+    lint_only, dependency, group = (copy.deepcopy(project) for _ in range(3))
+    lint_only["tool"]["ruff"]["line-length"] = 80
+    dependency["project"]["dependencies"].append("attrs")
+    group["dependency-groups"]["dev"].append("attrs")
+    assert setup_environment.fingerprint(copy.deepcopy(project)) == before
+    assert setup_environment.fingerprint(lint_only) == before
+    assert setup_environment.fingerprint(dependency) != before
+    assert setup_environment.fingerprint(group) != before
+
+
+def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, project: dict[str, Any]) -> None:
+    assert setup_environment.torch_requirement(project).startswith("torch==")
+
+
+def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_finished(tmp_path: Path) -> None:
+    """With a fake pip that records its calls: the first run installs, the second not, a failed one leaves no stamp."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup_environment.py", tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >> calls\n[ ! -e broken ]\n')
+    python.chmod(0o755)
+
+    def setup(**extra: str) -> int:
+        command = [sys.executable, str(tmp_path / "tools" / "setup_environment.py")]
+        environment = {key: value for key, value in os.environ.items() if key != "TORCH_INDEX_URL"} | extra
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=30).returncode
+
+    calls, stamp = tmp_path / "calls", tmp_path / ".venv" / ".setup-stamp"
+    (tmp_path / "broken").touch()
+    assert setup() == 1
+    assert not stamp.exists()
+
+    (tmp_path / "broken").unlink()
+    calls.unlink()
+    assert setup() == 0
+    assert "--editable" in calls.read_text() and "torch" not in calls.read_text()
+    calls.unlink()
+    assert setup() == 0
+    assert not calls.exists(), "a finished set-up was done again"
+
+    stamp.unlink()
+    assert setup(TORCH_INDEX_URL="file:///somewhere") == 0
+    torch_calls = [line for line in calls.read_text().splitlines() if "--index-url file:///somewhere" in line]
+    assert len(torch_calls) == 1 and torch_calls[0].endswith("torch==2.13.0")
+
+
+def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
+    path = ROOT / ".ci" / "run"
+    assert os.access(path, os.X_OK)
+    assert subprocess.run(["bash", "-n", str(path)], timeout=10).returncode == 0
+    lines = path.read_text().splitlines()
+    assert lines[0].endswith("bash")
+    assert "set -euo pipefail" in lines
+    steps = [line for line in lines if line.startswith("make ")]
+    assert steps.index("make setup") < steps.index("make check") < steps.index("make test")

@@ -1,0 +1,106 @@
+"""The bare wheel, installed for real into an empty environment: light, complete, and clear about what an extra adds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# An installation fetches the bare dependencies through the machine's own pip configuration.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.network]
+
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ortools", "fastapi")
+DEMO_MODEL_LIMIT_BYTES = 20_000_000
+
+
+def run(*command: str | Path, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "EDGESHARD__"))}
+    words = [str(word) for word in command]
+    return subprocess.run(
+        words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def checked(*command: str | Path, cwd: Path, timeout_s: float = 60) -> str:
+    result = run(*command, cwd=cwd, timeout_s=timeout_s)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as `pip install .` would build it."""
+    out = tmp_path_factory.mktemp("dist")
+    checked(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=ROOT)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The scripts of an environment that has the wheel and what it requires, and nothing else."""
+    home = tmp_path_factory.mktemp("clean")
+    checked(sys.executable, "-m", "venv", home / "venv", cwd=home)
+    scripts = home / "venv" / "bin"
+    install: list[str | Path] = [scripts / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
+    checked(*install, cwd=home, timeout_s=540)
+    yield scripts
+
+
+def test_the_wheel_holds_what_it_must_and_no_more(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    tops = {name.split("/")[0] for name in sizes}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "edgeshard",
+        "edgeshard_agent",
+        "edgeshard_coordinator",
+    }
+    protocol = [path.stem for path in (ROOT / "proto/edgeshard/proto/v1").glob("*.proto")]
+    assert len(protocol) >= 7
+    for name in protocol:
+        assert f"edgeshard/proto/v1/{name}_pb2.py" in sizes
+        assert f"edgeshard/proto/v1/{name}_pb2_grpc.py" in sizes
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        assert sizes[f"edgeshard/demo_model/{name}"] > 0
+    assert sizes["edgeshard/demo_model/model.safetensors"] <= DEMO_MODEL_LIMIT_BYTES
+    assert any(name.endswith("licenses/LICENSE") for name in sizes)
+
+
+def test_imports_without_torch(clean: Path, tmp_path: Path) -> None:
+    code = (
+        "import importlib.util, sys, edgeshard, edgeshard.client, edgeshard.cli.main\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules or importlib.util.find_spec(name)])\n"
+        "print(edgeshard.__file__)"
+    )
+    heavy, where = checked(clean / "python", "-c", code, cwd=tmp_path).splitlines()
+    assert heavy == "[]"
+    assert Path(where).is_relative_to(clean.parent), "the checkout was imported, not the wheel"
+
+
+def test_edgectl_help(clean: Path, tmp_path: Path) -> None:
+    text = checked(clean / "edgectl", "--help", cwd=tmp_path)
+    for word in ("Usage", "demo", "deploy", "generate", "get"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", ["agent", "coordinator"])
+def test_a_missing_extra_is_named_exactly(name: str, clean: Path, tmp_path: Path) -> None:
+    result = run(clean / f"edgeshard-{name}", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr == f"edgeshard-{name} needs the {name} extra: pip install 'edgeshard[{name}]'\n"
+
+
+def test_the_library_does_not_load_torch_where_it_is_installed(tmp_path: Path) -> None:
+    code = (
+        "import sys, edgeshard, edgeshard.client, edgeshard.cli.main, edgeshard.cli.local, edgeshard.cli.demo\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert checked(sys.executable, "-c", code, cwd=tmp_path).strip() == "[]"
