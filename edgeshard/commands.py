@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edgeshard.deployment import DeploymentSpec
 from edgeshard.device import DeviceFacts, StageStatus
+from edgeshard.dtypes import DType
 from edgeshard.errors import EdgeShardError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.placement import PlacedStage, Placement
+from edgeshard.profile import ComputeProfile, MeasuredLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,57 @@ class ReleaseStage:
     epoch: Epoch
 
 
-Command = PrepareStage | ActivateHead | ReleaseStage
+@dataclass(frozen=True, slots=True)
+class MeasureCompute:
+    """Measure the box's times for a model shape, on random weights. `config` is the model's decoded config.json.
+
+    `quick` takes fewer points; `again` measures although a profile of the same box and shape is remembered.
+    """
+
+    config: Mapping[str, Any]
+    dtype: DType
+    quick: bool
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another box, to be measured against. `address` is its stage listener, host:port."""
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLinks:
+    """Measure the ways to other boxes, one after the other."""
+
+    peers: tuple[Peer, ...]
+
+
+StageCommand = PrepareStage | ActivateHead | ReleaseStage
+Command = StageCommand | MeasureCompute | ProbeLinks
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """What a box measured of itself; what is absent stays as it was known."""
+
+    node_id: NodeId
+    facts: DeviceFacts | None = None
+    compute: tuple[ComputeProfile, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandProgress:
+    """How far a long command is: `done` of `total`, and at what, in words."""
+
+    operation_id: OperationId
+    done: int
+    total: int
+    what: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,34 @@ class PlacedStage:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expects of a placement. Seconds, and tokens per second over all requests.
+
+    `bottleneck` names in words what limits it. `gap` is by how much at most the best plan could be better, as a part
+    of this one; None when nothing was proven.
+    """
+
+    time_to_first_token_s: float
+    time_per_token_s: float
+    throughput_tps: float
+    bottleneck: str
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs."""
+    """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
+
+    `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
+    """
 
     stages: tuple[PlacedStage, ...]
     kv_block_tokens: int
     kv_blocks: int
     micro_batch: int
     micro_batches: int
+    predicted: Prediction | None = None
+    note: str = ""
 
     @property
     def head(self) -> PlacedStage:

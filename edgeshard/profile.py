@@ -17,6 +17,7 @@ from typing import Any
 from edgeshard.device import DeviceFacts
 from edgeshard.dtypes import DType
 from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import NodeId
 
 PROFILE_VERSION = 1
 
@@ -80,6 +81,15 @@ class MemoryProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyProfile:
+    """Watts, at rest and while measuring, from the sensor `source` ("nvml", "ina3221" or "rapl")."""
+
+    idle_w: float
+    busy_w: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeProfile:
     """A box's times for one model shape in one dtype. Valid as long as the box's `fingerprint` is the same.
 
@@ -97,6 +107,7 @@ class ComputeProfile:
     memory: MemoryProfile
     quick: bool = False
     processor_share: float = 1.0
+    energy: EnergyProfile | None = None
 
     @property
     def step_overhead_s(self) -> float:
@@ -120,6 +131,7 @@ class ComputeProfile:
             memory=_memory(reader.child("memory")),
             quick=reader.flag("quick"),
             processor_share=reader.number("processor_share"),
+            energy=_energy(reader.child("energy")) if reader.has("energy") else None,
         )
 
 
@@ -162,6 +174,15 @@ class LinkProfile:
             samples=reader.whole("samples", least=2),
             largest_bytes=reader.whole("largest_bytes"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """What the sending box measured of the way to another."""
+
+    sender: NodeId
+    receiver: NodeId
+    profile: LinkProfile
 
 
 def device_fingerprint(facts: DeviceFacts, threads: int, details: Mapping[str, str]) -> str:
@@ -234,6 +255,9 @@ class _Reader:
     def child(self, key: str) -> _Reader:
         return _Reader(self._take(key), self._name(key))
 
+    def has(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
     def items(self, key: str) -> list[_Reader]:
         value = self._take(key)
         if not isinstance(value, list):
@@ -301,3 +325,7 @@ def _memory(reader: _Reader) -> MemoryProfile:
         daemon_bytes=reader.whole("daemon_bytes"),
         unified=reader.flag("unified"),
     )
+
+
+def _energy(reader: _Reader) -> EnergyProfile:
+    return EnergyProfile(reader.number("idle_w"), reader.number("busy_w"), reader.text("source"))

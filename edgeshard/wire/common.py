@@ -8,7 +8,7 @@ from edgeshard.dtypes import DType
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName
 from edgeshard.model import LayerRange
-from edgeshard.placement import ExplicitStage, PlacedStage, Placement
+from edgeshard.placement import ExplicitStage, PlacedStage, Placement, Prediction
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.wire.status import from_failure, to_failure
@@ -146,6 +146,18 @@ def placement_to_wire(placement: Placement) -> pb.Placement:
         kv_blocks=placement.kv_blocks,
         micro_batch=placement.micro_batch,
         micro_batches=placement.micro_batches,
+        predicted=_prediction_to_wire(placement.predicted) if placement.predicted is not None else None,
+        note=placement.note,
+    )
+
+
+def _prediction_to_wire(prediction: Prediction) -> pb.Prediction:
+    return pb.Prediction(
+        time_to_first_token_s=prediction.time_to_first_token_s,
+        time_per_token_s=prediction.time_per_token_s,
+        throughput_tps=prediction.throughput_tps,
+        bottleneck=prediction.bottleneck,
+        gap=prediction.gap,
     )
 
 
@@ -168,6 +180,18 @@ def placement_from_wire(message: pb.Placement) -> Placement:
         kv_blocks=message.kv_blocks,
         micro_batch=message.micro_batch,
         micro_batches=message.micro_batches,
+        predicted=_prediction_from_wire(message.predicted) if message.HasField("predicted") else None,
+        note=message.note,
+    )
+
+
+def _prediction_from_wire(message: pb.Prediction) -> Prediction:
+    return Prediction(
+        time_to_first_token_s=message.time_to_first_token_s,
+        time_per_token_s=message.time_per_token_s,
+        throughput_tps=message.throughput_tps,
+        bottleneck=message.bottleneck,
+        gap=message.gap if message.HasField("gap") else None,
     )
 
 

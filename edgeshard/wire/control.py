@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+import json
+from typing import Any, assert_never
 
 from edgeshard.commands import (
     ActivateHead,
     Command,
+    CommandProgress,
     CommandResult,
     Heartbeat,
+    MeasureCompute,
+    Peer,
     PrepareStage,
+    ProbeLinks,
+    ProfileReport,
     Registration,
     ReleaseStage,
 )
@@ -17,6 +23,8 @@ from edgeshard.errors import InvalidArgumentError
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, check_digest, check_name
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.common import (
+    dtype_from_wire,
+    dtype_to_wire,
     facts_from_wire,
     facts_to_wire,
     placement_from_wire,
@@ -25,6 +33,12 @@ from edgeshard.wire.common import (
     spec_to_wire,
     stage_status_from_wire,
     stage_status_to_wire,
+)
+from edgeshard.wire.profile import (
+    compute_profile_from_wire,
+    compute_profile_to_wire,
+    link_from_wire,
+    link_to_wire,
 )
 from edgeshard.wire.status import from_failure, to_failure
 
@@ -98,6 +112,17 @@ def command_to_wire(operation_id: OperationId, command: Command) -> pb.ControlRe
         case ReleaseStage():
             release = pb.ReleaseStage(deployment=command.deployment, epoch=command.epoch)
             return pb.ControlResponse(operation_id=operation_id, release=release)
+        case MeasureCompute():
+            measure = pb.MeasureCompute(
+                config_json=json.dumps(dict(command.config)).encode(),
+                dtype=dtype_to_wire(command.dtype),
+                quick=command.quick,
+                again=command.again,
+            )
+            return pb.ControlResponse(operation_id=operation_id, measure=measure)
+        case ProbeLinks():
+            peers = [pb.Peer(node_id=peer.node_id, name=peer.name, address=peer.address) for peer in command.peers]
+            return pb.ControlResponse(operation_id=operation_id, probe=pb.ProbeLinks(peers=peers))
         case _:
             assert_never(command)
 
@@ -123,8 +148,58 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Command
         case "release":
             release = message.release
             return operation_id, ReleaseStage(DeploymentName(release.deployment), Epoch(release.epoch))
+        case "measure":
+            measure = message.measure
+            return operation_id, MeasureCompute(
+                _config_from_wire(measure.config_json), dtype_from_wire(measure.dtype), measure.quick, measure.again
+            )
+        case "probe":
+            return operation_id, ProbeLinks(tuple(_peer_from_wire(peer) for peer in message.probe.peers))
         case _:
             raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
+
+
+def _config_from_wire(text: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise InvalidArgumentError("config_json is not a JSON object", field="config_json")
+    return values
+
+
+def _peer_from_wire(message: pb.Peer) -> Peer:
+    return Peer(
+        NodeId(check_id(message.node_id, "peers.node_id")),
+        NodeName(check_name(message.name, "peers.name")),
+        check_id(message.address, "peers.address"),
+    )
+
+
+def report_to_wire(report: ProfileReport) -> pb.ReportProfileRequest:
+    return pb.ReportProfileRequest(
+        node_id=report.node_id,
+        facts=facts_to_wire(report.facts) if report.facts is not None else None,
+        compute=[compute_profile_to_wire(profile) for profile in report.compute],
+        links=[link_to_wire(link) for link in report.links],
+    )
+
+
+def report_from_wire(message: pb.ReportProfileRequest) -> ProfileReport:
+    """Raises InvalidArgumentError for figures that cannot be, or a link that does not begin at the reporting box."""
+    node_id = NodeId(check_id(message.node_id, "node_id"))
+    links = tuple(link_from_wire(link) for link in message.links)
+    if any(link.sender != node_id or link.receiver == node_id for link in links):
+        raise InvalidArgumentError(
+            "links: a box reports the ways from itself to others only", field="links", reason="FOREIGN_LINK"
+        )
+    return ProfileReport(
+        node_id=node_id,
+        facts=facts_from_wire(message.facts) if message.HasField("facts") else None,
+        compute=tuple(compute_profile_from_wire(profile) for profile in message.compute),
+        links=links,
+    )
 
 
 def hello_to_wire(node_id: NodeId, incarnation: str) -> pb.ControlRequest:
@@ -141,6 +216,18 @@ def result_to_wire(result: CommandResult) -> pb.ControlRequest:
             stage=stage_status_to_wire(result.stage) if result.stage is not None else None,
         )
     )
+
+
+def progress_to_wire(progress: CommandProgress) -> pb.ControlRequest:
+    return pb.ControlRequest(
+        progress=pb.CommandProgress(
+            operation_id=progress.operation_id, done=progress.done, total=progress.total, what=progress.what
+        )
+    )
+
+
+def progress_from_wire(message: pb.CommandProgress) -> CommandProgress:
+    return CommandProgress(OperationId(message.operation_id), message.done, message.total, message.what)
 
 
 def result_from_wire(message: pb.CommandResult) -> CommandResult:

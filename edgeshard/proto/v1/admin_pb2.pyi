@@ -1,4 +1,5 @@
 from edgeshard.proto.v1 import common_pb2 as _common_pb2
+from edgeshard.proto.v1 import profile_pb2 as _profile_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -42,10 +43,76 @@ class GetNodeRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class GetNodeResponse(_message.Message):
-    __slots__ = ("node",)
+    __slots__ = ("node", "profiles", "links")
     NODE_FIELD_NUMBER: _ClassVar[int]
+    PROFILES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.Node
-    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ...) -> None: ...
+    profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
+    links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ...) -> None: ...
+
+class StoredProfile(_message.Message):
+    __slots__ = ("node_id", "profile", "models", "age_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    profile: _profile_pb2.ComputeProfile
+    models: _containers.RepeatedScalarFieldContainer[str]
+    age_s: float
+    def __init__(self, node_id: _Optional[str] = ..., profile: _Optional[_Union[_profile_pb2.ComputeProfile, _Mapping]] = ..., models: _Optional[_Iterable[str]] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class GetSiteRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class GetSiteResponse(_message.Message):
+    __slots__ = ("nodes", "links", "profiles", "config_json")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    PROFILES_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
+    links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
+    profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
+    config_json: bytes
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    QUICK_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    model: str
+    dtype: _common_pb2.DataType
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    quick: bool
+    again: bool
+    def __init__(self, operation_id: _Optional[str] = ..., model: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., nodes: _Optional[_Iterable[str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class ProfileResponse(_message.Message):
+    __slots__ = ("node", "done", "total", "what", "finished", "failure")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    done: int
+    total: int
+    what: str
+    finished: bool
+    failure: _common_pb2.Failure
+    def __init__(self, node: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ..., finished: _Optional[bool] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -55,6 +55,16 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteModelRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteModelResponse.FromString,
                 _registered_method=True)
+        self.GetSite = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/GetSite',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetSiteRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetSiteResponse.FromString,
+                _registered_method=True)
+        self.Profile = channel.unary_stream(
+                '/edgeshard.proto.v1.AdminService/Profile',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ProfileResponse.FromString,
+                _registered_method=True)
         self.Plan = channel.unary_unary(
                 '/edgeshard.proto.v1.AdminService/Plan',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.PlanRequest.SerializeToString,
@@ -106,6 +116,20 @@ class AdminServiceServicer:
 
     def DeleteModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSite(self, request, context):
+        """All that a plan for a model is made from: boxes, links, and their measured times for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """Has boxes measure themselves for a model, and their links; says how far each is until all are done.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -163,6 +187,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteModel,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteModelRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteModelResponse.SerializeToString,
+            ),
+            'GetSite': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSite,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetSiteRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetSiteResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_stream_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ProfileRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ProfileResponse.SerializeToString,
             ),
             'Plan': grpc.unary_unary_rpc_method_handler(
                     servicer.Plan,
@@ -299,6 +333,60 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/DeleteModel',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteModelRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/GetSite',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetSiteRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetSiteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/Profile',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

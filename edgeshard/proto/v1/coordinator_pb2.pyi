@@ -1,4 +1,5 @@
 from edgeshard.proto.v1 import common_pb2 as _common_pb2
+from edgeshard.proto.v1 import profile_pb2 as _profile_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -32,12 +33,14 @@ class RegisterResponse(_message.Message):
     def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("hello", "result")
+    __slots__ = ("hello", "result", "progress")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     hello: ControlHello
     result: CommandResult
-    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ...) -> None: ...
+    progress: CommandProgress
+    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ...) -> None: ...
 
 class ControlHello(_message.Message):
     __slots__ = ("node_id", "incarnation")
@@ -57,17 +60,33 @@ class CommandResult(_message.Message):
     stage: _common_pb2.StageStatus
     def __init__(self, operation_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stage: _Optional[_Union[_common_pb2.StageStatus, _Mapping]] = ...) -> None: ...
 
+class CommandProgress(_message.Message):
+    __slots__ = ("operation_id", "done", "total", "what")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    done: int
+    total: int
+    what: str
+    def __init__(self, operation_id: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
+
 class ControlResponse(_message.Message):
-    __slots__ = ("operation_id", "prepare", "activate", "release")
+    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     prepare: PrepareStage
     activate: ActivateHead
     release: ReleaseStage
-    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ...) -> None: ...
+    measure: MeasureCompute
+    probe: ProbeLinks
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ...) -> None: ...
 
 class PrepareStage(_message.Message):
     __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")
@@ -99,6 +118,34 @@ class ReleaseStage(_message.Message):
     epoch: int
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
+class MeasureCompute(_message.Message):
+    __slots__ = ("config_json", "dtype", "quick", "again")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    QUICK_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    config_json: bytes
+    dtype: _common_pb2.DataType
+    quick: bool
+    again: bool
+    def __init__(self, config_json: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class ProbeLinks(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("node_id", "name", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    name: str
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -118,12 +165,16 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class ReportProfileRequest(_message.Message):
-    __slots__ = ("node_id", "facts")
+    __slots__ = ("node_id", "facts", "compute", "links")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     facts: _common_pb2.DeviceFacts
-    def __init__(self, node_id: _Optional[str] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ...) -> None: ...
+    compute: _containers.RepeatedCompositeFieldContainer[_profile_pb2.ComputeProfile]
+    links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
+    def __init__(self, node_id: _Optional[str] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., compute: _Optional[_Iterable[_Union[_profile_pb2.ComputeProfile, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ...) -> None: ...
 
 class ReportProfileResponse(_message.Message):
     __slots__ = ()

@@ -1,0 +1,183 @@
+"""Profiles of boxes and links: message <-> value.
+
+What comes in is checked here: a profile that no measurement can have given would make every later plan untrue.
+"""
+
+from __future__ import annotations
+
+import math
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import NodeId
+from edgeshard.profile import (
+    ComputeProfile,
+    EnergyProfile,
+    LayerKind,
+    LayerProfile,
+    LinkProfile,
+    MeasuredLink,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+)
+from edgeshard.proto.v1 import profile_pb2 as pb
+from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
+
+_KINDS = frozenset(kind.value for kind in LayerKind)
+
+
+def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
+    overhead, memory, energy = profile.overhead, profile.memory, profile.energy
+    return pb.ComputeProfile(
+        fingerprint=profile.fingerprint,
+        model_hash=profile.model_hash,
+        dtype=dtype_to_wire(profile.dtype),
+        device=profile.device,
+        threads=profile.threads,
+        layers=[_layer_to_wire(layer) for layer in profile.layers],
+        overhead=pb.StepOverhead(
+            seconds=overhead.seconds, seconds_per_byte=overhead.seconds_per_byte, spread=overhead.spread
+        ),
+        memory=pb.MemoryProfile(
+            total_bytes=memory.total_bytes,
+            free_bytes=memory.free_bytes,
+            daemon_bytes=memory.daemon_bytes,
+            unified=memory.unified,
+        ),
+        quick=profile.quick,
+        processor_share=profile.processor_share,
+        energy=(
+            pb.EnergyProfile(idle_w=energy.idle_w, busy_w=energy.busy_w, source=energy.source)
+            if energy is not None
+            else None
+        ),
+    )
+
+
+def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
+    """Raises InvalidArgumentError naming the field at fault."""
+    overhead, memory = message.overhead, message.memory
+    if not message.layers:
+        raise InvalidArgumentError("layers of the profile are missing; measure again", field="layers")
+    return ComputeProfile(
+        fingerprint=message.fingerprint,
+        model_hash=message.model_hash,
+        dtype=dtype_from_wire(message.dtype),
+        device=message.device,
+        threads=_at_least(message.threads, 1, "threads"),
+        layers=tuple(_layer_from_wire(layer) for layer in message.layers),
+        overhead=StepOverhead(
+            _measure(overhead.seconds, "overhead.seconds"),
+            _measure(overhead.seconds_per_byte, "overhead.seconds_per_byte"),
+            _measure(overhead.spread, "overhead.spread"),
+        ),
+        memory=MemoryProfile(memory.total_bytes, memory.free_bytes, memory.daemon_bytes, memory.unified),
+        quick=message.quick,
+        processor_share=_measure(message.processor_share, "processor_share"),
+        energy=_energy_from_wire(message.energy) if message.HasField("energy") else None,
+    )
+
+
+def link_to_wire(link: MeasuredLink) -> pb.MeasuredLink:
+    profile = link.profile
+    return pb.MeasuredLink(
+        sender_id=link.sender,
+        receiver_id=link.receiver,
+        profile=pb.LinkProfile(
+            latency_s=profile.latency_s,
+            bandwidth_bps=profile.bandwidth_bps,
+            spread=profile.spread,
+            samples=profile.samples,
+            largest_bytes=profile.largest_bytes,
+        ),
+    )
+
+
+def link_from_wire(message: pb.MeasuredLink) -> MeasuredLink:
+    """Raises InvalidArgumentError naming the field at fault."""
+    profile = message.profile
+    return MeasuredLink(
+        NodeId(message.sender_id),
+        NodeId(message.receiver_id),
+        LinkProfile(
+            latency_s=_measure(profile.latency_s, "links.latency_s"),
+            bandwidth_bps=_above_zero(profile.bandwidth_bps, "links.bandwidth_bps"),
+            spread=_measure(profile.spread, "links.spread"),
+            samples=_at_least(profile.samples, 2, "links.samples"),
+            largest_bytes=profile.largest_bytes,
+        ),
+    )
+
+
+def _layer_to_wire(layer: LayerProfile) -> pb.LayerProfile:
+    return pb.LayerProfile(
+        kind=layer.kind,
+        parameters=layer.parameters,
+        layers=layer.layers,
+        window=layer.window,
+        rotated_bytes=layer.rotated_bytes,
+        prefill=[_sample_to_wire(sample) for sample in layer.prefill],
+        decode=[_sample_to_wire(sample) for sample in layer.decode],
+    )
+
+
+def _layer_from_wire(message: pb.LayerProfile) -> LayerProfile:
+    if message.kind not in _KINDS:
+        raise InvalidArgumentError(
+            f"layers.kind {message.kind!r} of the profile is unknown; run one version on all boxes", field="layers.kind"
+        )
+    return LayerProfile(
+        kind=LayerKind(message.kind),
+        parameters=message.parameters,
+        layers=_at_least(message.layers, 1, "layers.layers"),
+        window=message.window,
+        rotated_bytes=message.rotated_bytes,
+        prefill=tuple(_sample_from_wire(sample) for sample in message.prefill),
+        decode=tuple(_sample_from_wire(sample) for sample in message.decode),
+    )
+
+
+def _sample_to_wire(sample: Sample) -> pb.ProfileSample:
+    return pb.ProfileSample(
+        count=sample.count,
+        context=sample.context,
+        seconds=sample.seconds,
+        spread=sample.spread,
+        repeats=sample.repeats,
+    )
+
+
+def _sample_from_wire(message: pb.ProfileSample) -> Sample:
+    return Sample(
+        count=_at_least(message.count, 1, "samples.count"),
+        context=message.context,
+        seconds=_above_zero(message.seconds, "samples.seconds"),
+        spread=_measure(message.spread, "samples.spread"),
+        repeats=_at_least(message.repeats, 1, "samples.repeats"),
+    )
+
+
+def _energy_from_wire(message: pb.EnergyProfile) -> EnergyProfile:
+    return EnergyProfile(
+        _measure(message.idle_w, "energy.idle_w"), _measure(message.busy_w, "energy.busy_w"), message.source
+    )
+
+
+def _measure(value: float, field: str) -> float:
+    if not math.isfinite(value) or value < 0:
+        raise InvalidArgumentError(f"{field} of the profile is {value}; measure again", field=field)
+    return value
+
+
+def _above_zero(value: float, field: str) -> float:
+    if _measure(value, field) == 0:
+        raise InvalidArgumentError(f"{field} of the profile is 0; measure again", field=field)
+    return value
+
+
+def _at_least(value: int, least: int, field: str) -> int:
+    if value < least:
+        raise InvalidArgumentError(
+            f"{field} of the profile is {value}, not {least} or more; measure again", field=field
+        )
+    return value
