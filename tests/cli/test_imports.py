@@ -22,7 +22,7 @@ print("MODULES", json.dumps(sorted(sys.modules)))
 
 def modules_after(statement: str) -> tuple[set[str], str]:
     program = PROGRAM.format(statement=statement)
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     text, _, modules = output.stdout.partition("MODULES")
     return set(json.loads(modules)), text
 

@@ -49,7 +49,7 @@ from edgeshard.wire.control import (
 from edgeshard.wire.status import from_rpc_error, to_failure
 
 GIB = 1 << 30
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128) -> ModelManifest:
@@ -149,6 +149,8 @@ class FakeAgent:
         if self._call is not None:
             self._call.cancel()
         if self._task is not None:
+            # A write into a call that was cancelled under it may never return.
+            self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def restart(self) -> None:

@@ -18,7 +18,7 @@ from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_g
 from edgeshard.rpc.channel import open_channel
 from edgeshard.wire.status import from_rpc_error
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from edgeshard.errors import (
 from edgeshard.proto.v1 import admin_pb2, head_pb2, inference_pb2
 from edgeshard.wire.status import from_rpc_error
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 async def test_tokens_reach_the_client(site: Any) -> None:
@@ -235,7 +235,7 @@ async def test_stopping_ends_requests_with_a_typed_error(open_site: Callable[...
     _, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(20):
         await site.coordinator.stop()
     async with failing(UnavailableError):
         await site.read(call)

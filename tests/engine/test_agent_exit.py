@@ -47,7 +47,7 @@ async def test_sigterm_ends_it_promptly_whatever_its_threads_do(tmp_path: Path, 
                 await asyncio.sleep(0.02)
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             _, stderr = await process.communicate()
         took = time.monotonic() - began
     finally:

@@ -83,7 +83,7 @@ class Box:
         self.hosting.post(CommandReceived(OperationId(operation), command))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 (what is watched has no event)
                 await asyncio.sleep(0.002)
 

@@ -31,7 +31,7 @@ class SlowTokenizer:
         self.fault: Exception | None = None
 
     def encode(self, text: str) -> list[int]:
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         return [1, 2]
 
     def decode(self, ids: list[int]) -> str:

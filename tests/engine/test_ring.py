@@ -88,7 +88,7 @@ class Ring:
         return sum(stage.status().kv_bytes_in_use for stage in self.stages)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 (a stage has no event for what it holds)
                 await asyncio.sleep(0.005)
 
@@ -127,7 +127,7 @@ async def open_ring(model: Path, cuts: list[LayerRange], directory: Path) -> Asy
     try:
         for stage in stages:
             stage.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await stages[0].activate()
         yield Ring(front, stages, broken)
     finally:

@@ -135,6 +135,6 @@ def test_the_reader_of_documents_sees_blocks_reasons_and_indentation(tmp_path: P
 def test_a_document_with_a_wrong_command_fails(tmp_path: Path) -> None:
     """The harness itself: the first failing command ends a script, and its children with it."""
     text = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nsleep 60 &\nfalse\necho reached\n"
-    result = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=20)
+    result = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert result.returncode == 1
     assert "reached" not in result.stdout

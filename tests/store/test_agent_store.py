@@ -165,7 +165,7 @@ async def test_a_download_goes_on_after_the_agent_restarted(
             some.set()
 
     task = asyncio.ensure_future(fetcher.fetch([tensor], progress))
-    await asyncio.wait_for(some.wait(), 20)
+    await asyncio.wait_for(some.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -23,7 +23,7 @@ class Site:
     cluster: LocalCluster
     client: Client
 
-    async def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         """Wait until an async or plain condition holds."""
         async with asyncio.timeout(timeout_s):
             while True:

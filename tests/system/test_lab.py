@@ -102,7 +102,7 @@ async def test_up_run_down(lab_file: Path) -> None:
     finally:
         pids = pids_of(lab_file)
         assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(is_alive(pid) for pid in pids):  # noqa: ASYNC110 (they are not this process's children)
             await asyncio.sleep(0.05)
     assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 3, "nothing is up"

@@ -160,5 +160,5 @@ def deployment(site: Site, checkpoint: Path) -> Any:
     """The model over the three boxes, as `edgectl deploy` reports it."""
     site.ask("model", "add", str(checkpoint), "--name", MODEL)
     limits = ("--max-context", "1024", "--max-new-tokens", "64", "--concurrency", "4")
-    options = ("--model", MODEL, "--layers", LAYERS, "--dtype", "float32", *limits, "--timeout", "35")
+    options = ("--model", MODEL, "--layers", LAYERS, "--dtype", "float32", *limits, "--timeout", "100")
     return site.ask("deploy", MODEL, *options)

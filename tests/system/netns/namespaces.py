@@ -139,7 +139,7 @@ def why_impossible() -> str | None:
 
 
 def _run(*command: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if result.returncode != 0:
         raise Refused(f"{' '.join(command)}: {result.stderr.strip()}")
     return result.stdout

@@ -57,7 +57,7 @@ def test_slow_mtls_links_give_the_unsplit_models_tokens(site: Any, deployment: A
         options = ("--prompt", prompt, "--max-tokens", str(NEW_TOKENS), "--temperature", "0", "-o", "json")
         running.append(site.edgectl("generate", "wide", *options))
     for command, (ids, tokens) in zip(running, reference, strict=True):
-        ended = command.wait(40)
+        ended = command.wait(90)
         assert ended.exit_code == 0, ended.stderr
         answer = json.loads(ended.stdout)
         assert (answer["prompt_token_ids"], answer["token_ids"]) == (ids, tokens)
@@ -91,7 +91,7 @@ def test_a_client_of_another_authority_is_refused(site: Any, deployment: Any, tr
     before = site.state()
     assert [phase for _, phase, _ in before[1]] == ["ready"]
     tls = strangers_tls(site, f"client-{trusts_the_site}", trusts_the_site)
-    ended = site.launcher.edgectl("operator", site.coordinator, tls, "delete", "deployment", "wide").wait(40)
+    ended = site.launcher.edgectl("operator", site.coordinator, tls, "delete", "deployment", "wide").wait(90)
     assert ended.stdout == "" and ended.stderr.startswith("error: ") and site.coordinator in ended.stderr
     if trusts_the_site:
         # The coordinator hangs up after the client's side of the handshake is done; gRPC does not say why.
@@ -103,7 +103,7 @@ def test_a_client_of_another_authority_is_refused(site: Any, deployment: Any, tr
 
 
 def test_a_client_without_tls_is_refused_before_it_dials(site: Any) -> None:
-    ended = site.launcher.edgectl("stranger", site.coordinator, None, "get", "nodes").wait(40)
+    ended = site.launcher.edgectl("stranger", site.coordinator, None, "get", "nodes").wait(90)
     assert (ended.exit_code, ended.stdout) == (4, "")
     assert "coordinator" in ended.stderr and "--tls-ca" in ended.stderr
     assert site.network.shaped("stranger").packets == 0
@@ -128,9 +128,9 @@ def test_an_agent_of_another_authority_never_registers(site: Any, intruders: Any
     running, ready = intruders["certificate-of-wrong-ca" if trusts_the_site else "wrong-ca"]
     if trusts_the_site:
         # The coordinator hangs up and gRPC does not say why: the agent may keep trying, and is turned down every time.
-        running.wait_for(lambda said: said.count("coordinator_lost") >= 2 or "error: " in said, 40)
+        running.wait_for(lambda said: said.count("coordinator_lost") >= 2 or "error: " in said, 90)
     else:
-        ended = running.wait(40)
+        ended = running.wait(90)
         assert ended.exit_code == 4, ended.stderr
         (error,) = errors_in(ended.stderr)
         assert site.coordinator in error and "TLS" in error and "--tls-ca" in error
@@ -149,11 +149,11 @@ def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
         site.launcher.start("operator", script, *options, *targets) for options in ((), trust, (*trust, *pair))
     )
     for outsider in (plaintext, anonymous):
-        ended = outsider.wait(40)
+        ended = outsider.wait(90)
         answers = json.loads(ended.stdout)
         assert set(answers) == set(targets)
         assert {code for codes in answers.values() for code in codes} == {"UNAVAILABLE"}, answers
-    answers = json.loads(member.wait(40).stdout)
+    answers = json.loads(member.wait(90).stdout)
     assert [codes[0] for codes in answers.values()] == ["OK"] * len(targets), "the control: health answers members"
 
 
@@ -167,7 +167,7 @@ def test_an_agent_beyond_loopback_without_tls_does_not_start(intruders: Any) -> 
 
 
 def refused_listener(running: Any, ready: Path) -> None:
-    ended = running.wait(40)
+    ended = running.wait(90)
     assert ended.exit_code == 4, ended.stderr
     (error,) = errors_in(ended.stderr)
     assert error.startswith("error: listen ") and "--tls-ca" in error
