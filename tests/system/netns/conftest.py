@@ -38,7 +38,7 @@ LAYERS = "a=0:1,b=1:3,c=3:4"
 MODEL = "wide"
 WIDTH = 640
 STARTUP_S = 60.0
-COMMAND_S = 40.0
+COMMAND_S = 120.0
 
 
 @dataclass
