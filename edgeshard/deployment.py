@@ -10,10 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeshard.device import StageStatus
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.ids import Epoch, check_name
 from edgeshard.placement import ExplicitStage, Placement, parse_layers
+
+EVERY_BOX = "*"
+"""In `quantisation`: all boxes that are not named."""
 
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -22,7 +25,10 @@ class DeploymentSpec(BaseModel):
     """The unit of `edgectl deploy`: a model, its source box and how it is to run.
 
     `layers` places it by hand; without it the coordinator chooses. `max_context` 0 means the model's own limit.
-    `concurrency` requests of `max_context` tokens fit the KV pool at once.
+    `concurrency` requests of `max_context` tokens fit the KV pool at once; with `kv_overcommit` twice as many are let
+    in, and the youngest is set back when memory runs out. `prefix_cache` shares the KV of equal beginnings among a
+    client's requests. `max_inter_token_latency_s` keeps prompts from holding up those that are generating.
+    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -38,15 +44,22 @@ class DeploymentSpec(BaseModel):
     max_new_tokens: Positive = 1024
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 8
     max_time_per_token_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_inter_token_latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    kv_overcommit: bool = False
+    prefix_cache: bool = False
     mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
     exclude: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    quantisation: dict[str, Literal["int8", "int4"]] = Field(default_factory=dict)
+    quantisation: dict[str, Quantisation] = Field(default_factory=dict)
     layers: tuple[ExplicitStage, ...] = ()
 
     @property
     def effective_kv_dtype(self) -> DType:
         return self.kv_dtype or self.dtype
+
+    def quantisation_of(self, box: str) -> Quantisation | None:
+        """How this box keeps its weights; None for the deployment's dtype."""
+        return self.quantisation.get(box, self.quantisation.get(EVERY_BOX))
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
@@ -69,10 +82,6 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     if spec.privacy == "source-only":
         raise InvalidArgumentError(
             "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"
-        )
-    if spec.quantisation:
-        raise InvalidArgumentError(
-            "quantisation is not supported yet; remove it", field="quantisation", reason="UNSUPPORTED_QUANTISATION"
         )
     return spec
 

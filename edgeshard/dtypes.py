@@ -1,4 +1,4 @@
-"""Element types of tensors, without torch."""
+"""Element types of tensors and weights, without torch."""
 
 from __future__ import annotations
 
@@ -24,3 +24,20 @@ class DType(StrEnum):
         except ValueError:
             choices = ", ".join(cls)
             raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+
+
+class Quantisation(StrEnum):
+    """Weights as small integers, a scale for each group of inputs; activations and KV keep the deployment's dtype."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def group(self) -> int:
+        """Consecutive inputs of a row that share a scale."""
+        return 64 if self is Quantisation.INT8 else 32
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of a matrix of this many outputs and inputs: its integers and the scales, 2 bytes each."""
+        bits = 8 if self is Quantisation.INT8 else 4
+        return rows * (-(-columns * bits // 8) + 2 * -(-columns // self.group))

@@ -11,6 +11,7 @@ from edgeshard.ids import DeploymentName, RequestId
 from edgeshard.placement import Placement
 
 MAX_TOP_LOGPROBS = 20
+MAX_PRIORITY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
+    """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early.
+
+    Among those that wait for a place, memory or their turn, a higher `priority` goes first.
+    """
 
     prompt: str | tuple[int, ...]
     max_new_tokens: int = 128
@@ -51,6 +55,7 @@ class Generation:
     stop_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
@@ -58,6 +63,7 @@ class Generation:
         _require(self.max_new_tokens >= 1, "max_new_tokens", "must be 1 or more")
         _require(all(self.stop_strings), "stop_strings", "must not hold an empty string")
         _require(len(self.stop_strings) <= 16, "stop_strings", "holds more than 16 strings")
+        _require(abs(self.priority) <= MAX_PRIORITY, "priority", f"must be {-MAX_PRIORITY} to {MAX_PRIORITY}")
         self.sampling.validate()
 
 

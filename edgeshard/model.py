@@ -121,3 +121,12 @@ def units_of_stage(layers: LayerRange, layer_count: int) -> frozenset[Unit]:
 def parameter_bytes(tensors: Iterable[TensorInfo], dtype: DType) -> int:
     """Bytes of these tensors once loaded in `dtype`."""
     return sum(tensor.element_count for tensor in tensors) * dtype.itemsize
+
+
+def attended_pairs(tokens: float, context: float, window: int = 0) -> float:
+    """Pairs of a query and a key it sees: `tokens` consecutive queries with `context` positions before them."""
+    whole = tokens * context + tokens * (tokens + 1) / 2
+    if not window or context + tokens <= window:
+        return whole
+    growing = max(0.0, window - context)  # queries that see less than a window
+    return growing * context + growing * (growing + 1) / 2 + (tokens - growing) * window

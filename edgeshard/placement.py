@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from edgeshard.errors import PlacementError
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.model import LayerRange
+from edgeshard.step_cost import StageCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Placement:
     """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
 
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
+    `costs`, one for each stage or none at all, let the head size its steps.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -64,6 +66,7 @@ class Placement:
     micro_batches: int
     predicted: Prediction | None = None
     note: str = ""
+    costs: tuple[StageCost, ...] = ()
 
     @property
     def head(self) -> PlacedStage:

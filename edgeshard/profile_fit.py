@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeshard.errors import InvalidArgumentError
+from edgeshard.model import attended_pairs
 from edgeshard.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile, LinkSample, Sample
 
 Floats = npt.NDArray[np.float64]
@@ -93,15 +94,6 @@ class ProfileFit:
         """The worst of all layers and phases."""
         errors = [phase.error for fit in self.layers for phase in (fit.prefill, fit.decode)]
         return FitError(max(error.median for error in errors), max(error.max for error in errors))
-
-
-def attended_pairs(tokens: float, context: float, window: int = 0) -> float:
-    """Pairs of a query and a key it sees: `tokens` consecutive queries with `context` positions before them."""
-    whole = tokens * context + tokens * (tokens + 1) / 2
-    if not window or context + tokens <= window:
-        return whole
-    growing = max(0.0, window - context)  # queries that see less than a window
-    return growing * context + growing * (growing + 1) / 2 + (tokens - growing) * window
 
 
 def fit_profile(profile: ComputeProfile) -> ProfileFit:

@@ -36,11 +36,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class KvGrant:
-    """KV blocks appended to a request's table; `first_index` is the table's length before the grant."""
+    """KV blocks appended to a request's table; `first_index` is the table's length before the grant.
+
+    `filled` is how many positions the blocks hold already: 0, or all of them, for blocks that other requests filled
+    and that this one, whose table they begin, shares and never writes to.
+    """
 
     request: int
     first_index: int
     blocks: tuple[int, ...]
+    filled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from edgeshard.dtypes import DType
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+    config_hash,
+)
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +44,35 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny-llama"
     LlamaForCausalLM(config).save_pretrained(path)
     return path
+
+
+def planted_profile(
+    config: Mapping[str, Any], block_s: float, dtype: DType = DType.BFLOAT16, fingerprint: str = "f" * 16
+) -> ComputeProfile:
+    """Of any model: a block takes `block_s` for one sequence and hardly more for several, all else next to nothing."""
+
+    def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
+        prefill = tuple(Sample(n, c, each_s * (1 + n / 64)) for n in (1, 64, 256) for c in (0, 64))
+        decode = tuple(Sample(n, c, each_s * (1 + n / 16)) for n in (1, 4, 8) for c in (64, 256))
+        return LayerProfile(kind, parameters, layers, 0, 0, prefill, decode)
+
+    model = model_from_config("planted", config)
+    return ComputeProfile(
+        fingerprint=fingerprint,
+        model_hash=config_hash(config),
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        layers=(
+            layer(LayerKind.EMBEDDING, model.embedding_parameters, 1, 1e-6),
+            layer(LayerKind.BLOCK, model.blocks[0].parameters, model.layer_count, block_s),
+            layer(LayerKind.HEAD, model.head_parameters, 1, 1e-5),
+        ),
+        overhead=StepOverhead(1e-4),
+        memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_profile() -> Callable[..., ComputeProfile]:
+    return planted_profile

@@ -9,6 +9,8 @@ from edgeshard.architectures.config import ModelShape, parse_config
 from edgeshard.architectures.fields import ARCHITECTURES
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.tensors import ExpectedTensor, canonical_name, expected_tensors, unit_of
+from edgeshard.architectures.weights import check_quantisation, held_bytes, tensor_bytes
+from edgeshard.architectures.windows import layer_windows
 
 __all__ = [
     "ARCHITECTURES",
@@ -16,8 +18,12 @@ __all__ = [
     "ModelShape",
     "canonical_name",
     "check_manifest",
+    "check_quantisation",
     "expected_tensors",
+    "held_bytes",
+    "layer_windows",
     "parse_config",
     "stage_tensors",
+    "tensor_bytes",
     "unit_of",
 ]

@@ -6,9 +6,11 @@ file may override any figure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgeshard.device import DeviceFacts
 from edgeshard.dtypes import DType
 
 GB = 1e9
@@ -148,3 +150,23 @@ _ALL = (
 
 CATALOGUE: Mapping[str, DeviceSpec] = {spec.kind: spec for spec in _ALL}
 """By kind, the name used in cluster files and in `--what-if "+2 orin-nx"`."""
+
+_MODEL_NAMES = (
+    (r"(nvidia )?(geforce )?rtx 3090", "rtx-3090"),
+    (r"(nvidia )?(geforce )?rtx 4090", "rtx-4090"),
+    (r"(nvidia )?h100( sxm)?( 80gb hbm3)?", "h100"),
+    (r"(nvidia )?h200( sxm)?", "h200"),
+    (r"raspberry pi 5( .*)?", "raspberry-pi-5"),
+)
+_ORIN = re.compile(r"(nvidia )?(jetson )?((agx|nx|nano) )?orin( .*)?")
+_ORIN_BY_MEMORY = ((48e9, "agx-orin-64"), (24e9, "agx-orin"), (12e9, "orin-nx"), (0.0, "orin-nano"))
+"""Every Orin's accelerator has the same name; what the system sees of the memory tells them apart."""
+
+
+def recognise(facts: DeviceFacts) -> DeviceSpec | None:
+    """The catalogue's device that a box says it is; None for every other, its slower or faster variants included."""
+    name = facts.model.strip().lower()
+    if _ORIN.fullmatch(name):
+        kind = next(kind for least, kind in _ORIN_BY_MEMORY if facts.memory_total_bytes >= least)
+        return CATALOGUE[kind]
+    return next((CATALOGUE[kind] for pattern, kind in _MODEL_NAMES if re.fullmatch(pattern, name)), None)

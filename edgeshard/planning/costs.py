@@ -54,7 +54,7 @@ class Roofline:
     flops: float
 
     def block_s(self, block: BlockSpec, phase: Phase) -> float:
-        tokens = phase.step_tokens
+        phase, tokens = phase.within(block.window), phase.step_tokens
         read = block.touched_parameters(tokens) * self.itemsize + phase.batch * phase.kv_tokens * self.kv_bytes
         operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(tokens, phase.context)
         return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
@@ -69,7 +69,7 @@ class Roofline:
         read = parameters * self.itemsize / self.device.bandwidth_bytes_per_s
         return max(read, 2.0 * parameters * phase.batch / self.flops)
 
-    def step_s(self) -> float:
+    def step_s(self, hidden_bytes: float) -> float:
         return self.device.step_overhead_s
 
 
@@ -134,8 +134,9 @@ class Costs:
             weights += model.embedding_parameters * (index == 0) + model.head_parameters * has_head
             weights -= model.tied_parameters * (index == 0 and has_head)
             workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
-            loading = self.loading_bytes(self.boxes[box])
-            room = int(self._capacity[box]) + loading
+            block_loading = self.loading_bytes(self.boxes[box])
+            room = int(self._capacity[box]) + block_loading
+            loading = block_loading + self.outer_loading_bytes() * (index == 0 or has_head)
             uses.append(MemoryUse(weights * item, kv * (end - first), workspace, loading, room))
         return tuple(uses)
 
@@ -144,8 +145,7 @@ class Costs:
 
     def sequence_kv_bytes(self) -> int:
         """KV of one whole sequence in one block, in whole KV blocks."""
-        tokens = self.problem.prompt_tokens + self.problem.new_tokens
-        rounded = -(-tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+        rounded = -(-self.problem.held_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
         return rounded * self.problem.model.kv_bytes_per_token(self.problem.effective_kv_dtype)
 
     def stage_workspace(self, load: Load) -> int:
@@ -162,10 +162,18 @@ class Costs:
 
     def loading_bytes(self, box: Box) -> int:
         """The largest tensor a box may be given, once more. A discrete accelerator has the host's memory for that."""
+        model, itemsize = self.problem.model, self.problem.loading_itemsize
+        if itemsize is not None:
+            return model.largest_block_tensor * itemsize
         if not box.device.unified:
             return 0
-        model = self.problem.model
         return max(model.largest_block_tensor, model.largest_outer_tensor) * self.problem.dtype.itemsize
+
+    def outer_loading_bytes(self) -> int:
+        """What loading takes beyond `loading_bytes` on a stage with the embedding or the head."""
+        model = self.problem.model
+        beyond = max(0, model.largest_outer_tensor - model.largest_block_tensor)
+        return beyond * (self.problem.loading_itemsize or 0)
 
     def _room(self, box: Box) -> float:
         room = box.device.usable_bytes - self.problem.reserve.get(box.name, 0.0) - self.loading_bytes(box)
@@ -200,24 +208,25 @@ class Costs:
         problem, model = self.problem, self.problem.model
         item = problem.dtype.itemsize
         phase = self.phase(load.batch, prefill)
-        hop = frame_bytes(phase.step_tokens * model.shape.frame_width * item)
+        hidden = phase.step_tokens * model.shape.frame_width * item
         if problem.head_on_source:
             back = frame_bytes(load.batch * model.shape.frame_width * item)
         else:
             back = FRAME_OVERHEAD_BYTES + load.batch * RETURNED_TOKEN_BYTES
         kv = load.requests * self.sequence_kv_bytes()
+        outer_loading = self.outer_loading_bytes()
         return Instance(
             compute_s=_compute(self._times, model.blocks, phase),
             embed_s=np.array([times.embedding_s(phase) for times in self._times]),
             head_s=np.array([times.head_s(phase) for times in self._times]),
-            overhead_s=np.array([times.step_s() for times in self._times]),
-            hop_s=8.0 * hop / self._bandwidth,
-            return_s=8.0 * back / self._bandwidth,
+            overhead_s=np.array([times.step_s(hidden) for times in self._times]),
+            hop_s=_link_seconds(frame_bytes(hidden), self._bandwidth),
+            return_s=_link_seconds(back, self._bandwidth),
             latency_s=self._latency,
             layer_bytes=np.array([float(block.parameters * item + kv) for block in model.blocks]),
-            embed_bytes=float(model.embedding_parameters * item),
-            head_bytes=float(model.head_parameters * item + self.logits_bytes(load)),
-            tied_bytes=float(model.tied_parameters * item),
+            embed_bytes=float(model.embedding_parameters * item + outer_loading),
+            head_bytes=float(model.head_parameters * item + self.logits_bytes(load) + outer_loading),
+            tied_bytes=float(model.tied_parameters * item + outer_loading),
             stage_bytes=float(self.stage_workspace(load)),
             capacity_bytes=self._capacity,
             max_layers=self._max_layers,
@@ -233,6 +242,12 @@ class Costs:
 def frame_bytes(payload: int) -> int:
     """Bytes on the wire of a tensor of `payload` bytes."""
     return payload + max(1, -(-payload // FRAME_PART_BYTES)) * FRAME_OVERHEAD_BYTES
+
+
+def _link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
+    """What a frame occupies each link for; infinite where there is no link."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(8.0 * size_bytes / bandwidth_bps)
 
 
 def link_matrices(problem: PlanProblem, boxes: Sequence[Box]) -> tuple[Floats, Floats]:

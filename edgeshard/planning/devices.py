@@ -17,7 +17,7 @@ from edgeshard.planning.catalogue import CATALOGUE, DeviceSpec
 from edgeshard.planning.fields import Fields, invalid
 
 MAX_BOXES = 10_000
-_NO_NEIGHBOUR_BPS = 1e9
+NO_NEIGHBOUR_BPS = 1e9
 """What a box alone is given, so that it need not describe links it has not; used once boxes are added to it."""
 
 
@@ -34,7 +34,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two boxes: bits a second, and the pure delay in seconds."""
+    """One direction between two boxes: bits a second (0 where there is no link), and the pure delay in seconds."""
 
     bandwidth_bps: float
     latency_s: float = 0.0
@@ -211,7 +211,7 @@ def _device(table: Fields) -> DeviceSpec:
 def _links(value: Any, boxes: Sequence[Box]) -> tuple[Link, dict[tuple[str, str], Link]]:
     """The [link] table, or a list of [[link]] of which the one without ends is the default."""
     if value is None and len(boxes) == 1:
-        return Link(_NO_NEIGHBOUR_BPS), {}
+        return Link(NO_NEIGHBOUR_BPS), {}
     tables = [value] if isinstance(value, Mapping) else value
     if not isinstance(tables, list) or not all(isinstance(item, Mapping) for item in tables) or not tables:
         raise invalid("link", "is missing; give [[link]] with bandwidth_bps, and more with from and to, or between")
@@ -260,7 +260,7 @@ def _named(name: str, field_name: str, boxes: Sequence[Box]) -> list[str]:
 
 def with_boxes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
     """The cluster with `count` more boxes of a kind: of one it has (its links too), or of the catalogue."""
-    like = next((box for box in cluster.boxes if kind in (box.group, box.device.kind)), None)
+    like = box_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
         raise InvalidArgumentError(
             f"{field_name}: {kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})",
@@ -279,6 +279,11 @@ def with_boxes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
     return replace(cluster, boxes=(*cluster.boxes, *added))
 
 
+def box_like(cluster: Cluster, kind: str) -> Box | None:
+    """The first box of a group or kind that the cluster has."""
+    return next((box for box in cluster.boxes if kind in (box.group, box.device.kind)), None)
+
+
 def without_boxes(cluster: Cluster, name: str, field_name: str) -> Cluster:
     """The cluster without a box. Raises InvalidArgumentError when there is none, or when it is the source."""
     index = cluster.index(name, field_name)
@@ -289,10 +294,10 @@ def without_boxes(cluster: Cluster, name: str, field_name: str) -> Cluster:
 
 
 def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:
-    """The cluster with every link at this rate, or only those between two boxes, in both directions."""
+    """The cluster with every link it has at this rate, or only those between two boxes, in both directions."""
     if pair is None:
-        links = {ends: replace(link, bandwidth_bps=bandwidth_bps) for ends, link in cluster.links.items()}
-        default = replace(cluster.default_link, bandwidth_bps=bandwidth_bps)
+        links = {ends: _at_rate(link, bandwidth_bps) for ends, link in cluster.links.items()}
+        default = _at_rate(cluster.default_link, bandwidth_bps)
         return replace(cluster, default_link=default, links=MappingProxyType(links))
     first, second = (_named(name, "sweep", cluster.boxes) for name in pair)
     links = dict(cluster.links)
@@ -302,3 +307,7 @@ def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str]
                 if a != b:
                     links[ends] = replace(links.get(ends, cluster.default_link), bandwidth_bps=bandwidth_bps)
     return replace(cluster, links=MappingProxyType(links))
+
+
+def _at_rate(link: Link, bandwidth_bps: float) -> Link:
+    return replace(link, bandwidth_bps=bandwidth_bps) if link.bandwidth_bps else link

@@ -28,7 +28,7 @@ class Instance:
     latency_s      [M, M]  pure delay of the link k -> j; it is part of R, never of a station
     layer_bytes    [N]     memory of block i on the box that holds it: weights and KV of all m micro-batches
     embed_bytes, head_bytes   memory of the embedding and of norm + head; a tied embedding is in both
-    tied_bytes     what is saved when embedding and head are tied and on one box
+    tied_bytes     what is saved when embedding and head are on one box: a tied tensor, memory to load the second one
     stage_bytes    memory a stage takes whatever its layers (workspace, resend buffer)
     capacity_bytes [M]     memory a box may give
     max_layers     [M]     most blocks a box may hold (N when unlimited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeshard.errors import InvalidArgumentError
 from edgeshard.planning.problem import Phase
 from edgeshard.planning.shapes import BlockSpec
 from edgeshard.profile import ComputeProfile, LayerKind
@@ -22,10 +23,12 @@ class MeasuredTimes:
 
     def block_s(self, block: BlockSpec, phase: Phase) -> float:
         kind = LayerKind.MOE_BLOCK if block.experts else LayerKind.BLOCK
-        fits = self.fit.of_kind(kind, block.parameters)
-        # Blocks of one size differ by their windows only, which a BlockSpec does not tell: their mean.
-        layers = sum(fit.profile.layers for fit in fits)
-        return sum(fit.profile.layers * _seconds(fit, phase) for fit in fits) / layers
+        for fit in self.fit.of_kind(kind, block.parameters):
+            if fit.profile.window == block.window:
+                return _seconds(fit, phase)
+        raise InvalidArgumentError(
+            f"the profile has no {kind} with a window of {block.window} tokens; profile this model", field="profile"
+        )
 
     def embedding_s(self, phase: Phase) -> float:
         (fit,) = self.fit.of_kind(LayerKind.EMBEDDING)
@@ -35,8 +38,9 @@ class MeasuredTimes:
         (fit,) = self.fit.of_kind(LayerKind.HEAD)
         return fit.decode.seconds(phase.batch, 0.0)
 
-    def step_s(self) -> float:
-        return self.fit.step_overhead_s
+    def step_s(self, hidden_bytes: float) -> float:
+        overhead = self.fit.profile.overhead
+        return overhead.seconds + overhead.seconds_per_byte * hidden_bytes
 
 
 def _seconds(fit: LayerFit, phase: Phase) -> float:

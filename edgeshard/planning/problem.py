@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.dtypes import DType
 from edgeshard.errors import InvalidArgumentError
+from edgeshard.model import attended_pairs
 from edgeshard.planning.devices import Cluster
 from edgeshard.planning.fields import check_count, check_number, invalid
 from edgeshard.planning.shapes import BlockSpec, ModelSpec
@@ -28,17 +29,34 @@ class Objective(StrEnum):
 class Phase:
     """One step of a micro-batch: `batch` sequences of `tokens` new tokens each.
 
-    `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are read.
+    `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are read. In a step that
+    mixes sequences, `tokens`, `context` and `kv_tokens` are means over them (over all queries for `context`).
     """
 
     batch: int
-    tokens: int
+    tokens: float
     context: float
     kv_tokens: float
 
     @property
     def step_tokens(self) -> int:
-        return self.batch * self.tokens
+        return round(self.batch * self.tokens)
+
+    @classmethod
+    def of_spans(cls, spans: Sequence[tuple[int, int]]) -> Phase:
+        """A step that mixes decodes and pieces of prompts: of each sequence its new tokens, and those before them."""
+        count, total = len(spans), sum(tokens for tokens, _ in spans)
+        seen = sum(tokens * (before + (tokens + 1) / 2) for tokens, before in spans)
+        kv_tokens = sum(tokens + before for tokens, before in spans)
+        return cls(count, total / count, seen / total, kv_tokens / count)
+
+    def within(self, window: int) -> Phase:
+        """The same step where a query sees at most the last `window` keys, 0 for all."""
+        if not window or self.kv_tokens <= window:
+            return self
+        before = max(0.0, self.context - (self.tokens + 1) / 2)  # keys that were there before the step
+        context = attended_pairs(self.tokens, before, window) / self.tokens
+        return replace(self, context=context, kv_tokens=min(self.kv_tokens, self.tokens + window - 1))
 
 
 class ComputeTimes(Protocol):
@@ -52,8 +70,8 @@ class ComputeTimes(Protocol):
         """Norm, LM head and sampling of one position for each sequence."""
         ...
 
-    def step_s(self) -> float:
-        """What a step costs whatever its layers."""
+    def step_s(self, hidden_bytes: float) -> float:
+        """What a step with so many bytes of hidden states costs whatever its layers."""
         ...
 
 
@@ -61,8 +79,11 @@ class ComputeTimes(Protocol):
 class PlanProblem:
     """A model, a cluster and what is asked of them.
 
+    context_tokens        positions of KV memory a request holds; None: those of its prompt and answer
     batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
     concurrency           most requests at once; None is 1 for `auto` and no limit but memory for `throughput`
+    loading_itemsize      bytes an element takes in the one tensor that is in memory twice while a stage loads, wherever
+                          it is; None: the dtype's, on boxes with one memory only
     exclude, reserve      boxes not to use; bytes to leave free, by box
     max_share             largest part of the layers a box may hold, in (0, 1], by box
     min_boxes, max_boxes  bounds on the number of stages
@@ -77,10 +98,12 @@ class PlanProblem:
     objective: Objective = Objective.LATENCY
     prompt_tokens: int = 128
     new_tokens: int = 128
+    context_tokens: int | None = None
     batch: int | None = None
     concurrency: int | None = None
     dtype: DType = DType.BFLOAT16
     kv_dtype: DType | None = None
+    loading_itemsize: int | None = None
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -101,6 +124,11 @@ class PlanProblem:
         return self.kv_dtype or self.dtype
 
     @property
+    def held_tokens(self) -> int:
+        """Positions of KV memory a request holds."""
+        return self.context_tokens or self.prompt_tokens + self.new_tokens
+
+    @property
     def request_limit(self) -> int | None:
         """Most requests at once; None when only memory and sense limit them."""
         if self.objective is Objective.LATENCY:
@@ -116,7 +144,7 @@ class PlanProblem:
         """Raise InvalidArgumentError naming the field at fault."""
         for name in ("prompt_tokens", "new_tokens", "min_boxes"):
             check_count(getattr(self, name), name)
-        for name in ("batch", "concurrency", "max_boxes"):
+        for name in ("batch", "concurrency", "max_boxes", "context_tokens", "loading_itemsize"):
             if (value := getattr(self, name)) is not None:
                 check_count(value, name)
         limit = self.model.shape.max_context
@@ -127,10 +155,17 @@ class PlanProblem:
                 field="prompt_tokens",
                 reason="CONTEXT_TOO_LONG",
             )
+        if self.held_tokens < self.prompt_tokens + self.new_tokens:
+            raise invalid(
+                "context_tokens", f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
+            )
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.max_boxes is not None and self.max_boxes < self.min_boxes:
             raise invalid("max_boxes", f"is {self.max_boxes}, below min_boxes {self.min_boxes}")
+        self._check_boxes()
+
+    def _check_boxes(self) -> None:
         for name in self.exclude:
             self.cluster.index(name, "exclude")
             if name == self.cluster.source:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from edgeshard.planning.costs import (
     FRAME_OVERHEAD_BYTES,
@@ -12,9 +13,11 @@ from edgeshard.planning.costs import (
     frame_bytes,
     link_matrices,
 )
+from edgeshard.planning.fields import invalid
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
 from edgeshard.planning.scoring import stages
+from edgeshard.planning.serving import ServingRing, StepSeconds, StepSpan
 from edgeshard.planning.shapes import BlockSpec
 from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
 
@@ -29,7 +32,7 @@ def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
         times = costs.times_of(costs.boxes[box])
         blocks = Counter(problem.model.blocks[first:end])
         headed = costs.has_head(cut, index) and not head_apart
-        found.append(_stage(times, blocks, batch, index == 0, headed))
+        found.append(_stage(problem, times, blocks, batch, index == 0, headed))
     head = _head(costs.times_of(costs.boxes[cut.boxes[0]]), problem) if head_apart else None
     return Pipeline(
         stages=tuple(found),
@@ -40,16 +43,37 @@ def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
     )
 
 
+def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
+    """The ring of a cut for steps that mix decodes and chunks of prompts. The head is with the last stage."""
+    problem = costs.problem
+    if problem.head_on_source:
+        raise invalid("head_on_source", "is not served here; simulate a batch that starts together")
+    found = []
+    for index, (box, first, end) in enumerate(stages(cut)):
+        blocks = Counter(problem.model.blocks[first:end])
+        found.append(
+            _mixed_stage(problem, costs.times_of(costs.boxes[box]), blocks, index == 0, costs.has_head(cut, index))
+        )
+    return ServingRing(tuple(found), _hops(costs, cut))
+
+
+def hidden_width(problem: PlanProblem) -> int:
+    """Bytes of one position's hidden states between two stages."""
+    return problem.model.shape.frame_width * problem.dtype.itemsize
+
+
 def traffic(problem: PlanProblem, batch: int, micro_batches: int, slices: tuple[int, ...] = ()) -> Traffic:
     """The problem's prompts and answers, in `micro_batches` groups of `batch`."""
     return Traffic(batch, micro_batches, problem.prompt_tokens, problem.new_tokens, slices)
 
 
-def _stage(times: ComputeTimes, blocks: Counter[BlockSpec], batch: int, first: bool, headed: bool) -> StageTimes:
+def _stage(
+    problem: PlanProblem, times: ComputeTimes, blocks: Counter[BlockSpec], batch: int, first: bool, headed: bool
+) -> StageTimes:
+    work_s = _work(problem, times, blocks, first)
+
     def seconds(phase: Phase) -> float:
-        total = sum(number * times.block_s(block, phase) for block, number in blocks.items())
-        total += times.embedding_s(phase) if first else 0.0
-        return total + (times.head_s(phase) if headed else 0.0)
+        return work_s(phase) + (times.head_s(phase) if headed else 0.0)
 
     def prefill_s(tokens: int, context: int) -> float:
         # Causal: the slice's queries see the context and half of the slice on average.
@@ -59,7 +83,33 @@ def _stage(times: ComputeTimes, blocks: Counter[BlockSpec], batch: int, first: b
     def decode_s(sequences: int, context: int) -> float:
         return seconds(Phase(sequences, 1, context + 1, context + 1))
 
-    return StageTimes(prefill_s, decode_s, times.step_s())
+    return StageTimes(prefill_s, decode_s)
+
+
+def _mixed_stage(
+    problem: PlanProblem, times: ComputeTimes, blocks: Counter[BlockSpec], first: bool, headed: bool
+) -> StepSeconds:
+    work_s = _work(problem, times, blocks, first)
+
+    def seconds(spans: Sequence[StepSpan]) -> float:
+        phase = Phase.of_spans([(span.tokens, span.context) for span in spans])
+        sampled = sum(span.sample for span in spans) if headed else 0
+        return work_s(phase) + (times.head_s(replace(phase, batch=sampled, tokens=1)) if sampled else 0.0)
+
+    return seconds
+
+
+def _work(
+    problem: PlanProblem, times: ComputeTimes, blocks: Counter[BlockSpec], first: bool
+) -> Callable[[Phase], float]:
+    """Seconds of a stage's step but for the head."""
+    width = hidden_width(problem)
+
+    def seconds(phase: Phase) -> float:
+        total = times.step_s(phase.step_tokens * width) + (times.embedding_s(phase) if first else 0.0)
+        return total + sum(number * times.block_s(block, phase) for block, number in blocks.items())
+
+    return seconds
 
 
 def _head(times: ComputeTimes, problem: PlanProblem) -> Callable[[int], float]:
@@ -72,7 +122,7 @@ def _hops(costs: Costs, cut: Cut) -> tuple[HopTimes, ...]:
     if count == 1:
         return ()
     bandwidth, latency = link_matrices(problem, costs.boxes)
-    width = problem.model.shape.frame_width * problem.dtype.itemsize
+    width = hidden_width(problem)
     found = []
     for index, sender in enumerate(cut.boxes):
         receiver = cut.boxes[(index + 1) % count]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures import ModelShape, expected_tensors, parse_config
+from edgeshard.architectures import ModelShape, expected_tensors, layer_windows, parse_config
 from edgeshard.architectures.config import expert_count
 from edgeshard.architectures.fields import decoder_fields
 from edgeshard.dtypes import DType
@@ -20,12 +20,16 @@ from edgeshard.model import LayerRange, Part
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`."""
+    """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
+
+    `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.)
+    """
 
     parameters: int
     expert_parameters: int = 0
     experts: int = 0
     chosen: int = 0
+    window: int = 0
 
     def touched_parameters(self, tokens: int) -> float:
         """Parameters read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
@@ -109,8 +113,10 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     experts = expert_count(fields) if sparse else 0
     chosen = fields.size("num_experts_per_tok", 8 if shape.architecture == "qwen3_moe" else 2) if sparse else 0
     blocks = tuple(
-        BlockSpec(total, part, experts if part else 0, chosen if part else 0)
-        for total, part in zip(block_elements, expert_elements, strict=True)
+        BlockSpec(total, part, experts if part else 0, chosen if part else 0, window)
+        for total, part, window in zip(
+            block_elements, expert_elements, layer_windows(fields, shape.layer_count), strict=True
+        )
     )
     tied = outer[Part.TIED]
     return ModelSpec(

@@ -65,17 +65,11 @@ class Pipeline:
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""
         count = len(self.stages)
-        if not count:
-            raise invalid("stages", "is empty; a pipeline has at least one stage")
-        hops = 0 if count == 1 else count
-        if len(self.hops) != hops:
-            raise invalid("hops", f"are {len(self.hops)} for {count} stages; there must be {hops}, the return included")
+        check_hops(count, self.hops)
         if self.names and len(self.names) != count:
             raise invalid("names", f"are {len(self.names)} for {count} stages")
         for index, stage in enumerate(self.stages):
             check_number(stage.overhead_s, f"stages[{index}].overhead_s", 0.0)
-        for index, hop in enumerate(self.hops):
-            check_number(hop.latency_s, f"hops[{index}].latency_s", 0.0)
 
     @property
     def box_names(self) -> tuple[str, ...]:
@@ -119,6 +113,17 @@ class Traffic:
     def tokens(self) -> int:
         """All tokens generated."""
         return self.batch * self.micro_batches * self.new_tokens
+
+
+def check_hops(stages: int, hops: Sequence[HopTimes]) -> None:
+    """Raise InvalidArgumentError unless `hops` close a ring of so many stages."""
+    if not stages:
+        raise invalid("stages", "is empty; a pipeline has at least one stage")
+    wanted = 0 if stages == 1 else stages
+    if len(hops) != wanted:
+        raise invalid("hops", f"are {len(hops)} for {stages} stages; there must be {wanted}, the return included")
+    for index, hop in enumerate(hops):
+        check_number(hop.latency_s, f"hops[{index}].latency_s", 0.0)
 
 
 def steady_stage(prefill_s: float, decode_s: float, overhead_s: float = 0.0) -> StageTimes:

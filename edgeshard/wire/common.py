@@ -11,6 +11,7 @@ from edgeshard.model import LayerRange
 from edgeshard.placement import ExplicitStage, PlacedStage, Placement, Prediction
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
+from edgeshard.step_cost import StageCost
 from edgeshard.wire.status import from_failure, to_failure
 
 _DTYPES = {
@@ -148,6 +149,35 @@ def placement_to_wire(placement: Placement) -> pb.Placement:
         micro_batches=placement.micro_batches,
         predicted=_prediction_to_wire(placement.predicted) if placement.predicted is not None else None,
         note=placement.note,
+        costs=[_cost_to_wire(cost) for cost in placement.costs],
+    )
+
+
+def _cost_to_wire(cost: StageCost) -> pb.StageCost:
+    return pb.StageCost(
+        rows=cost.rows,
+        decode_s=cost.decode_s,
+        prefill_s=cost.prefill_s,
+        decode_pair_s=cost.decode_pair_s,
+        prefill_pair_s=cost.prefill_pair_s,
+        hop_delay_s=cost.hop_delay_s,
+        hop_s=cost.hop_s,
+        hop_token_s=cost.hop_token_s,
+    )
+
+
+def _cost_from_wire(message: pb.StageCost) -> StageCost:
+    if not len(message.rows) == len(message.decode_s) == len(message.prefill_s) > 0:
+        raise InvalidArgumentError("costs: rows and their seconds differ in number", field="costs")
+    return StageCost(
+        rows=tuple(message.rows),
+        decode_s=tuple(message.decode_s),
+        prefill_s=tuple(message.prefill_s),
+        decode_pair_s=message.decode_pair_s,
+        prefill_pair_s=message.prefill_pair_s,
+        hop_delay_s=message.hop_delay_s,
+        hop_s=message.hop_s,
+        hop_token_s=message.hop_token_s,
     )
 
 
@@ -182,6 +212,7 @@ def placement_from_wire(message: pb.Placement) -> Placement:
         micro_batches=message.micro_batches,
         predicted=_prediction_from_wire(message.predicted) if message.HasField("predicted") else None,
         note=message.note,
+        costs=tuple(_cost_from_wire(cost) for cost in message.costs),
     )
 
 
@@ -208,6 +239,9 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         max_new_tokens=spec.max_new_tokens,
         concurrency=spec.concurrency,
         max_time_per_token_s=spec.max_time_per_token_s or 0.0,
+        max_inter_token_latency_s=spec.max_inter_token_latency_s or 0.0,
+        kv_overcommit=spec.kv_overcommit,
+        prefix_cache=spec.prefix_cache,
         mode=spec.mode,
         exclude=spec.exclude,
         reserve=spec.reserve,
@@ -227,6 +261,9 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         "max_new_tokens",
         "concurrency",
         "max_time_per_token_s",
+        "max_inter_token_latency_s",
+        "kv_overcommit",
+        "prefix_cache",
     ):
         if getattr(message, name):
             values[name] = getattr(message, name)

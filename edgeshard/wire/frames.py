@@ -295,7 +295,10 @@ def _decode(header: pb.FrameHeader, data: bytes) -> WireStep:
 def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
     return pb.Step(
         frees=plan.frees,
-        grants=[pb.KvGrant(request=g.request, first_index=g.first_index, blocks=g.blocks) for g in plan.grants],
+        grants=[
+            pb.KvGrant(request=g.request, first_index=g.first_index, blocks=g.blocks, filled=g.filled)
+            for g in plan.grants
+        ],
         spans=[_span_to_wire(span) for span in plan.spans],
         timings=timings_to_wire(timings),
     )
@@ -317,7 +320,7 @@ def _span_to_wire(span: Span) -> pb.Span:
 def _plan_from_wire(step: pb.Step) -> StepPlan:
     return StepPlan(
         frees=tuple(step.frees),
-        grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks)) for g in step.grants),
+        grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks), g.filled) for g in step.grants),
         spans=tuple(_span_from_wire(span) for span in step.spans),
     )
 

@@ -68,6 +68,7 @@ def generation_to_wire(generation: Generation) -> head_pb2.Generation:
         stop_tokens=generation.stop_tokens,
         stop_strings=generation.stop_strings,
         ignore_eos=generation.ignore_eos,
+        priority=generation.priority,
     )
 
 
@@ -79,6 +80,7 @@ def generation_from_wire(message: head_pb2.Generation) -> Generation:
         stop_tokens=tuple(message.stop_tokens),
         stop_strings=tuple(message.stop_strings),
         ignore_eos=message.ignore_eos,
+        priority=message.priority,
     )
 
 

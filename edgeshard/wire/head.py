@@ -19,11 +19,12 @@ from edgeshard.wire.status import to_failure
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin a request. `emitted_tokens` were streamed to the client by a former head."""
+    """Begin a request. `emitted_tokens` were streamed by a former head; `client` is whom it is for."""
 
     request_id: RequestId
     generation: Generation
-    emitted_tokens: tuple[int, ...]
+    emitted_tokens: tuple[int, ...] = ()
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ def command_from_wire(message: pb.AttachResponse) -> Start | Cancel:
     kind = message.WhichOneof("message")
     if kind == "start":
         start = message.start
-        return Start(RequestId(start.request_id), generation_from_wire(start.generation), tuple(start.emitted_tokens))
+        generation = generation_from_wire(start.generation)
+        return Start(RequestId(start.request_id), generation, tuple(start.emitted_tokens), start.client)
     if kind == "cancel":
         return Cancel(RequestId(message.cancel.request_id))
     raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")

@@ -78,7 +78,8 @@ def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
     )
 
 
-def link_to_wire(link: MeasuredLink) -> pb.MeasuredLink:
+def link_to_wire(link: MeasuredLink, age_s: float = 0.0) -> pb.MeasuredLink:
+    """`age_s` is the time since it was reported, for what the coordinator tells of it."""
     profile = link.profile
     return pb.MeasuredLink(
         sender_id=link.sender,
@@ -90,6 +91,7 @@ def link_to_wire(link: MeasuredLink) -> pb.MeasuredLink:
             samples=profile.samples,
             largest_bytes=profile.largest_bytes,
         ),
+        age_s=age_s,
     )
 
 

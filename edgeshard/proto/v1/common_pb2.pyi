@@ -156,7 +156,7 @@ class StageStatus(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note")
+    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,7 @@ class Placement(_message.Message):
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PlacedStage]
     kv_block_tokens: int
     kv_blocks: int
@@ -171,7 +172,28 @@ class Placement(_message.Message):
     micro_batches: int
     predicted: Prediction
     note: str
-    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
+    costs: _containers.RepeatedCompositeFieldContainer[StageCost]
+    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ...) -> None: ...
+
+class StageCost(_message.Message):
+    __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    HOP_DELAY_S_FIELD_NUMBER: _ClassVar[int]
+    HOP_S_FIELD_NUMBER: _ClassVar[int]
+    HOP_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    decode_s: _containers.RepeatedScalarFieldContainer[float]
+    prefill_s: _containers.RepeatedScalarFieldContainer[float]
+    decode_pair_s: float
+    prefill_pair_s: float
+    hop_delay_s: float
+    hop_s: float
+    hop_token_s: float
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., decode_s: _Optional[_Iterable[float]] = ..., prefill_s: _Optional[_Iterable[float]] = ..., decode_pair_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ..., hop_delay_s: _Optional[float] = ..., hop_s: _Optional[float] = ..., hop_token_s: _Optional[float] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("time_to_first_token_s", "time_per_token_s", "throughput_tps", "bottleneck", "gap")
@@ -206,7 +228,7 @@ class PlacedStage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +259,9 @@ class DeploymentSpec(_message.Message):
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_INTER_TOKEN_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    KV_OVERCOMMIT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     source: str
@@ -253,7 +278,10 @@ class DeploymentSpec(_message.Message):
     reserve: _containers.ScalarMap[str, int]
     quantisation: _containers.ScalarMap[str, str]
     layers: _containers.RepeatedCompositeFieldContainer[ExplicitStage]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ...) -> None: ...
+    max_inter_token_latency_s: float
+    kv_overcommit: bool
+    prefix_cache: bool
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ...) -> None: ...
 
 class ExplicitStage(_message.Message):
     __slots__ = ("node", "layers")

@@ -112,11 +112,13 @@ class LinkProfile(_message.Message):
     def __init__(self, latency_s: _Optional[float] = ..., bandwidth_bps: _Optional[float] = ..., spread: _Optional[float] = ..., samples: _Optional[int] = ..., largest_bytes: _Optional[int] = ...) -> None: ...
 
 class MeasuredLink(_message.Message):
-    __slots__ = ("sender_id", "receiver_id", "profile")
+    __slots__ = ("sender_id", "receiver_id", "profile", "age_s")
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     sender_id: str
     receiver_id: str
     profile: LinkProfile
-    def __init__(self, sender_id: _Optional[str] = ..., receiver_id: _Optional[str] = ..., profile: _Optional[_Union[LinkProfile, _Mapping]] = ...) -> None: ...
+    age_s: float
+    def __init__(self, sender_id: _Optional[str] = ..., receiver_id: _Optional[str] = ..., profile: _Optional[_Union[LinkProfile, _Mapping]] = ..., age_s: _Optional[float] = ...) -> None: ...

@@ -34,16 +34,26 @@ class ProbeResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "welcome", "frame", "padding")
+    __slots__ = ("hello", "welcome", "frame", "padding", "timing")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     welcome: LinkWelcome
     frame: Frame
     padding: bytes
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
+    timing: LinkTiming
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., padding: _Optional[bytes] = ..., timing: _Optional[_Union[LinkTiming, _Mapping]] = ...) -> None: ...
+
+class LinkTiming(_message.Message):
+    __slots__ = ("bytes", "seconds")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    seconds: float
+    def __init__(self, bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class LinkHello(_message.Message):
     __slots__ = ("deployment", "epoch", "from_stage", "to_stage", "dialler_sends", "wire_version", "next_step")
@@ -142,14 +152,16 @@ class SpanSampling(_message.Message):
     def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvGrant(_message.Message):
-    __slots__ = ("request", "first_index", "blocks")
+    __slots__ = ("request", "first_index", "blocks", "filled")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FILLED_FIELD_NUMBER: _ClassVar[int]
     request: int
     first_index: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    filled: int
+    def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("tokens", "timings")

@@ -1,0 +1,170 @@
+"""A site as its coordinator knows it, as the planner's cluster: measured times and links. Pure.
+
+A plan must not rest on figures that nobody has. A box without times, measured or of the catalogue, therefore makes the
+site unplannable, by its name. Two boxes without a measured link have none: a plan never sends from one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from edgeshard.device import DeviceFacts
+from edgeshard.dtypes import DType
+from edgeshard.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from edgeshard.ids import NodeId, NodeName
+from edgeshard.planning.catalogue import DeviceSpec, recognise
+from edgeshard.planning.devices import Box, Cluster, Link
+from edgeshard.planning.measured import MeasuredTimes
+from edgeshard.planning.problem import ComputeTimes, PlanProblem
+from edgeshard.planning.shapes import ModelSpec
+from edgeshard.profile import ComputeProfile, LayerKind, MeasuredLink
+
+NOT_MEASURED = "NOT_MEASURED"
+"""Reason of the error for a site that cannot be planned before boxes are measured."""
+LOADING_ITEMSIZE = 4
+"""A box loads tensor by tensor, and the one at hand is there once more in fp32."""
+_NO_LINK = Link(bandwidth_bps=0.0)
+_NAMES_SHOWN = 5
+
+
+class SiteNode(Protocol):
+    """A box of the site; `free_bytes` is what its stages may still take. `edgeshard.device.Node` is one."""
+
+    @property
+    def node_id(self) -> NodeId: ...
+
+    @property
+    def name(self) -> NodeName: ...
+
+    @property
+    def facts(self) -> DeviceFacts: ...
+
+    @property
+    def free_bytes(self) -> int: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCluster:
+    """The connected boxes, by name, the source first.
+
+    `times` are the measured boxes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
+    (sender, receiver) without a measurement, between which there is no link.
+    """
+
+    cluster: Cluster
+    times: Mapping[str, ComputeTimes]
+    estimated: tuple[NodeName, ...]
+    unmeasured: tuple[tuple[NodeName, NodeName], ...]
+
+
+def site_cluster(
+    nodes: Iterable[SiteNode],
+    links: Iterable[MeasuredLink],
+    profiles: Mapping[NodeId, ComputeProfile],
+    *,
+    model: str,
+    dtype: DType,
+    source: str,
+    exclude: Collection[str] = (),
+) -> SiteCluster:
+    """What can serve of a site. `profiles` are those of this model in this dtype, by box.
+
+    Boxes that are away or in `exclude` are left out. Raises NotFoundError or UnavailableError for a source that is not
+    there, FailedPreconditionError (reason NOT_MEASURED) naming the boxes nobody has times of.
+    """
+    usable = _usable(nodes, source, exclude)
+    measured = {node.node_id: profiles[node.node_id] for node in usable if node.node_id in profiles}
+    recognised = {node.node_id: recognise(node.facts) for node in usable if node.node_id not in measured}
+    unknown = [node.name for node in usable if recognised.get(node.node_id) is None and node.node_id not in measured]
+    if unknown:
+        raise FailedPreconditionError(
+            f"not measured for {model} in {dtype}: {listed(unknown)}; run `edgectl profile --model {model} --dtype "
+            f"{dtype}`",
+            field="model",
+            reason=NOT_MEASURED,
+        )
+    times: dict[str, ComputeTimes] = {}
+    boxes = []
+    for node in usable:
+        known = recognised.get(node.node_id)
+        if known is None:
+            profile = measured[node.node_id]
+            times[node.name] = MeasuredTimes.of(profile)
+            known = _figures(profile)
+        # Memory as the coordinator counts it: what the box grants less what others hold there.
+        device = replace(known, memory_bytes=float(node.free_bytes), system_bytes=0.0)
+        boxes.append(Box(node.name, device, node.name))
+    found, unmeasured = _links(usable, links)
+    cluster = Cluster(tuple(boxes), _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
+    estimated = tuple(node.name for node in usable if node.node_id not in measured)
+    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured)
+
+
+def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
+    """A model on a site; `options` are PlanProblem's. Without relays: a box without layers cannot be deployed."""
+    return PlanProblem(
+        model=model,
+        cluster=site.cluster,
+        times=site.times,
+        loading_itemsize=LOADING_ITEMSIZE,
+        relays=False,
+        **options,
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a sentence: `a, b and 7 more`."""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def _usable(nodes: Iterable[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
+    """Connected boxes by name, the source first. `source` is a name or an id."""
+    every = list(nodes)
+    found = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
+    if not found:
+        names = listed(sorted(node.name for node in every)) or "none"
+        raise NotFoundError(f"source: there is no box {source}; boxes are {names}", field="source")
+    first = found[-1]
+    if not first.connected:
+        raise UnavailableError(
+            f"source: box {source} is not connected", field="source", reason="BOX_AWAY", retry_after_s=1.0
+        )
+    others = [node for node in every if node.connected and node.node_id != first.node_id and node.name not in exclude]
+    return [first, *sorted(others, key=lambda node: node.name)]
+
+
+def _links(
+    nodes: Sequence[SiteNode], links: Iterable[MeasuredLink]
+) -> tuple[dict[tuple[str, str], Link], tuple[tuple[NodeName, NodeName], ...]]:
+    """Measured links by names, and the pairs that have none."""
+    names = {node.node_id: node.name for node in nodes}
+    found: dict[tuple[str, str], Link] = {
+        (names[link.sender], names[link.receiver]): Link(link.profile.bandwidth_bps, link.profile.latency_s)
+        for link in links
+        if link.sender in names and link.receiver in names
+    }
+    pairs = ((sender.name, receiver.name) for sender in nodes for receiver in nodes if sender is not receiver)
+    return found, tuple(pair for pair in pairs if pair not in found)
+
+
+def _figures(profile: ComputeProfile) -> DeviceSpec:
+    """A measured box as the device that would take as long by the roofline. Solvers do not see it, baselines do."""
+    block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
+    step = min(block.decode, key=lambda sample: (sample.count, sample.context))
+    prompt = max(block.prefill, key=lambda sample: sample.count)
+    return DeviceSpec(
+        kind=profile.device,
+        memory_bytes=0.0,
+        system_bytes=0.0,
+        bandwidth_bytes_per_s=block.parameters * profile.dtype.itemsize / step.seconds,
+        flops=dict.fromkeys(DType, 2.0 * block.parameters * prompt.count / prompt.seconds),
+        unified=profile.memory.unified,
+        source="measured",
+    )

@@ -1,0 +1,75 @@
+"""What if there were other boxes: a problem with some added, or one taken away. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.planning.devices import (
+    NO_NEIGHBOUR_BPS,
+    Cluster,
+    Link,
+    box_like,
+    with_boxes,
+    without_boxes,
+)
+from edgeshard.planning.problem import PlanProblem
+
+MOST_ADDED = 10_000
+
+
+def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
+    """The problem after changes such as `+2 orin-nx` and `-agx-3`, one after the other.
+
+    Raises InvalidArgumentError for one that is no change, or that names what there is not.
+    """
+    for change in changes:
+        text = change.strip()
+        if text.startswith("-"):
+            problem = replace(problem, cluster=without_boxes(problem.cluster, text[1:].strip(), "what_if"))
+            continue
+        number, _, kind = text.removeprefix("+").strip().partition(" ")
+        if not kind:
+            number, kind = "1", number
+        if (
+            not text.startswith("+")
+            or not number.isascii()
+            or not number.isdigit()
+            or not 0 < int(number) <= MOST_ADDED
+        ):
+            raise InvalidArgumentError(
+                f'--what-if {change!r} is not a change: say "+2 orin-nx", or "-BOX" to take one away', field="what_if"
+            )
+        problem = _with_boxes(problem, kind.strip(), int(number))
+    return problem
+
+
+def typical_link(cluster: Cluster) -> Link:
+    """The median of a site's links, which a box that is not there yet is taken to have."""
+    rates = [link for link in cluster.links.values() if link.bandwidth_bps]
+    if not rates:
+        return Link(NO_NEIGHBOUR_BPS)
+    return Link(
+        statistics.median(link.bandwidth_bps for link in rates), statistics.median(link.latency_s for link in rates)
+    )
+
+
+def _with_boxes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
+    """A box like a measured one takes the same times."""
+    before = problem.cluster
+    after = with_boxes(before if before.default_link.bandwidth_bps else _open(before), kind, count, "what_if")
+    like = box_like(before, kind)
+    if like is None or like.name not in problem.times:
+        return replace(problem, cluster=after)
+    added = {box.name: problem.times[like.name] for box in after.boxes[len(before.boxes) :]}
+    return replace(problem, cluster=after, times=MappingProxyType({**problem.times, **added}))
+
+
+def _open(cluster: Cluster) -> Cluster:
+    """A site's cluster with a link for boxes to come; the pairs it has keep theirs, or keep having none."""
+    pairs = [(x, y) for x in cluster.boxes for y in cluster.boxes if x is not y]
+    links = {(x.name, y.name): cluster.link(x, y) for x, y in pairs}
+    return replace(cluster, default_link=typical_link(cluster), links=MappingProxyType(links))

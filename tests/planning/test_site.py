@@ -1,0 +1,184 @@
+"""A site as its coordinator knows it becomes a problem for the planner, with nothing in it that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from edgeshard.device import DeviceFacts, Node
+from edgeshard.dtypes import DType
+from edgeshard.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.ids import NodeId, NodeName
+from edgeshard.planning.catalogue import CATALOGUE, recognise
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.instance import Cut
+from edgeshard.planning.plan import plan
+from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.scoring import stage_bytes
+from edgeshard.planning.shapes import BUILT_IN_CONFIGS, model_from_config
+from edgeshard.planning.site import LOADING_ITEMSIZE, NOT_MEASURED, SiteCluster, site_cluster, site_problem
+from edgeshard.profile import LinkProfile, MeasuredLink
+
+MODEL = "llama2-7b"
+CONFIG = BUILT_IN_CONFIGS[MODEL]
+GB = 10**9
+
+
+def node(name: str, model: str = "some CPU", free: int = 40 * GB, connected: bool = True) -> Node:
+    facts = DeviceFacts("cpu", model, 8, 64 * GB, 60 * GB, False, "test")
+    return Node(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", 1, facts, connected, 0.0, free)
+
+
+def link(sender: str, receiver: str, bandwidth_bps: float = 1e9, latency_s: float = 1e-3) -> MeasuredLink:
+    profile = LinkProfile(latency_s, bandwidth_bps, 0.0, 9, 1 << 20)
+    return MeasuredLink(NodeId(f"id-{sender}"), NodeId(f"id-{receiver}"), profile)
+
+
+NODES = (node("c"), node("a"), node("b"))
+LINKS = tuple(link(sender, receiver) for sender, receiver in permutations("abc", 2))
+
+
+@pytest.fixture
+def cluster(make_profile: Any) -> Callable[..., SiteCluster]:
+    def make(nodes: Any = NODES, links: Any = LINKS, measured: str = "abc", **options: Any) -> SiteCluster:
+        profiles = {NodeId(f"id-{name}"): make_profile(CONFIG, block_s=1e-2) for name in measured}
+        return site_cluster(
+            nodes, links, profiles, **{"model": MODEL, "dtype": DType.BFLOAT16, "source": "b", **options}
+        )
+
+    return make
+
+
+def problem(site: SiteCluster, **options: Any) -> PlanProblem:
+    made = site_problem(site, model_from_config(MODEL, CONFIG), **options)
+    made.check()
+    return made
+
+
+def test_measured_boxes_have_their_times_and_the_memory_that_is_left(cluster: Any) -> None:
+    site = cluster(nodes=(node("c", free=7 * GB), *NODES[1:]), links=(*LINKS[1:], link("a", "b", 5e6, 0.02)))
+    assert site.cluster.names == ("b", "a", "c"), "the source first, the others by name"
+    assert set(site.times) == {"a", "b", "c"} and not site.estimated and not site.unmeasured
+    memory = {box.name: box.device.usable_bytes for box in site.cluster.boxes}
+    assert memory == {"a": 40 * GB, "b": 40 * GB, "c": 7 * GB}
+    known = site.cluster.links[("a", "b")]
+    assert (known.bandwidth_bps, known.latency_s) == (5e6, 0.02)
+    assert site.cluster.links[("b", "a")].bandwidth_bps == 1e9
+    decode = Costs(problem(site)).decode(Load())
+    assert decode.compute_s[0, 0] == pytest.approx(1e-2 * (1 + 1 / 16), rel=0.02)
+
+
+def test_a_box_that_nobody_measured_makes_the_site_unplannable_by_name(cluster: Any) -> None:
+    with pytest.raises(FailedPreconditionError) as info:
+        cluster(measured="b")
+    assert info.value.reason == NOT_MEASURED and "a, c" in info.value.message
+    assert "edgectl profile --model llama2-7b --dtype bfloat16" in info.value.message
+    assert cluster(measured="b", exclude=("a", "c")).cluster.names == ("b",), "what is left out needs no measurement"
+    away = (node("b"), node("a", connected=False), node("c", connected=False))
+    assert cluster(nodes=away, measured="b").cluster.names == ("b",)
+
+
+def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
+    site = cluster(nodes=(node("b"), node("a", model="NVIDIA GeForce RTX 4090", free=20 * GB)), measured="b")
+    assert site.estimated == ("a",) and set(site.times) == {"b"}
+    device = site.cluster.boxes[1].device
+    assert device.bandwidth_bytes_per_s == CATALOGUE["rtx-4090"].bandwidth_bytes_per_s
+    assert device.usable_bytes == 20 * GB, "what the coordinator says is left, not what the data sheet has"
+
+
+def test_a_measured_box_is_not_taken_for_its_data_sheet(cluster: Any) -> None:
+    site = cluster(nodes=(node("b", model="NVIDIA GeForce RTX 4090"),), measured="b")
+    assert not site.estimated and set(site.times) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "kind"),
+    [
+        ("NVIDIA GeForce RTX 3090", 24, "rtx-3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", 24, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, None),
+        ("NVIDIA H100 80GB HBM3", 80, "h100"),
+        ("NVIDIA H100 PCIe", 80, None),
+        ("NVIDIA H200", 141, "h200"),
+        ("Orin", 64, "agx-orin-64"),
+        ("Orin", 32, "agx-orin"),
+        ("Orin", 16, "orin-nx"),
+        ("NVIDIA Jetson Orin Nano", 8, "orin-nano"),
+        ("Raspberry Pi 5 Model B Rev 1.0", 8, "raspberry-pi-5"),
+        ("Raspberry Pi 4 Model B Rev 1.4", 8, None),
+        ("Intel(R) Xeon(R) Gold 6330", 256, None),
+    ],
+)
+def test_devices_are_recognised_by_what_they_say(name: str, memory: int, kind: str | None) -> None:
+    found = recognise(DeviceFacts("cuda", name, 8, memory * GB, memory * GB, True, "test"))
+    assert (found.kind if found is not None else None) == kind
+
+
+def test_where_no_link_was_measured_there_is_none(cluster: Any) -> None:
+    """The source holds too little alone, so that the plan has to leave it."""
+    nodes = (node("b", free=6 * GB), node("a"), node("c"))
+    measured = [item for item in LINKS if (item.sender, item.receiver) != ("id-b", "id-a")]
+    site = cluster(nodes=nodes, links=measured)
+    assert site.unmeasured == (("b", "a"),)
+    result = plan(problem(site))
+    assert result.feasible and [stage.box for stage in result.stages][:2] == ["b", "c"]
+    # Nobody can return to the source but c.
+    only = [link("b", "a"), link("a", "c"), link("c", "b")]
+    assert [stage.box for stage in plan(problem(cluster(nodes=nodes, links=only))).stages] == ["b", "a", "c"]
+    assert not plan(problem(cluster(nodes=nodes, links=[link("b", "a")]))).feasible
+
+
+def test_a_source_that_cannot_be(cluster: Any) -> None:
+    with pytest.raises(NotFoundError) as unknown:
+        cluster(source="z")
+    assert unknown.value.field == "source" and "a, b, c" in unknown.value.message
+    with pytest.raises(UnavailableError) as away:
+        cluster(nodes=(node("b", connected=False), node("a")))
+    assert away.value.field == "source"
+    assert cluster(source="id-a").cluster.source == "a", "an id names a box as well"
+    namesakes = (node("b", connected=False, free=1), node("b"))
+    assert cluster(nodes=namesakes).cluster.boxes[0].device.usable_bytes == 40 * GB
+
+
+def test_no_plan_of_a_site_relays(cluster: Any) -> None:
+    """The way around the slow link is twice as fast, but a box without layers cannot be deployed."""
+    slow = [
+        link(sender, receiver, 1e6 if {sender, receiver} == {"b", "c"} else 1e9)
+        for sender, receiver in permutations("abc", 2)
+    ]
+    made = problem(cluster(nodes=(node("b", free=6 * GB), node("a", free=10**8), node("c")), links=slow))
+    assert not made.relays
+    assert [len(stage.layers) > 0 for stage in plan(made).stages] == [True, True]
+
+
+def test_kv_memory_is_that_of_the_longest_context(cluster: Any) -> None:
+    site = cluster()
+    short, long = problem(site), problem(site, context_tokens=4096)
+    assert long.held_tokens == 4096 and short.held_tokens == 256
+    kv = [Costs(item).sequence_kv_bytes() for item in (short, long)]
+    assert kv[1] == 16 * kv[0]
+    with pytest.raises(InvalidArgumentError) as info:
+        problem(site, context_tokens=200)
+    assert info.value.field == "context_tokens"
+
+
+def test_the_tensor_at_hand_is_counted_where_it_is(cluster: Any) -> None:
+    """Loading takes the embedding once more in fp32 on the first stage and the head on the last, a block between."""
+    made = problem(cluster())
+    costs, plain = Costs(made), Costs(replace(made, loading_itemsize=None))
+    cut = Cut((0, 1, 2), (10, 20, 32))
+    outer, block = (n * LOADING_ITEMSIZE for n in (made.model.largest_outer_tensor, made.model.largest_block_tensor))
+    room = plain.decode(Load()).capacity_bytes - costs.decode(Load()).capacity_bytes
+    more = [
+        a - b
+        for a, b in zip(stage_bytes(costs.decode(Load()), cut), stage_bytes(plain.decode(Load()), cut), strict=True)
+    ]
+    assert [a + b for a, b in zip(room, more, strict=True)] == pytest.approx([outer, block, outer], abs=100)
+    assert [use.loading for use in costs.memory(Load(), cut)] == [outer, block, outer]
+    alone = Cut((0,), (32,))
+    both = stage_bytes(costs.decode(Load()), alone)[0] - stage_bytes(plain.decode(Load()), alone)[0]
+    assert both + room[0] == pytest.approx(outer, abs=100), "one tensor at a time"

@@ -1,0 +1,80 @@
+"""What-if on a site: a box like a measured one is as quick, a new one has the site's median link."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+
+from edgeshard.planning.catalogue import CATALOGUE
+from edgeshard.planning.devices import Box, Cluster, Link, with_bandwidth
+from edgeshard.planning.problem import Phase, PlanProblem
+from edgeshard.planning.shapes import BlockSpec, built_in_model
+from edgeshard.planning.what_if import changed, typical_link
+
+LINKS = {
+    ("a", "b"): Link(10e6, 0.001),
+    ("b", "a"): Link(20e6, 0.003),
+    ("b", "c"): Link(90e6, 0.002),
+}
+
+
+class Times:
+    """Of a measured box."""
+
+    def block_s(self, block: BlockSpec, phase: Phase) -> float:
+        return 1.0
+
+    def embedding_s(self, phase: Phase) -> float:
+        return 0.0
+
+    def head_s(self, phase: Phase) -> float:
+        return 0.0
+
+    def step_s(self, hidden_bytes: float) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def problem() -> PlanProblem:
+    """Three boxes, of which a and b were measured; only the links of LINKS were."""
+    model = built_in_model("llama2-7b")
+    assert model is not None
+    boxes = tuple(Box(name, CATALOGUE["orin-nx"], name) for name in "abc")
+    cluster = Cluster(boxes, Link(0.0), "a", MappingProxyType(LINKS))
+    return PlanProblem(model, cluster, times={"a": Times(), "b": Times()})
+
+
+def link(problem: PlanProblem, sender: str, receiver: str) -> Link:
+    boxes = {box.name: box for box in problem.cluster.boxes}
+    return problem.cluster.link(boxes[sender], boxes[receiver])
+
+
+def test_a_box_like_a_measured_one_takes_its_times(problem: PlanProblem) -> None:
+    more = changed(problem, ["+2 b", "+1 c"])
+    assert more.cluster.names == ("a", "b", "c", "b-new-1", "b-new-2", "c-new-1")
+    assert more.times["b-new-1"] is more.times["b-new-2"] is problem.times["b"]
+    assert "c-new-1" not in more.times, "c is planned from its figures, and so is one like it"
+    assert set(problem.times) == {"a", "b"}
+
+
+def test_a_new_box_has_the_sites_median_link_and_nothing_else_changes(problem: PlanProblem) -> None:
+    more = changed(problem, ["+1 h100", "+1 h200"])
+    median = Link(20e6, 0.002)
+    assert link(more, "a", "h100-new-1") == link(more, "h200-new-1", "c") == median
+    assert link(more, "h100-new-1", "h200-new-1") == median
+    for pair in (("a", "b"), ("b", "a"), ("b", "c")):
+        assert link(more, *pair) == LINKS[pair]
+    assert link(more, "a", "c").bandwidth_bps == 0, "nobody measured it, and a new box does not make it"
+
+
+def test_a_site_without_links_gives_new_boxes_a_gigabit(problem: PlanProblem) -> None:
+    assert typical_link(Cluster(problem.cluster.boxes[:1], Link(0.0), "a")) == Link(1e9)
+
+
+def test_a_sweep_makes_no_link_where_there_is_none(problem: PlanProblem) -> None:
+    swept = with_bandwidth(problem.cluster, 5e6, None)
+    a, b, c = swept.boxes
+    assert swept.link(a, b) == Link(5e6, 0.001)
+    assert swept.link(a, c).bandwidth_bps == 0
+    assert with_bandwidth(problem.cluster, 5e6, ("a", "c")).link(a, c).bandwidth_bps == 5e6, "asked for by name"

@@ -1,0 +1,121 @@
+"""Profiles, links and placements across the wire: what was measured arrives; what cannot have been is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from edgeshard.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import NodeId, NodeName, OperationId
+from edgeshard.model import LayerRange
+from edgeshard.placement import PlacedStage, Placement, Prediction
+from edgeshard.profile import (
+    ComputeProfile,
+    EnergyProfile,
+    LayerKind,
+    LayerProfile,
+    LinkProfile,
+    MeasuredLink,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+)
+from edgeshard.step_cost import StageCost
+from edgeshard.wire.common import placement_from_wire, placement_to_wire
+from edgeshard.wire.control import (
+    command_from_wire,
+    command_to_wire,
+    progress_from_wire,
+    progress_to_wire,
+    report_from_wire,
+    report_to_wire,
+)
+
+BLOCK = LayerProfile(
+    LayerKind.BLOCK, 1000, 12, 0, 1 << 20, (Sample(64, 0, 0.01, 0.02, 5),), (Sample(1, 128, 0.001, 0.01, 9),)
+)
+PROFILE = ComputeProfile(
+    fingerprint="f" * 16,
+    model_hash="m" * 16,
+    dtype=DType.BFLOAT16,
+    device="cpu",
+    threads=2,
+    layers=(BLOCK,),
+    overhead=StepOverhead(1e-4, 1e-9, 0.1),
+    memory=MemoryProfile(8 << 30, 6 << 30, 200 << 20, unified=True),
+    quick=True,
+    processor_share=0.9,
+    energy=EnergyProfile(3.5, 11.0, "ina3221"),
+)
+LINK = MeasuredLink(NodeId("id-a"), NodeId("id-b"), LinkProfile(0.002, 1e8, 0.05, 30, 4 << 20))
+REPORT = ProfileReport(NodeId("id-a"), None, (PROFILE, replace(PROFILE, energy=None)), (LINK,))
+
+
+def test_a_report_arrives_as_it_was_made() -> None:
+    assert report_from_wire(report_to_wire(REPORT)) == REPORT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=0.0)), "links.bandwidth_bps"),
+        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=-1.0)), "links.bandwidth_bps"),
+        (replace(LINK, profile=replace(LINK.profile, latency_s=math.nan)), "links.latency_s"),
+        (replace(LINK, profile=replace(LINK.profile, samples=1)), "links.samples"),
+        (replace(LINK, sender=NodeId("id-c")), "links"),
+        (replace(LINK, receiver=NodeId("id-a")), "links"),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused(wrong: MeasuredLink, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        report_from_wire(report_to_wire(replace(REPORT, links=(wrong,))))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (replace(PROFILE, layers=()), "layers"),
+        (replace(PROFILE, threads=0), "threads"),
+        (replace(PROFILE, layers=(replace(BLOCK, layers=0),)), "layers.layers"),
+        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, 0.0),)),)), "samples.seconds"),
+        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, math.inf),)),)), "samples.seconds"),
+        (replace(PROFILE, overhead=StepOverhead(-1.0)), "overhead.seconds"),
+        (replace(PROFILE, energy=EnergyProfile(math.nan, 1.0, "nvml")), "energy.idle_w"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(wrong: ComputeProfile, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        report_from_wire(report_to_wire(replace(REPORT, compute=(wrong,))))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        MeasureCompute({"hidden_size": 64, "nested": {"a": [1, 2]}}, DType.FLOAT32, quick=True, again=False),
+        ProbeLinks((Peer(NodeId("id-b"), NodeName("b"), "127.0.0.1:7001"),)),
+        ProbeLinks(()),
+    ],
+)
+def test_a_command_to_measure_arrives(command: MeasureCompute | ProbeLinks) -> None:
+    assert command_from_wire(command_to_wire(OperationId("op"), command)) == (OperationId("op"), command)
+
+
+def test_progress_arrives() -> None:
+    progress = CommandProgress(OperationId("op"), 3, 8, "block, decode")
+    assert progress_from_wire(progress_to_wire(progress).progress) == progress
+
+
+@pytest.mark.parametrize("gap", [None, 0.0, 0.03])
+def test_a_placement_arrives_with_what_is_expected_of_it(gap: float | None) -> None:
+    stage = PlacedStage(0, NodeId("id-a"), NodeName("a"), "a:1", LayerRange(0, 4), 10, 20)
+    cost = StageCost((1, 8), (0.1, 0.2), (0.1, 0.3), 1e-9, 2e-9, 0.001, 0.0, 1e-5)
+    predicted = Prediction(0.5, 0.05, 20.0, "compute of a", gap)
+    placement = Placement((stage,), 16, 4, 1, 1, predicted, "from measurements", (cost,))
+    assert placement_from_wire(placement_to_wire(placement)) == placement
+    assert placement_from_wire(placement_to_wire(replace(placement, predicted=None))).predicted is None

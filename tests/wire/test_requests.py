@@ -1,0 +1,49 @@
+"""Requests and specs cross the wire unchanged."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.generation import Generation, Sampling
+from edgeshard.proto.v1 import head_pb2
+from edgeshard.wire.common import spec_from_wire, spec_to_wire
+from edgeshard.wire.generation import generation_from_wire, generation_to_wire
+from edgeshard.wire.head import Start, command_from_wire
+
+GENERATION = Generation(
+    prompt=(1, 2),
+    max_new_tokens=7,
+    sampling=Sampling(temperature=0.5, top_k=3, top_p=0.5, seed=9),
+    stop_tokens=(4,),
+    stop_strings=("end",),
+    ignore_eos=True,
+    priority=-3,
+)
+
+
+def test_a_generation_comes_back_as_it_was() -> None:
+    assert generation_from_wire(generation_to_wire(GENERATION)) == GENERATION
+
+
+def test_a_head_hears_for_whom_a_request_is() -> None:
+    start = head_pb2.StartRequest(
+        request_id="r", generation=generation_to_wire(GENERATION), emitted_tokens=[5, 6], client="tenant"
+    )
+    assert command_from_wire(head_pb2.AttachResponse(start=start)) == Start("r", GENERATION, (5, 6), "tenant")
+
+
+@pytest.mark.parametrize("priority", [-11, 11])
+def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        Generation("text", priority=priority).validate()
+    assert refused.value.field == "priority"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"max_inter_token_latency_s": 0.25, "kv_overcommit": True, "prefix_cache": True}], ids=str
+)
+def test_a_spec_comes_back_as_it_was(options: dict[str, object]) -> None:
+    spec = DeploymentSpec(name="tales", model="m", source="a", **options)
+    assert spec_from_wire(spec_to_wire(spec)) == spec.model_copy(update={"kv_dtype": spec.effective_kv_dtype})
