@@ -16,7 +16,7 @@ from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.placing import SimplePlacer
+from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
@@ -63,6 +63,6 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),
-        SimplePlacer(),
+        PlanningPlacer(),
         SystemClock(),
     )

@@ -14,12 +14,23 @@ import grpc
 import pytest
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.placing import SimplePlacer
+from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.state import Timings, validate_state
 
 from edgeshard import WIRE_VERSION
 from edgeshard.architectures import expected_tensors
-from edgeshard.commands import ActivateHead, Command, CommandResult, Heartbeat, PrepareStage, Registration, ReleaseStage
+from edgeshard.commands import (
+    ActivateHead,
+    Command,
+    CommandProgress,
+    CommandResult,
+    Heartbeat,
+    PrepareStage,
+    ProfileReport,
+    Registration,
+    ReleaseStage,
+)
 from edgeshard.deployment import parse_spec
 from edgeshard.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.dtypes import DType
@@ -43,13 +54,17 @@ from edgeshard.wire.control import (
     command_from_wire,
     heartbeat_to_wire,
     hello_to_wire,
+    progress_to_wire,
     registration_to_wire,
+    report_to_wire,
     result_to_wire,
 )
 from edgeshard.wire.status import from_rpc_error, to_failure
 
 GIB = 1 << 30
 DEADLINE_S = 30.0
+UNDISTURBED = Timings(probe_quiet_s=1e9)
+"""The coordinator measures no links by itself."""
 
 
 def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128) -> ModelManifest:
@@ -107,8 +122,8 @@ Answer = Callable[[Command], EdgeShardError | None]
 class FakeAgent:
     """An agent that speaks Register, Control and Attach.
 
-    It answers every command with success unless `answers` gives a failure for it; commands of a kind in `held` wait in
-    `pending` until the test answers them.
+    It answers every command with success unless `answer` gives a failure for it, after it has reported what `measured`
+    gives; commands of a kind in `held` wait in `pending` until the test answers them.
     """
 
     def __init__(self, channel: grpc.aio.Channel, registration: Registration) -> None:
@@ -119,6 +134,7 @@ class FakeAgent:
         self.pending: list[tuple[OperationId, Command]] = []
         self.operation_ids: list[OperationId] = []
         self.answer: Answer = lambda command: None
+        self.measured: Callable[[Command], ProfileReport | None] = lambda command: None
         self.changed = asyncio.Condition()
         self.heads: list[FakeHead] = []
         self._channel = channel
@@ -174,7 +190,16 @@ class FakeAgent:
             head = FakeHead(self._channel, self.node_id, command.deployment, command.epoch)
             self.heads.append(head)
             await head.attach()
+        report = self.measured(command) if failure is None else None
+        if report is not None:
+            await self.report(report)
         await self._call.write(result_to_wire(CommandResult(operation_id, failure, stage)))
+
+    async def report(self, report: ProfileReport) -> None:
+        await self.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
+
+    async def progress(self, operation_id: OperationId, done: int, total: int, what: str) -> None:
+        await self._call.write(progress_to_wire(CommandProgress(operation_id, done, total, what)))
 
     async def until(self, condition: Callable[[FakeAgent], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self.changed:
@@ -278,11 +303,12 @@ class FakeHead:
 class Site:
     """One coordinator process's worth of real server, with its callers."""
 
-    def __init__(self, state_dir: Path, timings: Timings, backlog_limit: int) -> None:
+    def __init__(self, state_dir: Path, timings: Timings, backlog_limit: int, placer: Placer) -> None:
         self.models = MemoryModels([build_manifest()])
         self.state_path = state_dir / "state.sqlite"
         self._timings = timings
         self._backlog_limit = backlog_limit
+        self._placer = placer
         self._stack = AsyncExitStack()
         self.agents: list[FakeAgent] = []
 
@@ -290,7 +316,7 @@ class Site:
         server = Server("127.0.0.1:0", None)
         store = StateStore(self.state_path)
         self.coordinator = Coordinator(
-            server, store, self.models, None, SimplePlacer(), SystemClock(), self._timings, self._backlog_limit
+            server, store, self.models, None, self._placer, SystemClock(), self._timings, self._backlog_limit
         )
         self.address = await self.coordinator.start()
         self.channel = open_channel(self.address, None)
@@ -385,8 +411,12 @@ class Site:
 async def open_site(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
-        async def start(timings: Timings = Timings(), backlog_limit: int = 4096) -> Site:  # noqa: B008
-            site = Site(tmp_path, timings, backlog_limit)
+        async def start(
+            timings: Timings = UNDISTURBED,
+            backlog_limit: int = 4096,
+            placer: Placer = PlanningPlacer(),  # noqa: B008
+        ) -> Site:
+            site = Site(tmp_path, timings, backlog_limit, placer)
             await site.start()
             stack.push_async_callback(site.stop)
             return site

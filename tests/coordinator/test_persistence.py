@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.core.measurements import Measurements, Reported
 from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, ServedOperation, State, Timings
 
 from edgeshard.deployment import DeploymentPhase, parse_spec
 from edgeshard.errors import DataLossError, FailedPreconditionError, InternalError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.planning.shapes import BUILT_IN_CONFIGS
+from edgeshard.profile import LinkProfile
 
 NAME = DeploymentName("tale")
+CONFIG = BUILT_IN_CONFIGS["llama2-7b"]
 
 
 @pytest.fixture
-def record(make_manifest: Any) -> DeploymentRecord:
-    boxes = [Candidate(NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", 1 << 30, True) for n in "ab"]
+def record(make_manifest: Any, make_facts: Any) -> DeploymentRecord:
+    boxes = [Candidate(NodeId(f"id-{n}"), NodeName(n), f"{n}:7000", 1 << 30, True, make_facts()) for n in "ab"]
     spec = parse_spec(
         {
             "name": "tale",
@@ -106,6 +110,63 @@ async def test_operations_and_boxes_come_back(tmp_path: Path, record: Deployment
     await again.close()
     node = state.nodes[NodeId("id-a")]
     assert (node.name, node.facts, node.connected, node.saved) == ("a", make_facts(), False, True)
+
+
+async def test_measurements_come_back_as_old_as_they_are(tmp_path: Path, make_facts: Any, make_profile: Any) -> None:
+    path = tmp_path / "state.sqlite"
+    store = StateStore(path)
+    await store.open("one", Timings(), now=1000.0)
+    profile, link = make_profile(CONFIG, 1e-3), LinkProfile(1e-3, 1e8, 0.1, 7, 4096)
+    a, b, stranger = (NodeId(f"id-{name}") for name in "abz")
+    for node_id in (a, b):
+        await store.save_node(KnownNode(node_id, NodeName(node_id), "a:1", 1, make_facts(), "i1"))
+    key = (profile.model_hash, profile.dtype)
+    links = {b: Reported(link, 990.0), stranger: Reported(link, 990.0)}
+    known = Measurements({key: Reported(profile, 940.0)}, links, saved=False)
+    await store.save_measurements(a, known, now=1000.0)
+    await store.save_measurements(a, known, now=1000.0)
+    await store.save_measurements(stranger, known, now=1000.0)
+    await store.close()
+    again = StateStore(path)
+    state = await again.open("two", Timings(), now=5.0)
+    restored = state.measured[a]
+    assert state.measured.keys() == {a} and restored.saved
+    assert restored.profiles[key].value == profile and restored.links.keys() == {b} and restored.links[b].value == link
+    assert 5.0 - restored.profiles[key].reported_at == pytest.approx(60.0, abs=5.0)
+    assert 5.0 - restored.links[b].reported_at == pytest.approx(10.0, abs=5.0)
+    await again.save_measurements(a, Measurements(), now=5.0)
+    await again.close()
+    assert not (await reopened(path)).measured, "what was dropped is dropped on disk"
+
+
+async def test_a_measurement_nobody_can_read_is_forgotten(tmp_path: Path, make_facts: Any, make_profile: Any) -> None:
+    path, node_id, profile = tmp_path / "state.sqlite", NodeId("id-a"), make_profile(CONFIG, 1e-3)
+    store = StateStore(path)
+    await store.open("one", Timings())
+    await store.save_node(KnownNode(node_id, NodeName("a"), "a:1", 1, make_facts(), "i1"))
+    await store.save_measurements(node_id, Measurements({("h", profile.dtype): Reported(profile, 0.0)}), now=0.0)
+    await store.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE profiles SET body = replace(body, '\"version\": 1', '\"version\": 99')")
+    database.close()
+    state = await reopened(path)
+    assert not state.measured and node_id in state.nodes
+
+
+async def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path, record: DeploymentRecord) -> None:
+    path = tmp_path / "state.sqlite"
+    store = StateStore(path)
+    await store.open("one", Timings())
+    await store.save(record)
+    await store.close()
+    with sqlite3.connect(path) as database:
+        database.executescript("DROP TABLE profiles; DROP TABLE links; PRAGMA user_version=1;")
+    database.close()
+    assert NAME in (await reopened(path)).deployments
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("SELECT count(*) FROM profiles").fetchone() == (0,)
+    database.close()
 
 
 async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path, record: DeploymentRecord) -> None:

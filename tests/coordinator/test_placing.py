@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgeshard.architectures import parse_config, stage_tensors
 from edgeshard.deployment import parse_spec
+from edgeshard.device import DeviceFacts
 from edgeshard.dtypes import DType
 from edgeshard.errors import (
     InvalidArgumentError,
@@ -25,10 +26,11 @@ from edgeshard.model import LayerRange, parameter_bytes
 from edgeshard.placement import Placement
 
 MIB = 1 << 20
+FACTS = DeviceFacts("cpu", "test box", 2, 1024 * MIB, 1024 * MIB, False, "test")
 
 
 def box(name: str, free: int = 1024 * MIB, connected: bool = True) -> Candidate:
-    return Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, connected)
+    return Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, connected, FACTS)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +159,7 @@ def test_memory_that_is_short_everywhere(place: Any) -> None:
 
 
 def test_of_two_boxes_with_one_name_the_connected_one_counts(place: Any) -> None:
-    old = Candidate(NodeId("id-old"), NodeName("a"), "old:1", 1024 * MIB, False)
+    old = Candidate(NodeId("id-old"), NodeName("a"), "old:1", 1024 * MIB, False, FACTS)
     for boxes in ((old, box("a")), (box("a"), old)):
         assert place(*boxes).head.node_id == "id-a"
 

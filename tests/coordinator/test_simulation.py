@@ -15,6 +15,7 @@ from edgeshard_coordinator.core.actions import (
     SaveDeployment,
     SaveNode,
     SendCommand,
+    TellMeasured,
 )
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.deployments import new_record, restored_record
@@ -29,9 +30,11 @@ from edgeshard_coordinator.core.events import (
     HeadAttached,
     HeadDetached,
     HeartbeatReceived,
+    MeasureRequested,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
+    ProfileReported,
     SaveFailed,
     Ticked,
 )
@@ -41,19 +44,33 @@ from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.commands import ActivateHead, Command, CommandResult, Heartbeat, PrepareStage, ReleaseStage
+from edgeshard.commands import (
+    ActivateHead,
+    Command,
+    CommandResult,
+    Heartbeat,
+    MeasureCompute,
+    PrepareStage,
+    ProbeLinks,
+    ProfileReport,
+    ReleaseStage,
+)
 from edgeshard.deployment import DeploymentPhase as Phase
 from edgeshard.deployment import parse_spec
 from edgeshard.device import StagePhase, StageStatus
+from edgeshard.dtypes import DType
 from edgeshard.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
 from edgeshard.model import LayerRange
+from edgeshard.profile import LinkProfile, MeasuredLink
 
+LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 BOXES = ("a", "b", "c")
 NAMES = ("tale", "poem")
 KINDS = (
     "connect", "vanish", "restart", "reconnect", "answer", "answer", "answer", "refuse", "replay", "disk", "disk",
-    "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick", "coordinator restarts",
+    "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick", "measure",
+    "coordinator restarts",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -99,6 +116,7 @@ class World:
         self.writes: list[SaveDeployment | ForgetDeployment] = []
         self.answers: list[tuple[NodeId, CommandResult]] = []
         self.attachments: dict[DeploymentName, int] = {}
+        self.asked: set[tuple[str, NodeId]] = set()
         self.state = State(instance="0")
 
     def number(self) -> int:
@@ -132,6 +150,9 @@ class World:
                     box.pending.append(action)
             case SaveDeployment() | ForgetDeployment():
                 self.writes.append(action)
+            case TellMeasured(measured):
+                # Every call is told once of every box.
+                self.asked.remove((measured.uid, measured.node_id))
             case DropConnection():
                 for box in self.boxes.values():
                     if box.connection == action.connection:
@@ -184,7 +205,13 @@ class World:
                 self.heartbeat(box)
             case "tick":
                 self.now += pick % 20
-                self.feed(Ticked(self.now))
+                self.feed(Ticked(self.now, active_requests=pick % 3))
+            case "measure":
+                uid = f"call{self.number()}"
+                compute = MeasureCompute({}, DType.FLOAT32, quick=True, again=False) if pick % 2 else None
+                if self.state.is_connected(box.node_id):
+                    self.asked.add((uid, box.node_id))
+                self.feed(MeasureRequested(uid, (box.node_id,), compute, pick % 3 == 0, self.now))
             case "coordinator restarts":
                 self.restart()
 
@@ -222,6 +249,9 @@ class World:
                 if box.held.get(deployment, epoch) <= epoch:
                     box.held.pop(deployment, None)
                     box.active.pop(deployment, None)
+            case ProbeLinks(peers) if failure is None:
+                links = tuple(MeasuredLink(box.node_id, peer.node_id, LINK) for peer in peers)
+                self.feed(ProfileReported(ProfileReport(box.node_id, links=links), self.now))
         result = CommandResult(sent.operation_id, failure)
         self.answers.append((box.node_id, result))
         self.feed(CommandAnswered(box.node_id, result, self.now))
@@ -266,6 +296,7 @@ class World:
         """The process dies: writes under way are lost, streams end, the disk stays."""
         self.writes.clear()
         self.attachments.clear()
+        self.asked.clear()
         for box in self.boxes.values():
             box.lose_streams()
         deployments = {name: restored_record(record) for name, record in self.saved.items()}
@@ -295,9 +326,11 @@ class World:
             assert record.phase in (Phase.READY, Phase.FAILED), f"{record.name} is left {record.phase}"
             assert record.durable and not record.operations
             assert self.saved[record.name].phase is record.phase
+        assert not self.state.jobs and not self.asked, "a call was never told"
         holders = {name for name, r in self.state.deployments.items() if r.phase is Phase.READY}
         for box in self.boxes.values():
             assert not box.pending
+            assert len(self.state.measured[box.node_id].links) == len(BOXES) - 1, "its links were never measured"
             assert set(box.held) <= holders, f"box {box.name} holds what is not deployed"
             for name, epoch in box.held.items():
                 assert epoch == self.state.deployments[name].epoch

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures import parse_config
+from edgeshard.commands import MeasureCompute
 from edgeshard.deployment import DeploymentSpec
 from edgeshard.dtypes import DType
-from edgeshard.errors import AbortedError, AlreadyExistsError, FailedPreconditionError, NotFoundError
-from edgeshard.ids import DeploymentName, Digest, Epoch
+from edgeshard.errors import AbortedError, AlreadyExistsError, EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.ids import DeploymentName, Digest, Epoch, OperationId
 from edgeshard.model import ModelManifest
 from edgeshard.placement import Placement
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
-from edgeshard.wire.common import deployment_to_wire, dtype_to_wire, node_to_wire, placement_to_wire, spec_from_wire
+from edgeshard.wire.common import (
+    deployment_to_wire,
+    dtype_from_wire,
+    dtype_to_wire,
+    node_to_wire,
+    placement_to_wire,
+    spec_from_wire,
+)
+from edgeshard.wire.control import check_id
+from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
-from edgeshard_coordinator.control.operations import Operations
+from edgeshard_coordinator.control.operations import Operations, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.control.site_views import box_progress_to_wire, node_details, site_details
+from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.core.deployments import new_record
-from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested
+from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested
+from edgeshard_coordinator.core.measuring import chosen_boxes
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
@@ -38,12 +53,22 @@ PLACING_ATTEMPTS = 5
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, placer: Placer, store: StateStore) -> None:
+    def __init__(
+        self,
+        loop: StateLoop,
+        front: RequestFront,
+        calls: MeasureCalls,
+        models: Models,
+        placer: Placer,
+        store: StateStore,
+    ) -> None:
         self._loop = loop
         self._front = front
+        self._calls = calls
         self._models = models
         self._placer = placer
         self._store = store
+        self._solver = Solver()
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
@@ -58,7 +83,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         node = state.find_node(request.node)
         if node is None:
             raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
-        return pb.GetNodeResponse(node=node_to_wire(node_view(state, node, self._loop.now())))
+        return node_details(state, node, self._models, self._loop.now())
+
+    async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
+        return site_details(self._loop.state, self._models, request.model, self._loop.now())
+
+    async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
+        """A caller that goes away changes nothing: boxes measure on, and what they report is kept."""
+        async with aclosing(self._calls.follow(await self._measure(request))) as messages:
+            async for progress in messages:
+                yield box_progress_to_wire(progress)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=[_stored_model(*item) for item in self._models.list()])
@@ -135,9 +169,33 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return done
         raise AssertionError("unreachable")
 
+    async def _measure(self, request: pb.ProfileRequest) -> MeasureCall:
+        """The call with this operation id, begun unless it is there already."""
+        operation_id = OperationId(check_id(request.operation_id, "operation_id"))
+        fingerprint = fingerprint_of(request)
+        known = self._calls.find(operation_id)
+        if known is not None:
+            check_same(operation_id, known.fingerprint, fingerprint)
+            return known
+        compute = None
+        if request.model:
+            manifest, _ = self._models.get(request.model)
+            compute = MeasureCompute(manifest.config, dtype_from_wire(request.dtype), request.quick, request.again)
+        boxes = chosen_boxes(self._loop.state, request.nodes)
+        uid = uuid.uuid4().hex
+        call = self._calls.begin(operation_id, uid, fingerprint, boxes)
+        # Whoever asks for nothing but links wants them measured, not remembered.
+        every_link = request.again or compute is None
+        try:
+            await self._loop.ask(MeasureRequested(uid, tuple(boxes), compute, every_link, self._loop.now()))
+        except EdgeShardError:
+            self._calls.forget(operation_id)
+            raise
+        return call
+
     async def _place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
-        # In a thread: a planner may take seconds, and everything it reads is frozen.
-        return await asyncio.to_thread(self._placer.place, spec, manifest, state.candidates())
+        # A planner may take seconds. What it reads is the state itself, which is frozen: nothing is copied.
+        return await self._solver.run(lambda: self._placer.place(spec, manifest, state.candidates(), state.measured))
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
         def is_saved(state: State) -> bool:

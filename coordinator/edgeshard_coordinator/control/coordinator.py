@@ -9,6 +9,7 @@ from edgeshard.errors import UnavailableError
 from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
+from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.coordinator_service import CoordinatorServicer
 from edgeshard_coordinator.control.executor import ActionExecutor
 from edgeshard_coordinator.control.head_service import HeadServicer
@@ -45,10 +46,11 @@ class Coordinator:
         self._timings = timings
         self._hub = ControlHub()
         self.front = RequestFront(self._state, backlog_limit)
-        self._executor = ActionExecutor(self._hub, self.front, store, clock)
-        self.loop = StateLoop(State(instance=""), self._executor, clock)
-        self._agents = CoordinatorServicer(self.loop, self._hub)
-        self._admin = AdminServicer(self.loop, self.front, models, placer, store)
+        self._calls = MeasureCalls()
+        self._executor = ActionExecutor(self._hub, self.front, self._calls, store, clock)
+        self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
+        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls)
+        self._admin = AdminServicer(self.loop, self.front, self._calls, models, placer, store)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
         inference = InferenceServicer(self.loop, self.front, models)
@@ -62,7 +64,7 @@ class Coordinator:
 
     async def start(self) -> str:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
-        self.loop.state = await self._store.open(uuid.uuid4().hex, self._timings)
+        self.loop.state = await self._store.open(uuid.uuid4().hex, self._timings, self._clock.now())
         self._executor.start(self.loop.post)
         await self.loop.start()
         try:
@@ -80,6 +82,7 @@ class Coordinator:
         # First, so that the boxes' streams ending now is not taken for boxes lost, and saved as such.
         await self._stop_state()
         self.front.close(gone)
+        self._calls.close(gone)
         self._hub.close_all()
         await self._server.stop()
 

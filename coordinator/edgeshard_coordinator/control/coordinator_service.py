@@ -10,13 +10,21 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
+from edgeshard.commands import CommandResult
 from edgeshard.errors import InvalidArgumentError, NotFoundError, UnavailableError, WireVersionError
 from edgeshard.ids import NodeId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.common import facts_from_wire
-from edgeshard.wire.control import command_to_wire, heartbeat_from_wire, registration_from_wire, result_from_wire
+from edgeshard.wire.control import (
+    command_to_wire,
+    heartbeat_from_wire,
+    progress_from_wire,
+    registration_from_wire,
+    report_from_wire,
+    result_from_wire,
+)
+from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.hub import Connection, ControlHub
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.core.events import (
@@ -27,6 +35,7 @@ from edgeshard_coordinator.core.events import (
     NodeRegistered,
     ProfileReported,
 )
+from edgeshard_coordinator.core.measurements import check_profile
 
 log = structlog.get_logger()
 
@@ -34,9 +43,10 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    def __init__(self, loop: StateLoop, hub: ControlHub) -> None:
+    def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls) -> None:
         self._loop = loop
         self._hub = hub
+        self._calls = calls
         self.closing = False
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
@@ -56,8 +66,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return pb.HeartbeatResponse(known=True)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
-        facts = facts_from_wire(request.facts)
-        await self._loop.ask(ProfileReported(NodeId(request.node_id), facts, self._loop.now()))
+        report = report_from_wire(request)
+        for profile in report.compute:
+            check_profile(profile)
+        await self._loop.ask(ProfileReported(report, self._loop.now()))
+        log.info("box_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
         return pb.ReportProfileResponse()
 
     async def Control(
@@ -91,15 +104,22 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _read(self, connection: Connection, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
             async for message in messages:
-                if message.WhichOneof("message") == "result":
-                    result = result_from_wire(message.result)
-                    self._loop.post(CommandAnswered(connection.node_id, result, self._loop.now()))
+                match message.WhichOneof("message"):
+                    case "result":
+                        self._answered(connection.node_id, result_from_wire(message.result))
+                    case "progress":
+                        self._calls.progress(connection.node_id, progress_from_wire(message.progress))
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
         except Exception as error:
             log.warning("control_stream_broke", node_id=connection.node_id, error=type(error).__name__)
         finally:
             connection.close()
+
+    def _answered(self, node_id: NodeId, result: CommandResult) -> None:
+        if result.failure is not None:
+            log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
+        self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
 
 
 def check_wire_version(version: int) -> None:

@@ -9,7 +9,10 @@ from typing import Any, assert_never
 import structlog
 
 from edgeshard.clock import Clock
+from edgeshard.commands import ActivateHead, Command, MeasureCompute, PrepareStage, ProbeLinks, ReleaseStage
 from edgeshard.errors import EdgeShardError
+from edgeshard.ids import NodeId
+from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import RequestFront
@@ -19,10 +22,13 @@ from edgeshard_coordinator.core.actions import (
     FailRequests,
     ForgetDeployment,
     SaveDeployment,
+    SaveMeasurements,
     SaveNode,
     SendCommand,
+    TellMeasured,
 )
 from edgeshard_coordinator.core.events import DeploymentForgotten, DeploymentSaved, Event, SaveFailed
+from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
 
 log = structlog.get_logger()
@@ -33,9 +39,12 @@ SAVE_RETRY_S = 1.0
 class ActionExecutor:
     """`post` is the state loop's inbox, bound by `start` because the loop needs its executor first."""
 
-    def __init__(self, hub: ControlHub, front: RequestFront, store: StateStore, clock: Clock) -> None:
+    def __init__(
+        self, hub: ControlHub, front: RequestFront, calls: MeasureCalls, store: StateStore, clock: Clock
+    ) -> None:
         self._hub = hub
         self._front = front
+        self._calls = calls
         self._store = store
         self._clock = clock
         self._post: Callable[[Event], None] | None = None
@@ -51,13 +60,7 @@ class ActionExecutor:
     def perform(self, action: Action) -> None:
         match action:
             case SendCommand():
-                log.info(
-                    "command_sent",
-                    node_id=action.node_id,
-                    kind=type(action.command).__name__,
-                    deployment=action.command.deployment,
-                    epoch=action.command.epoch,
-                )
+                log.info("command_sent", node_id=action.node_id, **_described(action.command))
                 self._hub.send(action.node_id, action.connection, action.operation_id, action.command)
             case SaveDeployment():
                 self._spawn(self._save(action.record))
@@ -65,6 +68,10 @@ class ActionExecutor:
                 self._spawn(self._forget(action.record))
             case SaveNode():
                 self._spawn(self._save_node(action.node))
+            case SaveMeasurements():
+                self._spawn(self._save_measurements(action.node_id, action.measurements))
+            case TellMeasured():
+                self._calls.finished(action.measured)
             case FailRequests():
                 log.warning(
                     "service_ended", deployment=action.deployment, epoch=action.epoch, reason=action.failure.reason
@@ -108,6 +115,13 @@ class ActionExecutor:
             # It registers again after a restart anyway; only its line in a listing would be missing until then.
             log.error("node_not_saved", node_id=node.node_id, error=error.message)
 
+    async def _save_measurements(self, node_id: NodeId, measurements: Measurements) -> None:
+        try:
+            await self._store.save_measurements(node_id, measurements, self._clock.now())
+        except EdgeShardError as error:
+            # They serve until a restart; then the box is measured again.
+            log.error("measurements_not_saved", node_id=node_id, error=error.message)
+
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)
         self._report(SaveFailed(record.name, record.uid, error, SAVE_RETRY_S, self._clock.now()))
@@ -115,3 +129,17 @@ class ActionExecutor:
     def _report(self, event: Event) -> None:
         if self._post is not None:
             self._post(event)
+
+
+def _described(command: Command) -> dict[str, Any]:
+    """A command for the log."""
+    kind = type(command).__name__
+    match command:
+        case PrepareStage() | ActivateHead() | ReleaseStage():
+            return {"kind": kind, "deployment": command.deployment, "epoch": command.epoch}
+        case MeasureCompute():
+            return {"kind": kind, "dtype": command.dtype}
+        case ProbeLinks():
+            return {"kind": kind, "peers": [peer.name for peer in command.peers]}
+        case _:
+            assert_never(command)

@@ -123,6 +123,7 @@ def _to_wire(item: Start | Cancel) -> pb.AttachResponse:
             request_id=item.request_id,
             generation=generation_to_wire(item.generation),
             emitted_tokens=item.emitted,
+            client=item.client,
         )
     )
 

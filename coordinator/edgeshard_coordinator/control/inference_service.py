@@ -30,7 +30,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         if request.generation.prompt and request.generation.prompt_tokens:
             raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
         request_id = RequestId(check_id(request.request_id or uuid.uuid4().hex, "request_id"))
-        running = self._front.start(request.model, generation_from_wire(request.generation), request_id)
+        generation, client = generation_from_wire(request.generation), client_of(context)
+        running = self._front.start(request.model, generation, request_id, client)
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         async for event in running.events():
@@ -60,3 +61,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except EdgeShardError:
             return 0  # Its manifest is damaged; the boxes still serve what they loaded.
         return parse_config(manifest.config).max_context
+
+
+def client_of(context: Any) -> str:
+    """Who calls: the common name of the certificate it showed, '' in plaintext, where nobody is told apart."""
+    names = context.auth_context().get("x509_common_name", ())
+    return names[0].decode("utf-8", "replace") if names else ""

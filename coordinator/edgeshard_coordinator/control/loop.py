@@ -31,8 +31,9 @@ class Executor(Protocol):
 class StateLoop:
     """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state."""
 
-    def __init__(self, state: State, executor: Executor, clock: Clock) -> None:
+    def __init__(self, state: State, executor: Executor, clock: Clock, active_requests: Callable[[], int]) -> None:
         self.state = state
+        self._active_requests = active_requests
         self._executor = executor
         self._clock = clock
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
@@ -91,7 +92,7 @@ class StateLoop:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.post(Ticked(self.now()))
+            self.post(Ticked(self.now(), self._active_requests()))
 
     async def _run(self) -> None:
         while True:

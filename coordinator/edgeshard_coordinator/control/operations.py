@@ -31,14 +31,13 @@ class Operations:
         the caller hangs up. Raises InvalidArgumentError naming operation_id when the id belongs to another request.
         """
         key = OperationId(check_id(operation_id, "operation_id"))
-        kind = request.DESCRIPTOR.full_name.encode()
-        fingerprint = hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
+        fingerprint = fingerprint_of(request)
         if key not in self._running:
             task = asyncio.create_task(self._first(key, fingerprint, work))
             self._running[key] = fingerprint, task
             task.add_done_callback(lambda done: self._forget(key, done))
         running_fingerprint, task = self._running[key]
-        _check_same(key, running_fingerprint, fingerprint)
+        check_same(key, running_fingerprint, fingerprint)
         return await asyncio.shield(task)
 
     async def stop(self) -> None:
@@ -50,7 +49,7 @@ class Operations:
     async def _first(self, key: OperationId, fingerprint: str, work: Work) -> bytes:
         served = await self._store.find_operation(key)
         if served is not None:
-            _check_same(key, served.fingerprint, fingerprint)
+            check_same(key, served.fingerprint, fingerprint)
             return served.outcome
         return await work(ServedOperation(key, fingerprint, b""))
 
@@ -60,7 +59,14 @@ class Operations:
             task.exception()  # Read, so that nobody complains when every caller has hung up.
 
 
-def _check_same(key: OperationId, known: str, given: str) -> None:
+def fingerprint_of(request: Message) -> str:
+    """The same for two requests that ask for the same."""
+    kind = request.DESCRIPTOR.full_name.encode()
+    return hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
+
+
+def check_same(key: OperationId, known: str, given: str) -> None:
+    """Raise InvalidArgumentError naming operation_id unless both requests are the same."""
     if known != given:
         raise InvalidArgumentError(
             f"operation_id {key} was used for another request; use a new one for each", field="operation_id"

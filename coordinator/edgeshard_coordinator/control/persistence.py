@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 from pydantic import TypeAdapter
 
 from edgeshard.deployment import DeploymentPhase, DeploymentSpec
@@ -21,13 +23,16 @@ from edgeshard.device import DeviceFacts
 from edgeshard.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.placement import Placement
+from edgeshard.profile import ComputeProfile, LinkProfile
 from edgeshard_coordinator.core.deployments import restored_record
+from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+
+log = structlog.get_logger()
 
 OPERATIONS_KEPT = 10_000
 """Answers of the latest operations; a client that repeats a call does so within minutes."""
-_SCHEMA_VERSION = 1
-_SCHEMA = """
+_FIRST_SCHEMA = """
 CREATE TABLE IF NOT EXISTS deployments (name TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS retired (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS nodes (node_id TEXT PRIMARY KEY, body TEXT NOT NULL);
@@ -38,6 +43,23 @@ CREATE TABLE IF NOT EXISTS operations (
     outcome BLOB NOT NULL
 );
 """
+_MEASUREMENTS = """
+CREATE TABLE profiles (
+    node_id TEXT NOT NULL,
+    reported_at REAL NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX profiles_of_node ON profiles (node_id);
+CREATE TABLE links (
+    sender TEXT NOT NULL,
+    receiver TEXT NOT NULL,
+    reported_at REAL NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (sender, receiver)
+);
+"""
+_MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS)
+"""What takes a file from version n to n + 1. Times in it are of the wall clock: it outlives the monotonic one."""
 
 ResultT = TypeVar("ResultT")
 
@@ -83,12 +105,12 @@ class StateStore:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-store")
         self._database: sqlite3.Connection | None = None
 
-    async def open(self, instance: str, timings: Timings) -> State:
-        """The state as it was saved, deployments waiting for their boxes.
+    async def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
+        """The state as it was saved, deployments waiting for their boxes; `now` is in monotonic seconds.
 
         Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
         """
-        return await self._run(lambda: self._open(instance, timings))
+        return await self._run(lambda: self._open(instance, timings, now))
 
     async def save(self, record: DeploymentRecord) -> None:
         """Write the record and the operations it carries in one transaction."""
@@ -101,6 +123,10 @@ class StateStore:
     async def save_node(self, node: KnownNode) -> None:
         body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
         await self._run(lambda: self._replace_node(node, body.decode()))
+
+    async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
+        """Write a box's measurements in place of those that are there; `now` is in monotonic seconds."""
+        await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
 
     async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
         return await self._run(lambda: self._find_operation(operation_id))
@@ -135,7 +161,7 @@ class StateStore:
             raise sqlite3.ProgrammingError("it is not open")
         return self._database
 
-    def _open(self, instance: str, timings: Timings) -> State:
+    def _open(self, instance: str, timings: Timings, now: float) -> State:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self._path, timeout=0.5, isolation_level=None)
         # The lock is held until the end: two coordinators with one state would hand out the same epochs.
@@ -143,7 +169,6 @@ class StateStore:
         try:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
-            database.executescript(_SCHEMA)
             database.execute("BEGIN IMMEDIATE")
             database.execute("COMMIT")
         except sqlite3.OperationalError as error:
@@ -156,18 +181,19 @@ class StateStore:
                 reason="STATE_DIR_IN_USE",
             ) from None
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version > _SCHEMA_VERSION:
+        if version > len(_MIGRATIONS):
             database.close()
             raise FailedPreconditionError(
                 f"state-dir {self._path.parent} was written by a newer edgeshard-coordinator; upgrade this one",
                 field="state-dir",
                 reason="STATE_VERSION",
             )
-        database.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+        for number, script in enumerate(_MIGRATIONS[version:], start=version + 1):
+            database.executescript(f"BEGIN; {script} PRAGMA user_version={number}; COMMIT;")
         self._database = database
-        return self._load(instance, timings)
+        return self._load(instance, timings, now)
 
-    def _load(self, instance: str, timings: Timings) -> State:
+    def _load(self, instance: str, timings: Timings, now: float) -> State:
         database = self._open_database
         records = [_record(body) for (body,) in database.execute("SELECT body FROM deployments ORDER BY name")]
         nodes = [_node(body) for (body,) in database.execute("SELECT body FROM nodes")]
@@ -178,7 +204,28 @@ class StateStore:
             nodes={node.node_id: node for node in nodes},
             deployments={record.name: record for record in records},
             retired={DeploymentName(name): Epoch(epoch) for name, epoch in retired},
+            measured=self._load_measurements({node.node_id for node in nodes}, time.time() - now),
         )
+
+    def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
+        """Those of known boxes; `offset` takes a monotonic time to the wall clock's."""
+        database = self._open_database
+        profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
+        links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}
+        for node_id, reported_at, body in database.execute("SELECT node_id, reported_at, body FROM profiles"):
+            profile = _readable(ComputeProfile.from_json, body, node_id)
+            if profile is not None and node_id in profiles:
+                key = (profile.model_hash, profile.dtype)
+                profiles[node_id][key] = Reported(profile, reported_at - offset)
+        for sender, receiver, reported_at, body in database.execute("SELECT * FROM links"):
+            link = _readable(LinkProfile.from_json, body, sender)
+            if link is not None and sender in links and receiver in links:
+                links[sender][receiver] = Reported(link, reported_at - offset)
+        return {
+            node_id: Measurements(profiles[node_id], links[node_id])
+            for node_id in nodes
+            if profiles[node_id] or links[node_id]
+        }
 
     def _save(self, record: DeploymentRecord) -> None:
         body = _DEPLOYMENT.dump_json(_saved(record)).decode()
@@ -198,6 +245,17 @@ class StateStore:
     def _replace_node(self, node: KnownNode, body: str) -> None:
         with _Transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
+
+    def _replace_measurements(self, node_id: NodeId, measurements: Measurements, offset: float) -> None:
+        profiles = [(node_id, p.reported_at + offset, p.value.to_json()) for p in measurements.profiles.values()]
+        links = [
+            (node_id, to, link.reported_at + offset, link.value.to_json()) for to, link in measurements.links.items()
+        ]
+        with _Transaction(self._open_database) as database:
+            database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
+            database.execute("DELETE FROM links WHERE sender = ?", (node_id,))
+            database.executemany("INSERT INTO profiles VALUES (?, ?, ?)", profiles)
+            database.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", links)
 
     def _find_operation(self, operation_id: OperationId) -> ServedOperation | None:
         row = self._open_database.execute(
@@ -234,6 +292,15 @@ def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) 
         "INSERT OR IGNORE INTO operations (operation_id, fingerprint, outcome) VALUES (?, ?, ?)",
         (operation.operation_id, operation.fingerprint, operation.outcome),
     )
+
+
+def _readable(read: Callable[[str], ResultT], body: str, node_id: str) -> ResultT | None:
+    """A measurement, None for one that an earlier version wrote in a way this one does not know: it is taken again."""
+    try:
+        return read(body)
+    except EdgeShardError as error:
+        log.warning("measurement_forgotten", node_id=node_id, error=error.message)
+        return None
 
 
 def _saved(record: DeploymentRecord) -> _SavedDeployment:

@@ -34,11 +34,12 @@ BACKLOG_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Down to the head: serve this request; `emitted` are tokens the client has already."""
+    """Down to the head: serve this request of `client`; `emitted` are tokens the client has already."""
 
     request_id: RequestId
     generation: Generation
     emitted: tuple[int, ...] = ()
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,8 @@ class RequestFront:
 
     # Clients
 
-    def start(self, model: str, generation: Generation, request_id: RequestId) -> RunningRequest:
-        """Hand a request to the head of the deployment that serves `model`.
+    def start(self, model: str, generation: Generation, request_id: RequestId, client: str = "") -> RunningRequest:
+        """Hand a request of `client` to the head of the deployment that serves `model`.
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
         `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait.
@@ -251,7 +252,7 @@ class RequestFront:
             )
         request = RunningRequest(request_id, generation, attachment, record.placement)
         self._requests[request_id] = attachment.requests[request_id] = request
-        attachment.outgoing.put_nowait(Start(request_id, generation))
+        attachment.outgoing.put_nowait(Start(request_id, generation, client=client))
         return request
 
     def abandon(self, request: RunningRequest) -> None:
@@ -274,6 +275,9 @@ class RequestFront:
     def active_requests(self, deployment: DeploymentName) -> int:
         attachment = self._attachments.get(deployment)
         return 0 if attachment is None else len(attachment.requests)
+
+    def all_active_requests(self) -> int:
+        return len(self._requests)
 
     def _find(self, model: str) -> DeploymentRecord:
         records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from edgeshard.commands import Command
 from edgeshard.errors import EdgeShardError
 from edgeshard.ids import DeploymentName, Epoch, NodeId, OperationId
+from edgeshard_coordinator.core.jobs import Measured
+from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
 
 
@@ -40,6 +42,21 @@ class SaveNode:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveMeasurements:
+    """Write all of a box's measurements in place of those on disk."""
+
+    node_id: NodeId
+    measurements: Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class TellMeasured:
+    """Let the operator's call know that a box's part of it is over."""
+
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
 class FailRequests:
     """End every running request of this deployment's epoch with `failure` and close its Attach stream."""
 
@@ -56,4 +73,13 @@ class DropConnection:
     connection: int
 
 
-Action = SendCommand | SaveDeployment | ForgetDeployment | SaveNode | FailRequests | DropConnection
+Action = (
+    SendCommand
+    | SaveDeployment
+    | ForgetDeployment
+    | SaveNode
+    | SaveMeasurements
+    | TellMeasured
+    | FailRequests
+    | DropConnection
+)

@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from edgeshard.commands import CommandResult
+from edgeshard.commands import CommandResult, MeasureCompute, ProbeLinks
 from edgeshard.deployment import DeploymentPhase
-from edgeshard.device import StagePhase, StageStatus
+from edgeshard.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.errors import AbortedError, AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.ids import NodeId, NodeName
-from edgeshard_coordinator.core import deployments
+from edgeshard_coordinator.core import deployments, measuring
 from edgeshard_coordinator.core.actions import (
     DropConnection,
     FailRequests,
     ForgetDeployment,
     SaveDeployment,
+    SaveMeasurements,
     SaveNode,
     SendCommand,
+    TellMeasured,
 )
 from edgeshard_coordinator.core.events import (
     ActionIssued,
@@ -34,6 +36,7 @@ from edgeshard_coordinator.core.events import (
     HeadAttached,
     HeadDetached,
     HeartbeatReceived,
+    MeasureRequested,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
@@ -41,6 +44,7 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     Ticked,
 )
+from edgeshard_coordinator.core.measurements import Measurements, same_device, without_boxes
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
 
 KeyT = TypeVar("KeyT")
@@ -51,8 +55,12 @@ def apply(state: State, event: Event) -> State:
     """The state after `event`."""
     after = _dispatch(state, event)
     if not isinstance(event, ActionIssued):
-        after = deployments.settle(after, event.now)
-    return after if _planning_view(after) == _planning_view(state) else replace(after, version=state.version + 1)
+        after = _settled(after, event.now)
+    return replace(after, version=state.version + 1) if _outdates_placements(state, after) else after
+
+
+def _settled(state: State, now: float) -> State:
+    return measuring.settle(deployments.settle(state, now), now)
 
 
 def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
@@ -67,6 +75,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return _heartbeat(state, event)
         case ProfileReported():
             return _profile(state, event)
+        case MeasureRequested():
+            return measuring.requested(state, event)
         case DeployRequested():
             return _deploy(state, event)
         case DeleteRequested():
@@ -86,14 +96,36 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
-            return state
+            return measuring.ticked(state, event.active_requests, event.now)
         case _:
             assert_never(event)
 
 
-def _planning_view(state: State) -> object:
-    """What a placement is computed from. Its change makes a placement still being computed stale."""
-    return state.candidates(), tuple(state.deployments)
+def _outdates_placements(before: State, after: State) -> bool:
+    """Whether a placement still being computed from `before` might not hold: other boxes, or other memory left on them.
+
+    New measurements do not: what was best a moment ago is as good.
+    """
+    if before.nodes.keys() != after.nodes.keys() or before.deployments.keys() != after.deployments.keys():
+        return True
+    if any(
+        _box_view(node) != _box_view(before.nodes[node_id]) for node_id, node in _changed(before.nodes, after.nodes)
+    ):
+        return True
+    changed = _changed(before.deployments, after.deployments)
+    return any(_memory_view(record) != _memory_view(before.deployments[name]) for name, record in changed)
+
+
+def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> list[tuple[KeyT, ValueT]]:
+    return [(key, value) for key, value in after.items() if value is not before[key]]
+
+
+def _box_view(node: KnownNode) -> object:
+    return node.name, node.address, node.facts, node.connected
+
+
+def _memory_view(record: DeploymentRecord) -> object:
+    return record.placement, record.phase is DeploymentPhase.FAILED
 
 
 def _with(mapping: Mapping[KeyT, ValueT], key: KeyT, value: ValueT) -> dict[KeyT, ValueT]:
@@ -102,6 +134,10 @@ def _with(mapping: Mapping[KeyT, ValueT], key: KeyT, value: ValueT) -> dict[KeyT
 
 def _with_node(state: State, node: KnownNode) -> State:
     return replace(state, nodes=_with(state.nodes, node.node_id, node))
+
+
+def _with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
+    return replace(state, measured=_with(state.measured, node_id, measurements))
 
 
 def _with_record(state: State, record: DeploymentRecord) -> State:
@@ -118,16 +154,26 @@ def _registered(state: State, event: NodeRegistered) -> State:
         raise AlreadyExistsError(
             f"name: another box is connected as {new.name}; give this one another --name", field="name"
         )
-    nodes = {node_id: node for node_id, node in state.nodes.items() if node not in namesakes}
+    gone = {node.node_id for node in namesakes}
+    nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
     known = nodes.get(new.node_id)
+    state = replace(state, measured=without_boxes(state.measured, gone))
     node = KnownNode(new.node_id, new.name, new.address, new.wire_version, new.facts, new.incarnation)
     if known is not None and known.incarnation == new.incarnation:
         # The same process: what it holds and its stream go on.
         node = replace(node, connection=known.connection, stages=known.stages, saved=_same_identity(known, node))
     elif known is not None:
-        state = deployments.settle(_disconnected(state, new.node_id, known.connection), event.now)
+        state = _settled(_disconnected(state, new.node_id, known.connection), event.now)
+        state = measuring.forget_tries(state, new.node_id)
     nodes[new.node_id] = replace(node, heard_at=event.now)
-    return replace(state, nodes=nodes)
+    return _checked_device(replace(state, nodes=nodes), known, new.facts)
+
+
+def _checked_device(state: State, known: KnownNode | None, facts: DeviceFacts) -> State:
+    """Drop the box's times when it is another device than before."""
+    if known is None or known.node_id not in state.measured or same_device(known.facts, facts):
+        return state
+    return _with_measurements(state, known.node_id, state.measured[known.node_id].of_new_device())
 
 
 def _same_identity(old: KnownNode, new: KnownNode) -> bool:
@@ -141,7 +187,7 @@ def _connected(state: State, event: NodeConnected) -> State:
     if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
         raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
     fresh = replace(node, connection=event.connection, heard_at=event.now, released=frozenset())
-    return _with_node(state, fresh)
+    return replace(_with_node(state, fresh), busy_at=event.now)
 
 
 def _disconnected(state: State, node_id: NodeId, connection: int) -> State:
@@ -169,10 +215,20 @@ def _heartbeat(state: State, event: HeartbeatReceived) -> State:
 
 
 def _profile(state: State, event: ProfileReported) -> State:
-    node = state.nodes.get(event.node_id)
+    report = event.report
+    node = state.nodes.get(report.node_id)
     if node is None:
         raise NotFoundError("node_id: this box is not registered; register first", field="node_id")
-    return _with_node(state, replace(node, facts=event.facts, saved=False))
+    stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
+    if stranger is not None:
+        raise NotFoundError(f"links: there is no box {stranger}; ask for the boxes again", field="links")
+    if report.facts is not None:
+        state = _checked_device(state, node, report.facts)
+        state = _with_node(state, replace(node, facts=report.facts, saved=False))
+    if report.compute or report.links:
+        known = state.measured.get(report.node_id, Measurements())
+        state = _with_measurements(state, report.node_id, known.reported(report, event.now))
+    return state
 
 
 def _with_reported_stage(state: State, node_id: NodeId, result: CommandResult) -> State:
@@ -213,6 +269,9 @@ def _delete(state: State, event: DeleteRequested) -> State:
 
 
 def _answered(state: State, event: CommandAnswered) -> State:
+    measured = measuring.answered(state, event.node_id, event.result, event.now)
+    if measured is not state:
+        return measured
     uid, _, rest = event.result.operation_id.partition("/")
     record = next((r for r in state.deployments.values() if r.uid == uid), None)
     parts = rest.split("/")
@@ -299,7 +358,7 @@ def _issued(state: State, event: ActionIssued) -> State:
     action = event.action
     match action:
         case SendCommand():
-            return _sent(state, action)
+            return _sent(state, action, event.now)
         case SaveDeployment():
             record = state.deployments[action.record.name]
             return _with_record(state, replace(record, saving=action.record.revision))
@@ -307,21 +366,27 @@ def _issued(state: State, event: ActionIssued) -> State:
             return _with_record(state, replace(state.deployments[action.record.name], forgetting=True))
         case SaveNode():
             return _with_node(state, replace(state.nodes[action.node.node_id], saved=True))
+        case SaveMeasurements():
+            return _with_measurements(state, action.node_id, replace(action.measurements, saved=True))
+        case TellMeasured():
+            return measuring.told(state, action)
         case FailRequests():
             return _with_record(state, replace(state.deployments[action.deployment], ended=None))
         case DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
-            return deployments.settle(_disconnected(state, action.node_id, action.connection), event.now)
+            return _settled(_disconnected(state, action.node_id, action.connection), event.now)
         case _:
             assert_never(action)
 
 
-def _sent(state: State, action: SendCommand) -> State:
+def _sent(state: State, action: SendCommand, now: float) -> State:
+    command = action.command
+    if isinstance(command, MeasureCompute | ProbeLinks):
+        return measuring.sent(state, action, now)
     uid, _, rest = action.operation_id.partition("/")
     record = next((r for r in state.deployments.values() if r.uid == uid), None)
     if record is None:
-        node, command = state.nodes[action.node_id], action.command
-        key = (command.deployment, command.epoch)
+        node, key = state.nodes[action.node_id], (command.deployment, command.epoch)
         return _with_node(state, replace(node, released=node.released | {key}))
     _, kind, index = rest.split("/")
     return _with_record(state, deployments.sent(record, kind, int(index), action.connection))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import CommandResult, Heartbeat, Registration
-from edgeshard.device import DeviceFacts
+from edgeshard.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
 from edgeshard.errors import EdgeShardError
 from edgeshard.ids import DeploymentName, Epoch, NodeId
 from edgeshard_coordinator.core.actions import Action
@@ -43,8 +42,18 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReported:
-    node_id: NodeId
-    facts: DeviceFacts
+    report: ProfileReport
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequested:
+    """The operator's call `uid` has boxes measure layers (`compute`, if any) and links: missing ones, or every one."""
+
+    uid: str
+    node_ids: tuple[NodeId, ...]
+    compute: MeasureCompute | None
+    every_link: bool
     now: float
 
 
@@ -131,9 +140,10 @@ class ActionIssued:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Nothing happened but time."""
+    """Nothing happened but time. `active_requests` are those the site is serving."""
 
     now: float
+    active_requests: int = 0
 
 
 Event = (
@@ -142,6 +152,7 @@ Event = (
     | NodeDisconnected
     | HeartbeatReceived
     | ProfileReported
+    | MeasureRequested
     | DeployRequested
     | DeleteRequested
     | CommandAnswered

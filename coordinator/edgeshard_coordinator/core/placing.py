@@ -1,6 +1,7 @@
-"""Which box gets which layers: by the operator's own list, or in proportion to free memory.
+"""Which box gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
 
-`Placer` is the seam where a planner that knows devices and links goes; `SimplePlacer` knows memory only.
+`Placer` is the seam to the services; `core.planned` has the one that knows devices and links. Every placement passes
+`place_stages`, whose memory check decides.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeshard.architectures import ModelShape, parse_config, unit_of
-from edgeshard.deployment import DeploymentSpec
+from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
+from edgeshard.deployment import EVERY_BOX, DeploymentSpec
+from edgeshard.device import DeviceFacts
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -22,6 +25,7 @@ from edgeshard.errors import (
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.model import LayerRange, ModelManifest, Unit, units_of_stage
 from edgeshard.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard_coordinator.core.measurements import Measurements
 
 KV_BLOCK_TOKENS = 16
 WORKSPACE_BYTES = 64 << 20
@@ -37,10 +41,17 @@ class Candidate:
     address: str
     free_bytes: int
     connected: bool
+    facts: DeviceFacts
 
 
 class Placer(Protocol):
-    def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
+    def place(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+    ) -> Placement:
         """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer."""
         ...
 
@@ -52,46 +63,57 @@ def held_bytes(stage: PlacedStage) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _UnitSize:
-    elements: int = 0
-    largest_elements: int = 0
+    """Bytes of a unit by how its weights are kept, and the elements of its largest tensor."""
+
+    bytes_as: Mapping[Quantisation | None, int]
+    largest_elements: int
 
 
-class _Sizes:
-    """Bytes of any stage of one model under one spec, from one pass over the manifest."""
+class StageSizes:
+    """Bytes of any stage of one model under one spec, from one pass over the manifest.
 
-    def __init__(self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape) -> None:
+    The KV pool holds `requests` of the longest context at once, the spec's concurrency when None.
+    """
+
+    def __init__(
+        self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape, requests: int | None = None
+    ) -> None:
         self.layer_count = shape.layer_count
         self.max_context = spec.max_context or shape.max_context
-        self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * spec.concurrency
+        self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * (requests or spec.concurrency)
         self._spec = spec
         self._shape = shape
-        self._units = _unit_sizes(manifest, shape)
+        self._units = _unit_sizes(manifest, shape, spec.dtype)
 
     def kv_bytes(self, layers: LayerRange) -> int:
         per_token = self._shape.kv_bytes_per_token(layers, self._spec.effective_kv_dtype)
         return self.kv_blocks * KV_BLOCK_TOKENS * per_token
 
-    def parameter_bytes(self, layers: LayerRange) -> int:
-        return sum(size.elements for size in self._of(layers)) * self._spec.dtype.itemsize
+    def parameter_bytes(self, layers: LayerRange, node: NodeName) -> int:
+        quantisation = self._spec.quantisation_of(node)
+        return sum(size.bytes_as[quantisation] for size in self._of(layers))
 
-    def needed_bytes(self, layers: LayerRange) -> int:
+    def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
         """Peak while loading: the largest tensor is there once more, in fp32."""
         largest = max((size.largest_elements for size in self._of(layers)), default=0)
-        return self.parameter_bytes(layers) + self.kv_bytes(layers) + WORKSPACE_BYTES + 4 * largest
+        return self.parameter_bytes(layers, node) + self.kv_bytes(layers) + WORKSPACE_BYTES + 4 * largest
 
     def _of(self, layers: LayerRange) -> list[_UnitSize]:
         return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]
 
 
-def _unit_sizes(manifest: ModelManifest, shape: ModelShape) -> Mapping[Unit, _UnitSize]:
+def _unit_sizes(manifest: ModelManifest, shape: ModelShape, dtype: DType) -> Mapping[Unit, _UnitSize]:
     config = manifest.config
+    ways = (None, *Quantisation)
     sizes: dict[Unit, _UnitSize] = {}
     for tensor in manifest.tensors:
         unit = unit_of(shape.architecture, tensor.name, config)
         if unit is not None:
-            known = sizes.get(unit, _UnitSize())
-            count = tensor.element_count
-            sizes[unit] = _UnitSize(known.elements + count, max(known.largest_elements, count))
+            known = sizes.get(unit, _UnitSize(dict.fromkeys(ways, 0), 0))
+            sizes[unit] = _UnitSize(
+                {way: known.bytes_as[way] + tensor_bytes(shape, tensor, dtype, way) for way in ways},
+                max(known.largest_elements, tensor.element_count),
+            )
     missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)
     if missing is not None:
         raise DataLossError(f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model")
@@ -102,32 +124,54 @@ class SimplePlacer:
     """An explicit `layers` list as it stands, otherwise shares of the layers in proportion to free memory."""
 
     def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
-        shape = parse_config(manifest.config)
-        if spec.max_context > shape.max_context:
-            raise InvalidArgumentError(
-                f"max_context {spec.max_context} is beyond the model's own limit of {shape.max_context} tokens",
-                field="max_context",
-                reason="CONTEXT_TOO_LONG",
-            )
-        sizes = _Sizes(spec, manifest, shape)
-        boxes = _usable_boxes(spec, candidates)
+        sizes = StageSizes(spec, manifest, checked_shape(spec, manifest))
+        boxes = usable_boxes(spec, candidates)
         stages = spec.layers or _proportional(spec, sizes, boxes)
-        check_cover(stages, shape.layer_count, spec.source)
-        placed = tuple(_placed(spec, sizes, index, stage, boxes) for index, stage in enumerate(stages))
         sequential = spec.mode == "sequential"
-        return Placement(
-            stages=placed,
-            kv_block_tokens=KV_BLOCK_TOKENS,
-            kv_blocks=sizes.kv_blocks,
-            micro_batch=1,
-            micro_batches=1 if sequential else min(len(placed), spec.concurrency),
+        return place_stages(spec, sizes, boxes, stages, 1, 1 if sequential else min(len(stages), spec.concurrency))
+
+
+def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
+    """The model's shape; raises InvalidArgumentError for a context that is beyond it."""
+    shape = parse_config(manifest.config)
+    if spec.max_context > shape.max_context:
+        raise InvalidArgumentError(
+            f"max_context {spec.max_context} is beyond the model's own limit of {shape.max_context} tokens",
+            field="max_context",
+            reason="CONTEXT_TOO_LONG",
         )
+    if spec.quantisation:
+        check_quantisation(shape.architecture)
+    return shape
 
 
-def _usable_boxes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
+def place_stages(
+    spec: DeploymentSpec,
+    sizes: StageSizes,
+    boxes: Mapping[NodeName, Candidate],
+    stages: Sequence[ExplicitStage],
+    micro_batch: int,
+    micro_batches: int,
+) -> Placement:
+    """The placement with these stages.
+
+    Raises PlacementError for a list that cannot be, ResourceExhaustedError naming the box whose memory is short.
+    """
+    check_cover(stages, sizes.layer_count, spec.source)
+    return Placement(
+        stages=tuple(_placed(spec, sizes, index, stage, boxes) for index, stage in enumerate(stages)),
+        kv_block_tokens=KV_BLOCK_TOKENS,
+        kv_blocks=sizes.kv_blocks,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+    )
+
+
+def usable_boxes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
     """Boxes by name; of two with one name the connected one. Every box the spec names must be there."""
     by_name = {box.name: box for box in sorted(candidates, key=lambda box: box.connected)}
-    for field, names in (("exclude", spec.exclude), ("reserve", tuple(spec.reserve))):
+    quantised = tuple(name for name in spec.quantisation if name != EVERY_BOX)
+    for field, names in (("exclude", spec.exclude), ("reserve", tuple(spec.reserve)), ("quantisation", quantised)):
         for name in names:
             if name not in by_name:
                 raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_BOX")
@@ -170,7 +214,7 @@ def _room(spec: DeploymentSpec, box: Candidate) -> int:
 
 
 def _proportional(
-    spec: DeploymentSpec, sizes: _Sizes, boxes: Mapping[NodeName, Candidate]
+    spec: DeploymentSpec, sizes: StageSizes, boxes: Mapping[NodeName, Candidate]
 ) -> tuple[ExplicitStage, ...]:
     """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
     usable = [box for box in boxes.values() if box.connected and box.name not in spec.exclude]
@@ -179,7 +223,7 @@ def _proportional(
     shares = _shares([room for _, room in rooms], sizes.layer_count)
     stages = _cut(zip([name for name, _ in rooms], shares, strict=True))
     room_of = dict(rooms)
-    if stages[0].node == spec.source and all(sizes.needed_bytes(s.layers) <= room_of[s.node] for s in stages):
+    if stages[0].node == spec.source and all(sizes.needed_bytes(s.layers, s.node) <= room_of[s.node] for s in stages):
         return stages
     return _fill(spec, sizes, rooms)
 
@@ -209,13 +253,13 @@ def _cut(shares: zip[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
     return tuple(stages)
 
 
-def _fill(spec: DeploymentSpec, sizes: _Sizes, rooms: Sequence[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
+def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
     """Box after box, as many layers as fit."""
     stages: list[ExplicitStage] = []
     first = 0
     for name, room in rooms:
         end = first
-        while end < sizes.layer_count and sizes.needed_bytes(LayerRange(first, end + 1)) <= room:
+        while end < sizes.layer_count and sizes.needed_bytes(LayerRange(first, end + 1), name) <= room:
             end += 1
         if end == first:
             if name == spec.source:
@@ -225,9 +269,10 @@ def _fill(spec: DeploymentSpec, sizes: _Sizes, rooms: Sequence[tuple[NodeName, i
         first = end
     if first < sizes.layer_count:
         left = LayerRange(first, sizes.layer_count)
+        more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_BOX)))
         raise ResourceExhaustedError(
             f"the boxes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
-            f"{_mebibytes(sizes.needed_bytes(left))} more: add a box, or lower max_context or concurrency",
+            f"{more} more: add a box, or lower max_context or concurrency",
             field="layers",
             reason="MEMORY_SHORT",
         )
@@ -235,11 +280,11 @@ def _fill(spec: DeploymentSpec, sizes: _Sizes, rooms: Sequence[tuple[NodeName, i
 
 
 def _placed(
-    spec: DeploymentSpec, sizes: _Sizes, index: int, stage: ExplicitStage, boxes: Mapping[NodeName, Candidate]
+    spec: DeploymentSpec, sizes: StageSizes, index: int, stage: ExplicitStage, boxes: Mapping[NodeName, Candidate]
 ) -> PlacedStage:
     box = boxes[stage.node]
     room = _room(spec, box)
-    if sizes.needed_bytes(stage.layers) > room:
+    if sizes.needed_bytes(stage.layers, stage.node) > room:
         raise _short(stage.node, stage.layers, sizes, room)
     return PlacedStage(
         index=index,
@@ -247,16 +292,16 @@ def _placed(
         node_name=box.name,
         address=box.address,
         layers=stage.layers,
-        parameter_bytes=sizes.parameter_bytes(stage.layers),
+        parameter_bytes=sizes.parameter_bytes(stage.layers, stage.node),
         kv_bytes=sizes.kv_bytes(stage.layers),
     )
 
 
-def _short(name: NodeName, layers: LayerRange, sizes: _Sizes, room: int) -> ResourceExhaustedError:
-    needed = sizes.needed_bytes(layers)
+def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> ResourceExhaustedError:
+    needed = sizes.needed_bytes(layers, name)
     return ResourceExhaustedError(
         f"box {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
-        f"({_mebibytes(sizes.parameter_bytes(layers))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV) and "
+        f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV) and "
         f"{_mebibytes(room)} are free; give it fewer layers, or lower max_context or concurrency",
         field="layers",
         reason="MEMORY_SHORT",

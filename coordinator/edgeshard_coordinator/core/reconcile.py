@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeshard.commands import ActivateHead, Command, PrepareStage, ReleaseStage
+from edgeshard.commands import ActivateHead, PrepareStage, ReleaseStage, StageCommand
 from edgeshard.deployment import DeploymentPhase as Phase
 from edgeshard.ids import NodeId, OperationId
+from edgeshard_coordinator.core import measuring
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
     FailRequests,
     ForgetDeployment,
     SaveDeployment,
+    SaveMeasurements,
     SaveNode,
     SendCommand,
 )
@@ -20,12 +22,13 @@ from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progre
 
 
 def reconcile(state: State, now: float) -> list[Action]:
-    """The actions due at `now` (monotonic seconds), boxes first, then deployments."""
+    """The actions due at `now` (monotonic seconds): of boxes, of deployments, of measurements."""
     actions: list[Action] = []
     for node in state.nodes.values():
         actions += _node_actions(state, node, now)
     for record in state.deployments.values():
         actions += _deployment_actions(state, record, now)
+    actions += measuring.actions(state)
     return actions
 
 
@@ -44,6 +47,9 @@ def release_id(record: DeploymentRecord, stage: int) -> OperationId:
 def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]:
     if not node.saved:
         yield SaveNode(node)
+    measurements = state.measured.get(node.node_id)
+    if measurements is not None and not measurements.saved:
+        yield SaveMeasurements(node.node_id, measurements)
     if not node.connected:
         return
     if now - node.heard_at > state.timings.heartbeat_timeout_s:
@@ -99,7 +105,7 @@ def _release(state: State, record: DeploymentRecord) -> Iterator[Action]:
 
 
 def _send(
-    state: State, node_id: NodeId, operation_id: OperationId, command: Command, progress: Progress
+    state: State, node_id: NodeId, operation_id: OperationId, command: StageCommand, progress: Progress
 ) -> Iterator[Action]:
     """Send unless answered, or already on its way over the connection there is now."""
     node = state.nodes.get(node_id)

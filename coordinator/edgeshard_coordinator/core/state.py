@@ -10,6 +10,8 @@ from edgeshard.device import DeviceFacts, Node, StageStatus
 from edgeshard.errors import EdgeShardError, InternalError
 from edgeshard.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.placement import PlacedStage, Placement
+from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry
+from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.placing import Candidate, held_bytes
 
 NO_EPOCH = Epoch(0)
@@ -29,6 +31,15 @@ class Timings:
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
+    measure_timeout_s: float = 3600.0
+    probe_timeout_s: float = 120.0
+    """For the layers of a model, and for one batch of links."""
+    probe_quiet_s: float = 5.0
+    """How long nothing must have gone on before the coordinator has links measured by itself."""
+    probe_retry_first_s: float = 10.0
+    probe_retry_limit_s: float = 600.0
+    probe_attempts: int = 6
+    """A link whose probe gives nothing is tried again like that, and then no more until one of its ends restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,18 @@ class State:
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
     """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
+    measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
+    jobs: tuple[Job, ...] = ()
+    """In the order they were asked for."""
+    told: tuple[Measured, ...] = ()
+    """Jobs that ended, until the operator's call is told."""
+    tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
+    """Links whose probe gave nothing, by sender and receiver."""
+    busy_at: float = 0.0
+    """When something last went on that a probe would disturb."""
+    probe_turn: int = 0
+    """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
+    probe_count: int = 0
     version: int = 0
 
     def is_connected(self, node_id: NodeId) -> bool:
@@ -168,19 +191,31 @@ class State:
         return Epoch(max([self.retired.get(name, NO_EPOCH), *seen]) + 1)
 
     def free_bytes(self, node: KnownNode) -> int:
-        return max(0, node.facts.memory_budget_bytes - sum(held_bytes(stage) for stage in self._placed_on(node)))
+        held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
+        return max(0, node.facts.memory_budget_bytes - held)
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """Every known box as the placer sees it, by name."""
+        """Every known box as the placer sees it, by name. Worth a moment for many boxes: ask for it off the loop."""
+        held: dict[NodeId, int] = {}
+        for stage in self._placed():
+            held[stage.node_id] = held.get(stage.node_id, 0) + held_bytes(stage)
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
         return tuple(
-            Candidate(node.node_id, node.name, node.address, self.free_bytes(node), node.connected) for node in ordered
+            Candidate(
+                node_id=node.node_id,
+                name=node.name,
+                address=node.address,
+                free_bytes=max(0, node.facts.memory_budget_bytes - held.get(node.node_id, 0)),
+                connected=node.connected,
+                facts=node.facts,
+            )
+            for node in ordered
         )
 
-    def _placed_on(self, node: KnownNode) -> Iterator[PlacedStage]:
+    def _placed(self) -> Iterator[PlacedStage]:
         for record in self.deployments.values():
             if record.phase is not DeploymentPhase.FAILED:
-                yield from (stage for stage in record.placement.stages if stage.node_id == node.node_id)
+                yield from record.placement.stages
 
 
 def missing_boxes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
@@ -225,6 +260,20 @@ def validate_state(state: State) -> None:
     for name, record in state.deployments.items():
         _hold(record.name == name, f"deployment {name} is filed under another name")
         _validate_record(state, record)
+    _validate_jobs(state)
+
+
+def _validate_jobs(state: State) -> None:
+    under_way = [job for job in state.jobs if job.sent is not None]
+    probing = [job for job in under_way if job.probing]
+    _hold(len({job.node_id for job in under_way}) == len(under_way), "a box measures two things at once")
+    _hold(not probing or len(under_way) == 1, "links are measured while something else is")
+    for job in state.jobs:
+        node = state.nodes.get(job.node_id)
+        _hold(node is not None and node.connection == job.connection != 0, f"box {job.node_id} is away and measures")
+    for sender, known in state.measured.items():
+        _hold(sender in state.nodes, f"there are measurements of {sender}, which is no box")
+        _hold(sender not in known.links, f"box {sender} measured a link to itself")
 
 
 def _validate_record(state: State, record: DeploymentRecord) -> None:

@@ -1,0 +1,67 @@
+"""What boxes are asked to measure, as values; `core.measuring` decides what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.commands import MeasureCompute, ProbeLinks
+from edgeshard.errors import EdgeShardError
+from edgeshard.ids import NodeId, OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class SentCommand:
+    """A command under way; unanswered at `deadline` it counts as failed."""
+
+    operation_id: OperationId
+    command: MeasureCompute | ProbeLinks
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one box is still to measure, over the control stream numbered `connection`: its layers, then its links.
+
+    uid         of the operator's call that waits for it, or the coordinator's own number for it
+    compute     the measurement of layers still to do
+    peers       the boxes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
+    asked       boxes whose probe was answered, whatever it gave
+    step        how many commands were sent, so that each has an id of its own
+    own         nobody waits for it
+    """
+
+    uid: str
+    node_id: NodeId
+    connection: int
+    compute: MeasureCompute | None = None
+    peers: tuple[NodeId, ...] | None = None
+    every_link: bool = False
+    asked: frozenset[NodeId] = frozenset()
+    step: int = 0
+    sent: SentCommand | None = None
+    own: bool = False
+
+    @property
+    def next_id(self) -> OperationId:
+        return OperationId(f"{self.uid}/measure/{self.step}")
+
+    @property
+    def probing(self) -> bool:
+        return self.sent is not None and isinstance(self.sent.command, ProbeLinks)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTry:
+    """How often a link's probe gave nothing, and the earliest time of another."""
+
+    attempts: int
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One box's part of an operator's call is over; `failure` says why it could not be measured, if it could not."""
+
+    uid: str
+    node_id: NodeId
+    failure: EdgeShardError | None = None

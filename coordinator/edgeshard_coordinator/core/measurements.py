@@ -1,0 +1,90 @@
+"""What boxes measured of themselves and of the ways to others, as the coordinator keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from edgeshard.commands import ProfileReport
+from edgeshard.device import DeviceFacts
+from edgeshard.dtypes import DType
+from edgeshard.ids import NodeId
+from edgeshard.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink
+from edgeshard.profile_fit import fit_profile
+
+ValueT = TypeVar("ValueT")
+
+ProfileKey = tuple[str, DType]
+"""A model's shape, as `edgeshard.profile.config_hash` has it, and the type its weights are in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported(Generic[ValueT]):
+    """A measured value and when it came, in monotonic seconds."""
+
+    value: ValueT
+    reported_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Of one box: its times by model and dtype, and the ways from it by receiver. All profiles are of one device."""
+
+    profiles: Mapping[ProfileKey, Reported[ComputeProfile]] = field(default_factory=dict)
+    links: Mapping[NodeId, Reported[LinkProfile]] = field(default_factory=dict)
+    saved: bool = True
+
+    def reported(self, report: ProfileReport, now: float) -> Measurements:
+        """With what is new. Profiles of another fingerprint than the newest's are of a device that is no more."""
+        fresh = {(profile.model_hash, profile.dtype): Reported(profile, now) for profile in report.compute}
+        kept = dict(self.profiles)
+        if report.compute:
+            fingerprint = report.compute[-1].fingerprint
+            kept = {key: known for key, known in {**kept, **fresh}.items() if known.value.fingerprint == fingerprint}
+        links = {link.receiver: Reported(link.profile, now) for link in report.links}
+        return Measurements(kept, {**self.links, **links}, saved=False)
+
+    def of_new_device(self) -> Measurements:
+        """After the box's hardware or software changed: its times no longer hold."""
+        return replace(self, profiles={}, saved=False) if self.profiles else self
+
+
+def check_profile(profile: ComputeProfile) -> None:
+    """Raise InvalidArgumentError for a profile that gives no times of some part of a model."""
+    fit = fit_profile(profile)
+    blocks = LayerKind.MOE_BLOCK if any(x.kind is LayerKind.MOE_BLOCK for x in profile.layers) else LayerKind.BLOCK
+    for kind in (LayerKind.EMBEDDING, blocks, LayerKind.HEAD):
+        fit.of_kind(kind)
+
+
+def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
+    """Whether times measured with the old facts hold with the new; how much memory is left does not matter."""
+    return replace(old, memory_budget_bytes=0) == replace(new, memory_budget_bytes=0)
+
+
+def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> dict[NodeId, ComputeProfile]:
+    """The profiles of one model in one dtype, by box."""
+    found = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
+    return {node_id: profile.value for node_id, profile in found.items() if profile is not None}
+
+
+def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
+    for sender, known in measured.items():
+        for receiver, link in known.links.items():
+            yield MeasuredLink(sender, receiver, link.value)
+
+
+def without_boxes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
+    """Without boxes that are no longer known, and the ways to them."""
+    lost = frozenset(gone)
+    if not lost:
+        return measured
+    return {node_id: _without_links(known, lost) for node_id, known in measured.items() if node_id not in lost}
+
+
+def _without_links(known: Measurements, gone: frozenset[NodeId]) -> Measurements:
+    if gone.isdisjoint(known.links):
+        return known
+    kept = {receiver: link for receiver, link in known.links.items() if receiver not in gone}
+    return replace(known, links=kept, saved=False)

@@ -1,0 +1,235 @@
+"""Having boxes measure themselves: what an operator asked for, and links that nobody has measured yet.
+
+A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
+site at a time and while no box measures its layers, so that no measurement is in the way of another. What the
+coordinator begins by itself waits until the site has been quiet for a while, and is one batch long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from edgeshard.commands import CommandResult, MeasureCompute, Peer, ProbeLinks
+from edgeshard.deployment import DeploymentPhase as Phase
+from edgeshard.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
+from edgeshard.ids import NodeId, NodeName
+from edgeshard_coordinator.core.actions import Action, SendCommand, TellMeasured
+from edgeshard_coordinator.core.events import MeasureRequested
+from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, SentCommand
+from edgeshard_coordinator.core.state import State
+
+PEERS_AT_ONCE = 4
+"""Links of one command: a site that turns busy meanwhile waits for these at most."""
+LOOKED_AT = 32
+"""Boxes whose missing links are looked for in one tick."""
+_IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
+
+
+def chosen_boxes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
+    """The boxes an operator names, by name or id; every connected one when none is named.
+
+    Raises NotFoundError or UnavailableError naming `nodes`.
+    """
+    if not names:
+        connected = [node for node in state.nodes.values() if node.connected]
+        if not connected:
+            raise UnavailableError("nodes: no box is connected; start an agent first", field="nodes", reason="NO_BOX")
+        return {node.node_id: node.name for node in sorted(connected, key=lambda node: node.name)}
+    chosen = {}
+    for name in names:
+        node = state.find_node(name)
+        if node is None:
+            raise NotFoundError(f"nodes: there is no box {name[:80]!r}", field="nodes", reason="UNKNOWN_BOX")
+        if not node.connected:
+            raise _away(node.name)
+        chosen[node.node_id] = node.name
+    return chosen
+
+
+# Events
+
+
+def requested(state: State, event: MeasureRequested) -> State:
+    """Raises UnavailableError naming the first box that is not connected."""
+    jobs = []
+    for node_id in event.node_ids:
+        node = state.nodes.get(node_id)
+        if node is None or not node.connected:
+            raise _away(node.name if node is not None else NodeName(node_id))
+        jobs.append(Job(event.uid, node_id, node.connection, compute=event.compute, every_link=event.every_link))
+    return replace(state, jobs=(*state.jobs, *jobs))
+
+
+def _away(name: NodeName) -> UnavailableError:
+    return UnavailableError(
+        f"nodes: box {name} is not connected; start it, or leave it out", field="nodes", reason="BOX_AWAY"
+    )
+
+
+def sent(state: State, action: SendCommand, now: float) -> State:
+    """A measuring command is on its way."""
+    timings, command = state.timings, action.command
+    assert isinstance(command, MeasureCompute | ProbeLinks)
+    limit = timings.probe_timeout_s if isinstance(command, ProbeLinks) else timings.measure_timeout_s
+
+    def after(job: Job) -> Job:
+        if job.node_id != action.node_id or job.next_id != action.operation_id:
+            return job
+        return replace(job, step=job.step + 1, sent=SentCommand(action.operation_id, command, now + limit))
+
+    return replace(state, jobs=tuple(after(job) for job in state.jobs))
+
+
+def answered(state: State, node_id: NodeId, result: CommandResult, now: float) -> State:
+    """A box's answer to a command; the very same state when it was no measurement, or one that is given up."""
+    job = next(
+        (j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.operation_id == result.operation_id), None
+    )
+    if job is None or job.sent is None:
+        return state
+    command = job.sent.command
+    if isinstance(command, MeasureCompute):
+        following = replace(job, compute=None, sent=None)
+    else:
+        asked = tuple(peer.node_id for peer in command.peers)
+        state = _tried(state, node_id, asked, now)
+        following = replace(job, asked=job.asked | frozenset(asked), sent=None)
+    if result.failure is not None:
+        return _end(state, job, result.failure)
+    return replace(state, jobs=tuple(following if other is job else other for other in state.jobs))
+
+
+def told(state: State, action: TellMeasured) -> State:
+    return replace(state, told=tuple(item for item in state.told if item != action.measured))
+
+
+def forget_tries(state: State, node_id: NodeId) -> State:
+    """The box is another process now: what failed before may work."""
+    tries = {
+        sender: {receiver: known for receiver, known in pairs.items() if receiver != node_id}
+        for sender, pairs in state.tries.items()
+        if sender != node_id
+    }
+    return replace(state, tries={sender: pairs for sender, pairs in tries.items() if pairs})
+
+
+def settle(state: State, now: float) -> State:
+    """End the jobs of boxes that went away, those unanswered for too long, and those with nothing left to do."""
+    for job in state.jobs:
+        node = state.nodes.get(job.node_id)
+        if node is None or node.connection != job.connection:
+            name = node.name if node is not None else job.node_id
+            gone = UnavailableError(
+                f"box {name} went away while it was measured; measure it again once it is back",
+                field="nodes",
+                reason="BOX_LOST",
+                retry_after_s=1.0,
+            )
+            state = _end(state, job, gone)
+        elif job.sent is not None and now >= job.sent.deadline:
+            late = DeadlineError(
+                f"box {node.name} did not answer in time; its log says what it is at", field="nodes", reason="NO_ANSWER"
+            )
+            if isinstance(job.sent.command, ProbeLinks):
+                state = _tried(state, job.node_id, [peer.node_id for peer in job.sent.command.peers], now)
+            state = _end(state, job, late)
+        elif job.sent is None and job.compute is None and not _peers(state, job):
+            state = _end(state, job, None)
+    return state
+
+
+def ticked(state: State, active_requests: int, now: float) -> State:
+    """Notice whether the site is busy; when it has been quiet for long enough, begin with links nobody has measured."""
+    if active_requests or any(record.phase in _IN_TRANSITION for record in state.deployments.values()):
+        return replace(state, busy_at=now)
+    if state.jobs or now - state.busy_at < state.timings.probe_quiet_s:
+        return state
+    connected = sorted(node.node_id for node in state.nodes.values() if node.connected)
+    for offset in range(min(LOOKED_AT, len(connected))):
+        position = (state.probe_turn + offset) % len(connected)
+        sender = connected[position]
+        peers = _missing(state, sender, connected, now)
+        if peers:
+            count = state.probe_count + 1
+            uid = f"{state.instance}-{count}"
+            job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
+            # The next box is next, so that all links of one do not come before any of another.
+            return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
+    return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(connected) > LOOKED_AT else state
+
+
+# Actions
+
+
+def actions(state: State) -> Iterator[Action]:
+    for item in state.told:
+        yield TellMeasured(item)
+    busy = {job.node_id for job in state.jobs if job.sent is not None}
+    probing = any(job.probing for job in state.jobs)
+    for job in state.jobs:
+        if probing or job.node_id in busy:
+            continue
+        if job.compute is not None:
+            yield SendCommand(job.node_id, job.connection, job.next_id, job.compute)
+            busy.add(job.node_id)
+        elif not busy:
+            peers = tuple(_peer(state, node_id) for node_id in _peers(state, job)[:PEERS_AT_ONCE])
+            yield SendCommand(job.node_id, job.connection, job.next_id, ProbeLinks(peers))
+            probing = True
+
+
+def _peers(state: State, job: Job) -> list[NodeId]:
+    """The boxes that a job still has to probe."""
+    chosen = job.peers if job.peers is not None else sorted(state.nodes)
+    links = state.measured[job.node_id].links if job.node_id in state.measured else {}
+    return [
+        node_id
+        for node_id in chosen
+        if node_id not in job.asked
+        and node_id != job.node_id
+        and state.is_connected(node_id)
+        and (job.every_link or node_id not in links)
+    ]
+
+
+def _missing(state: State, sender: NodeId, connected: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
+    """A batch of the links from a box that may be tried now."""
+    known = state.measured.get(sender)
+    links = known.links if known is not None else {}
+    tries = state.tries.get(sender, {})
+    found: list[NodeId] = []
+    for receiver in connected:
+        if receiver == sender or receiver in links:
+            continue
+        tried = tries.get(receiver)
+        if tried is not None and (tried.attempts >= state.timings.probe_attempts or now < tried.not_before):
+            continue
+        found.append(receiver)
+        if len(found) == PEERS_AT_ONCE:
+            break
+    return tuple(found)
+
+
+def _peer(state: State, node_id: NodeId) -> Peer:
+    node = state.nodes[node_id]
+    return Peer(node.node_id, node.name, node.address)
+
+
+def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:
+    """After a probe: links that it did not bring are due again later, a little more so each time."""
+    timings, known = state.timings, state.measured.get(sender)
+    links = known.links if known is not None else {}
+    tries = dict(state.tries.get(sender, {}))
+    for receiver in receivers:
+        attempts = tries.pop(receiver, ProbeTry(0, 0.0)).attempts
+        if receiver not in links:
+            delay = min(timings.probe_retry_limit_s, timings.probe_retry_first_s * 2.0**attempts)
+            tries[receiver] = ProbeTry(attempts + 1, now + delay)
+    others = {node_id: pairs for node_id, pairs in state.tries.items() if node_id != sender}
+    return replace(state, tries={**others, sender: tries} if tries else others)
+
+
+def _end(state: State, job: Job, failure: EdgeShardError | None) -> State:
+    told = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure))
+    return replace(state, jobs=tuple(other for other in state.jobs if other is not job), told=told)

@@ -1,0 +1,248 @@
+"""Placement by the planner: from what boxes and links were measured to take, the boxes and layers that serve best.
+
+Where measurements are missing, placement goes by memory, and the placement's note says whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from edgeshard.architectures import ModelShape
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.errors import FailedPreconditionError, ResourceExhaustedError
+from edgeshard.ids import NodeId, NodeName
+from edgeshard.model import ModelManifest
+from edgeshard.placement import ExplicitStage, Placement, Prediction
+from edgeshard.planning import explain
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.instance import Cut
+from edgeshard.planning.pace import stage_costs
+from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, plan, predict, result_of
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.scoring import violations
+from edgeshard.planning.search import loads
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.shortage import Shortage
+from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
+from edgeshard.profile import config_hash
+from edgeshard_coordinator.core.measurements import Measurements, links_of, profiles_for
+from edgeshard_coordinator.core.placing import (
+    Candidate,
+    SimplePlacer,
+    StageSizes,
+    checked_shape,
+    place_stages,
+    usable_boxes,
+)
+
+TYPICAL_TOKENS = 128
+"""Of a prompt and of an answer, where the context allows: what a placement is made and predicted for."""
+
+
+class PlanningPlacer:
+    """An explicit `layers` list as it stands, otherwise the planner's choice; both with predicted figures.
+
+    The KV pool holds `concurrency` requests of the longest context where the chosen boxes have the memory, and never
+    fewer than the plan has in flight. Whatever is planned passes the same memory check as a placement by hand; the
+    planner counts everything that the check counts, and more.
+    """
+
+    def place(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+    ) -> Placement:
+        site = _Site(spec, manifest, candidates, measured)
+        if spec.quantisation:
+            return replace(site.by_memory(), note="Placed by memory: quantised boxes are not planned yet.")
+        try:
+            return site.predicted_by_hand() if spec.layers else site.planned()
+        except FailedPreconditionError as error:
+            if error.reason != NOT_MEASURED:
+                raise
+            return replace(site.by_memory(), note=_not_measured(spec, error.message))
+
+
+class _Site:
+    """One question: a spec on a site. Raises what SimplePlacer raises for boxes that cannot be."""
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+    ) -> None:
+        self._spec, self._manifest, self._candidates, self._measured = spec, manifest, candidates, measured
+        self._shape: ModelShape = checked_shape(spec, manifest)
+        self._boxes = usable_boxes(spec, candidates)
+
+    def by_memory(self) -> Placement:
+        return SimplePlacer().place(self._spec, self._manifest, self._candidates)
+
+    def predicted_by_hand(self) -> Placement:
+        """The operator's layers, with the figures of the best load that fits them."""
+        spec, placement = self._spec, self.by_memory()
+        site = self._cluster([stage.node for stage in spec.layers])
+        costs = Costs(self._problem(site))
+        cut = Cut(
+            tuple(costs.names.index(stage.node) for stage in spec.layers),
+            tuple(stage.layers.end for stage in spec.layers),
+        )
+        load = self._load(costs, cut) or Load(placement.micro_batch, placement.micro_batches)
+        figures = predict(costs, Load() if costs.problem.request_limit == 1 else load, cut)
+        if not isfinite(figures.time_per_token_s):
+            pairs = zip(spec.layers, (*spec.layers[1:], spec.layers[0]), strict=True)
+            missing = [(a.node, b.node) for a, b in pairs if (a.node, b.node) in site.unmeasured]
+            return replace(placement, note=f"Not predicted: {_links(missing)} not measured yet.")
+        result = result_of(costs, figures, None, GAP_OF_LATENCY)
+        return replace(
+            placement,
+            micro_batch=load.batch,
+            micro_batches=load.micro_batches,
+            predicted=_prediction(result),
+            note=_note(spec, site, result, spec.concurrency),
+            costs=stage_costs(costs, cut),
+        )
+
+    def planned(self) -> Placement:
+        spec = self._spec
+        site = self._cluster([])
+        problem = self._problem(site)
+        result = plan(problem, alternatives=0)
+        if result.prediction is None:
+            assert result.shortage is not None
+            return self._without_plan(site, result.shortage)
+        costs, cut, load = Costs(problem), result.prediction.cut, result.prediction.load
+        if problem.objective is Objective.LATENCY:
+            load = self._load(costs, cut) or load
+        stages = [ExplicitStage(NodeName(stage.box), stage.layers) for stage in result.stages]
+        try:
+            requests, placement = spec.concurrency, self._with_pool(stages, load, spec.concurrency)
+        except ResourceExhaustedError:
+            requests, placement = load.requests, self._with_pool(stages, load, load.requests)
+        return replace(
+            placement,
+            predicted=_prediction(result),
+            note=_note(spec, site, result, requests),
+            costs=stage_costs(costs, cut),
+        )
+
+    def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
+        sizes = StageSizes(self._spec, self._manifest, self._shape, requests)
+        return place_stages(self._spec, sizes, self._boxes, stages, load.batch, load.micro_batches)
+
+    def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
+        """The boxes that may serve, or only those named."""
+        spec = self._spec
+        return site_cluster(
+            [box for box in self._boxes.values() if not only or box.name in only],
+            links_of(self._measured),
+            profiles_for(self._measured, (config_hash(self._manifest.config), spec.dtype)),
+            model=spec.model,
+            dtype=spec.dtype,
+            source=spec.source,
+            exclude=spec.exclude,
+        )
+
+    def _problem(self, site: SiteCluster) -> PlanProblem:
+        spec = self._spec
+        context = spec.max_context or self._shape.max_context
+        new = max(1, min(TYPICAL_TOKENS, spec.max_new_tokens, context // 2))
+        prompt = max(1, min(TYPICAL_TOKENS, context - new))
+        options: dict[str, Any] = {
+            "objective": Objective.LATENCY if spec.mode == "sequential" else Objective(spec.objective),
+            "prompt_tokens": prompt,
+            "new_tokens": new,
+            "context_tokens": context,
+            "concurrency": spec.concurrency,
+            "dtype": spec.dtype,
+            "kv_dtype": spec.kv_dtype,
+            "max_time_per_token_s": spec.max_time_per_token_s,
+            "reserve": {name: float(size) for name, size in spec.reserve.items() if name in site.cluster.names},
+        }
+        return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
+
+    def _load(self, costs: Costs, cut: Cut) -> Load | None:
+        """Of at most `concurrency` requests the load with the highest rate on this cut; None when no load fits."""
+        if self._spec.mode == "sequential":
+            return Load()
+        many = Costs(replace(costs.problem, objective=Objective.AUTO))
+        fitting = [load for load in loads(many) if not violations(many.decode(load), cut)]
+        figures = [predict(many, load, cut) for load in fitting]
+        limit = self._spec.max_time_per_token_s
+        in_time = [item for item in figures if limit is None or item.time_per_token_s <= limit]
+        best = max(in_time or figures[:1], key=lambda item: item.throughput_tps, default=None)
+        return None if best is None else best.load
+
+    def _without_plan(self, site: SiteCluster, shortage: Shortage) -> Placement:
+        """By memory, if that has a placement: the planner wants room for prompts and frames, and measured links."""
+        if shortage.constraint == "max_time_per_token":
+            raise FailedPreconditionError(
+                f"max_time_per_token_s: {shortage.text}", field="max_time_per_token_s", reason="TOO_SLOW"
+            )
+        try:
+            placement = self.by_memory()
+        except ResourceExhaustedError as error:
+            raise ResourceExhaustedError(
+                f"no placement fits: {shortage.text}", field=error.field, reason=error.reason
+            ) from None
+        note = f"Placed by memory, since nothing can be planned: {shortage.text}."
+        return replace(placement, note=f"{note} {_unused(site)}".rstrip())
+
+
+def _prediction(result: PlanResult) -> Prediction:
+    figures = result.prediction
+    assert figures is not None
+    return Prediction(
+        time_to_first_token_s=figures.ttft_s,
+        time_per_token_s=figures.time_per_token_s,
+        throughput_tps=figures.throughput_tps,
+        bottleneck=explain.bottleneck(result),
+        gap=result.gap,
+    )
+
+
+def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests: int) -> str:
+    """How the placement came about, and what its figures rest on; `requests` at their longest fit the KV pool."""
+    figures, problem = result.prediction, result.problem
+    assert figures is not None
+    served = "one request" if figures.load.requests == 1 else f"{figures.load.requests} requests at once"
+    how = "Placed by hand" if spec.layers else "Planned"
+    parts = [f"{how}; predicted for {served} of {problem.prompt_tokens} tokens in and {problem.new_tokens} out."]
+    if requests < spec.concurrency:
+        parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at their longest; others may wait.")
+    limit = spec.max_time_per_token_s
+    if limit is not None and figures.time_per_token_s > limit:
+        parts.append(f"It does not keep max_time_per_token_s {limit:g}.")
+    if site.estimated:
+        parts.append(
+            f"Not measured but estimated from data sheets: {listed(site.estimated)}; run `edgectl profile --model "
+            f"{spec.model}`."
+        )
+    if not spec.layers:
+        parts.append(_unused(site))
+    if spec.mode == "bubbles" and figures.load.micro_batches > 1:
+        parts.append("The figures are those of the mode no-bubbles.")
+    return " ".join(part for part in parts if part)
+
+
+def _unused(site: SiteCluster) -> str:
+    return f"Not used: {_links(site.unmeasured)} not measured yet." if site.unmeasured else ""
+
+
+def _not_measured(spec: DeploymentSpec, why: str) -> str:
+    text = f"{'Not predicted' if spec.layers else 'Placed by memory'}: {why}."
+    if spec.max_time_per_token_s is not None:
+        text += " Whether max_time_per_token_s is kept is not known."
+    return text
+
+
+def _links(pairs: Sequence[tuple[str, str]]) -> str:
+    names = [f"{sender} -> {receiver}" for sender, receiver in pairs]
+    return f"the link {names[0]} is" if len(names) == 1 else f"the links {listed(names)} are"
