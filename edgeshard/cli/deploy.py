@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.output import Output, OutputOption, human_bytes, plain, show_data, show_list, stderr_console
+from edgeshard.cli.output import (
+    Output,
+    OutputOption,
+    human_bytes,
+    plain,
+    show_data,
+    show_fields,
+    show_list,
+    stderr_console,
+)
 from edgeshard.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from edgeshard.deployment import Deployment, DeploymentSpec
+    from edgeshard.placement import Placement
 
 
 def deploy(  # noqa: PLR0913 - one parameter for each option
@@ -51,7 +61,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Deploy a model: from --file, or NAME with --model and --source (or --layers).
 
-    Without --layers the boxes' free memory decides who holds what.
+    Without --layers the boxes and their layers are planned from what was measured (`edgectl profile`); where that is
+    missing, from data sheets or free memory, and a note says so.
     """
     options = {
         "name": name,
@@ -113,6 +124,7 @@ async def _plan(connect: Connect, spec: DeploymentSpec, output: Output) -> None:
         show_data(plain(placement), output)
     else:
         show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name)
+        _show_prediction(placement, output)
 
 
 async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s: float | None, output: Output) -> None:
@@ -127,6 +139,16 @@ async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s:
         show_data(plain(deployment), output)
     else:
         show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name)
+        _show_prediction(deployment.placement, output)
+
+
+def _show_prediction(placement: Placement, output: Output) -> None:
+    from edgeshard.cli.views import prediction_fields
+
+    fields = prediction_fields(placement)
+    if fields and output is not Output.NAME:
+        typer.echo()
+        show_fields(fields)
 
 
 class DeployReporter:

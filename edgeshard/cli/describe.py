@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from edgeshard.cli.connect import connect_of, run
-from edgeshard.cli.output import Column, Output, OutputOption, plain, print_table, show_data, show_fields, table
+from edgeshard.cli.output import (
+    Column,
+    Output,
+    OutputOption,
+    plain,
+    print_table,
+    show_data,
+    show_fields,
+    table,
+    visible,
+)
 
 app = typer.Typer(help="Show everything about one box, model or deployment.", no_args_is_help=True)
 
@@ -17,13 +27,23 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 @app.command()
 def node(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
-    """Show a box, by name or id: its device, memory and stages."""
+    """Show a box, by name or id: its device, memory and stages, and what was measured of it and of its links."""
+    from edgeshard.cli.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text
     from edgeshard.cli.views import STAGE_COLUMNS, node_fields
 
     async def work() -> None:
         async with connect_of(context).client() as client:
-            found = await client.node(name)
-        _show(found, found.name, output, node_fields(found), [(found.stages, STAGE_COLUMNS)])
+            details = await client.node_details(name)
+            names = {node.node_id: str(node.name) for node in await client.nodes()}
+        found = details.node
+        _show(
+            node_data(details, names),
+            found.name,
+            output,
+            node_fields(found),
+            [(found.stages, STAGE_COLUMNS), (link_rows(details.links, names), LINK_COLUMNS)],
+            ["\n".join(profile_text(stored)) for stored in details.profiles],
+        )
 
     run(work())
 
@@ -43,7 +63,7 @@ def model(context: typer.Context, name: Name, output: OutputOption = Output.TABL
 
 @app.command(short_help="Show a deployment: phase, settings, placement.")
 def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and why, and which box holds what."""
+    """Show a deployment: its settings, its phase and why, which box holds what, and what was predicted of that."""
     from edgeshard.cli.views import PLACED_COLUMNS, deployment_fields
 
     async def work() -> None:
@@ -60,6 +80,7 @@ def _show(
     output: Output,
     fields: Mapping[str, str],
     tables: Sequence[tuple[Sequence[Any], Sequence[Column[Any]]]],
+    paragraphs: Sequence[str] = (),
 ) -> None:
     if output in (Output.JSON, Output.YAML):
         show_data(plain(value), output)
@@ -70,4 +91,6 @@ def _show(
         for items, columns in tables:
             if items:
                 typer.echo()
-                print_table(table(items, columns))
+                print_table(table(items, visible(columns, output)))
+        for paragraph in paragraphs:
+            typer.echo(f"\n{paragraph}")

@@ -43,6 +43,7 @@ def generate(  # noqa: PLR0913 - one parameter for each option
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Report each token's log-probability.")] = False,
     top_logprobs: Annotated[int, typer.Option(metavar="N", help="And those of this many best tokens.")] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
+    priority: Annotated[int, typer.Option(metavar="N", help="From -10 to 10; a higher one goes first.")] = 0,
     request_id: Annotated[str, typer.Option(metavar="ID", help="Name the request, to cancel it from elsewhere.")] = "",
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest duration.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print times to stderr at the end.")] = False,
@@ -60,6 +61,7 @@ def generate(  # noqa: PLR0913 - one parameter for each option
         "logprobs": logprobs,
         "top_logprobs": top_logprobs,
         "ignore_eos": ignore_eos,
+        "priority": priority,
         "request_id": request_id,
         "timeout_s": timeout,
     }

@@ -169,8 +169,13 @@ async def _stream(client: Client, index: int, prompt_tokens: int, new_tokens: in
     return arrivals
 
 
+def predicted_of(lab: Lab, run: LabRun) -> Measured:
+    """What the planner says of a run, in the figures that are measured."""
+    prediction = lab.predict(run)
+    return Measured(prediction.ttft_s, prediction.time_per_token_s, prediction.throughput_tps)
+
+
 async def compare(client: Client, lab: Lab, run: LabRun) -> Comparison:
     """Predict a run, then measure it."""
-    prediction = lab.predict(run)
-    predicted = Measured(prediction.ttft_s, prediction.time_per_token_s, prediction.throughput_tps)
+    predicted = predicted_of(lab, run)
     return Comparison(run.placement, run.mode, run.streams, predicted, await measure(client, lab, run))

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli import delete, demo, deploy, describe, generate, get, lab, model, plan
+from edgeshard.cli import delete, demo, deploy, describe, generate, get, lab, model, plan, profile
 from edgeshard.cli.connect import Connect
 from edgeshard.errors import EdgeShardError
 
@@ -73,6 +73,7 @@ app = typer.Typer(
 )
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
+app.command(name="profile", short_help="Have the boxes measure themselves and their links.")(profile.profile)
 app.command(name="deploy", no_args_is_help=True, short_help="Place a model on the boxes and load it.")(deploy.deploy)
 app.command(name="plan", no_args_is_help=True, short_help="Choose boxes and layers, predict, explain.")(plan.plan)
 app.add_typer(lab.app, name="lab")

@@ -58,7 +58,12 @@ def show_list(
     elif not items:
         typer.echo("none", err=True)
     else:
-        print_table(table(items, [c for c in columns if output is Output.WIDE or not c.wide]))
+        print_table(table(items, visible(columns, output)))
+
+
+def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item]]:
+    """The columns that `output` shows."""
+    return [column for column in columns if output is Output.WIDE or not column.wide]
 
 
 def show_data(value: Any, output: Output) -> None:
@@ -142,6 +147,28 @@ def human_count(count: int) -> str:
 def human_seconds(seconds: float) -> str:
     """`12.3 ms` below a second, `1.23 s` above."""
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def gap_text(gap: float) -> str:
+    """How far a plan may be from the best."""
+    return "0 (exact)" if gap < 1e-9 else f"at most {100 * gap:.2f} %"
+
+
+def human_rate(bits_per_second: float) -> str:
+    """Bits a second with a decimal unit, three significant digits: `936 Mb/s`, `9.41 Gb/s`."""
+    for unit in ("b/s", "Kb/s", "Mb/s"):
+        if bits_per_second < 1000:
+            return _three_digits(bits_per_second, unit)
+        bits_per_second /= 1000
+    return _three_digits(bits_per_second, "Gb/s")
+
+
+def human_age(seconds: float) -> str:
+    """How long ago, roughly: `12 s ago`, `3 min ago`, `5 h ago`, `2 d ago`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds / size)} {unit} ago"
+    return f"{int(seconds)} s ago"
 
 
 def _three_digits(size: float, unit: str) -> str:

@@ -13,6 +13,7 @@ import typer
 from edgeshard.cli.output import (
     Column,
     Output,
+    gap_text,
     human_seconds,
     plain,
     show_data,
@@ -20,6 +21,7 @@ from edgeshard.cli.output import (
     show_list,
     stdout_console,
     table,
+    visible,
 )
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.planning.baselines import StrategyRow, compare, strategies
@@ -104,8 +106,7 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
         if with_explanation:
             typer.echo("\n".join(explain(result)))
         typer.echo()
-        wide = output is Output.WIDE
-        stdout_console().print(table(result.stages, [c for c in STAGE_COLUMNS if wide or not c.wide]))
+        stdout_console().print(table(result.stages, visible(STAGE_COLUMNS, output)))
         if result.alternatives and not with_explanation:
             typer.echo()
             stdout_console().print(table(result.alternatives, ALTERNATIVE_COLUMNS))
@@ -125,8 +126,12 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {_load(result)}",
         "time to first token": human_seconds(prediction.ttft_s),
         "bottleneck": bottleneck(result),
-        "gap": "0 (exact)" if not result.gap or result.gap < 1e-9 else f"at most {100 * result.gap:.2f} %",
+        "gap": gap_text(result.gap or 0.0),
     }
+    measured, estimated = _measured_boxes(result)
+    if measured:
+        sheets = f"; data sheets for {', '.join(estimated)}" if estimated else ""
+        fields["figures"] = f"measured on {', '.join(measured)}{sheets}"
     if earlier is not None:
         was = earlier.prediction
         fields["before"] = (
@@ -143,6 +148,12 @@ def _load(result: PlanResult) -> str:
     if load.requests == 1:
         return "one request"
     return f"{load.requests} requests ({load.micro_batches} micro-batches of {load.batch})"
+
+
+def _measured_boxes(result: PlanResult) -> tuple[list[str], list[str]]:
+    """The plan's boxes that were measured, and the others."""
+    boxes, times = [stage.box for stage in result.stages], result.problem.times
+    return [box for box in boxes if box in times], [box for box in boxes if box not in times]
 
 
 def plan_data(result: PlanResult) -> dict[str, Any]:
@@ -183,6 +194,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         "stages": stages,
         "alternatives": alternatives,
         "shortage": plain(result.shortage),
+        "measured": _measured_boxes(result)[0],
         "figures": {kind: source for kind, source in kinds.items() if kind in used},
     }
 
@@ -284,7 +296,7 @@ def _draw(points: Sequence[SweepPoint], problem: PlanProblem, path: Path) -> Non
 
 
 def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
 
 
 def _seconds(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from edgeshard.cli.output import Column, human_bytes, human_count
+from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
 from edgeshard.deployment import Deployment
 from edgeshard.device import Node, StageStatus
 from edgeshard.placement import PlacedStage, Placement
@@ -122,7 +122,22 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Concurrency": f"{spec.concurrency} requests, {deployment.active_requests} running",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens",
         "Epoch": str(deployment.epoch),
+        **prediction_fields(placement),
     }
+
+
+def prediction_fields(placement: Placement) -> dict[str, str]:
+    """What the planner expects of a placement, and what there is to know of how it was chosen."""
+    fields = {}
+    predicted = placement.predicted
+    if predicted is not None:
+        fields = {
+            "Predicted": f"{human_seconds(predicted.time_per_token_s)} per token, {predicted.throughput_tps:.2f} "
+            f"tokens/s, first token after {human_seconds(predicted.time_to_first_token_s)}",
+            "Bottleneck": predicted.bottleneck,
+            "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),
+        }
+    return fields | ({"Note": placement.note} if placement.note else {})
 
 
 def _kv_text(stage: StageStatus) -> str:

@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.connection import Connection
 from edgeshard.client.options import GenerateOptions, generation_of
+from edgeshard.client.site import (
+    BoxProgress,
+    NodeDetails,
+    Site,
+    node_details_from_wire,
+    progress_from_wire,
+    site_from_wire,
+)
 from edgeshard.client.values import ServedModel, StoredModel
 from edgeshard.clock import Clock
 from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.device import Node
+from edgeshard.dtypes import DType
 from edgeshard.errors import DeadlineError, FailedPreconditionError, NotFoundError
 from edgeshard.generation import GenerationEvent
 from edgeshard.ids import DeploymentName, Digest, ModelName
@@ -27,6 +36,7 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.common import (
     deployment_from_wire,
     dtype_from_wire,
+    dtype_to_wire,
     node_from_wire,
     placement_from_wire,
     spec_to_wire,
@@ -89,8 +99,9 @@ class Client:
 
         Options: `max_new_tokens` (128); `temperature` (0, greedy), `top_k` (0, off), `top_p` (1, off),
         `repetition_penalty` (1, off), `seed` (0); `stop`, a string or strings that end the text, and `stop_tokens`;
-        `logprobs`, `top_logprobs` (up to 20 best tokens of each position); `ignore_eos`; `request_id`, chosen by the
-        caller to make `cancel` possible from elsewhere; `timeout_s` for the whole request (None, no bound).
+        `logprobs`, `top_logprobs` (up to 20 best tokens of each position); `ignore_eos`; `priority`, from -10 to 10, a
+        higher one goes first (0); `request_id`, chosen by the caller to make `cancel` possible from elsewhere;
+        `timeout_s` for the whole request (None, no bound).
 
         Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model, UnavailableError
         when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
@@ -136,8 +147,44 @@ class Client:
 
     async def node(self, name: str) -> Node:
         """One box by name or id; raises NotFoundError."""
-        response = await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name))
-        return node_from_wire(response.node)
+        return (await self.node_details(name)).node
+
+    async def node_details(self, name: str) -> NodeDetails:
+        """One box by name or id, with what was measured of it and of its links; raises NotFoundError."""
+        return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
+
+    async def site(self, model: str = "") -> Site:
+        """Boxes, links, and the boxes' profiles for a model of the store; raises NotFoundError for an unknown one."""
+        return site_from_wire(await self._admin("GetSite", admin_pb2.GetSiteRequest(model=model)))
+
+    async def profile(
+        self,
+        model: str = "",
+        nodes: Sequence[str] = (),
+        *,
+        dtype: DType = DType.BFLOAT16,
+        quick: bool = False,
+        again: bool = False,
+    ) -> AsyncGenerator[BoxProgress, None]:
+        """Have boxes (names or ids; all that are connected when none is named) measure themselves and their links.
+
+        Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
+        same box and shape is remembered. A box that cannot be measured says so in its last `BoxProgress`, and the
+        others go on. Leaving the loop ends the telling, not the measuring.
+
+        Raises NotFoundError for an unknown model or box, UnavailableError when the coordinator goes away.
+        """
+        request = admin_pb2.ProfileRequest(
+            operation_id=_operation_id(),
+            model=model,
+            dtype=dtype_to_wire(dtype),
+            nodes=nodes,
+            quick=quick,
+            again=again,
+        )
+        async with aclosing(self._connection.profile(request)) as messages:
+            async for message in messages:
+                yield progress_from_wire(message)
 
     async def stored_models(self) -> tuple[StoredModel, ...]:
         response = await self._admin("ListModels", admin_pb2.ListModelsRequest())

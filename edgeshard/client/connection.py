@@ -49,11 +49,20 @@ class Connection:
         self.open()
         return await self._unary(getattr(self._inference, method), request, timeout_s)
 
-    async def generate(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+    def generate(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
         """The messages of one Generate call. Closing the generator cancels the call."""
         self.open()
         assert self._inference is not None
-        call = self._inference.Generate(request, timeout=timeout_s)
+        return self._stream(self._inference.Generate, request, timeout_s)
+
+    def profile(self, request: Any) -> AsyncGenerator[Any, None]:
+        """The messages of one Profile call. Closing the generator cancels the call."""
+        self.open()
+        assert self._admin is not None
+        return self._stream(self._admin.Profile, request, None)
+
+    async def _stream(self, method: Any, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+        call = method(request, timeout=timeout_s)
         try:
             async for message in call:
                 yield message

@@ -23,6 +23,7 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: bool
     top_logprobs: int
     ignore_eos: bool
+    priority: int
     request_id: str
     timeout_s: float | None
 
@@ -52,6 +53,7 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
         stop_tokens=tuple(options.get("stop_tokens", ())),
         stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=options.get("ignore_eos", False),
+        priority=options.get("priority", 0),
     )
     generation.validate()
     for field, texts in (("prompt", (generation.prompt,)), ("stop", generation.stop_strings)):

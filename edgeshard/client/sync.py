@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from edgeshard.client.client import DEFAULT_TARGET, Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.options import GenerateOptions
+from edgeshard.client.site import BoxProgress, NodeDetails, Site
 from edgeshard.client.values import ServedModel, StoredModel
 from edgeshard.deployment import Deployment, DeploymentSpec
 from edgeshard.device import Node
+from edgeshard.dtypes import DType
 from edgeshard.generation import GenerationEvent
 from edgeshard.ids import Digest
 from edgeshard.placement import Placement
@@ -64,23 +66,7 @@ class SyncClient:
         self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
     ) -> Generator[GenerationEvent, None, None]:
         """Stream one request; leaving the loop cancels it at once."""
-        events = self._client.generate(model, prompt, **options)
-        # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
-        turn = asyncio.Lock()
-
-        async def next_event() -> GenerationEvent | None:
-            async with turn:
-                return await anext(events, None)
-
-        async def close() -> None:
-            async with turn:
-                await events.aclose()
-
-        try:
-            while (event := self._run(next_event())) is not None:
-                yield event
-        finally:
-            self._run(close())
+        yield from self._iterate(self._client.generate(model, prompt, **options))
 
     def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         return self._run(self._client.complete(model, prompt, **options))
@@ -96,6 +82,23 @@ class SyncClient:
 
     def node(self, name: str) -> Node:
         return self._run(self._client.node(name))
+
+    def node_details(self, name: str) -> NodeDetails:
+        return self._run(self._client.node_details(name))
+
+    def site(self, model: str = "") -> Site:
+        return self._run(self._client.site(model))
+
+    def profile(
+        self,
+        model: str = "",
+        nodes: Sequence[str] = (),
+        *,
+        dtype: DType = DType.BFLOAT16,
+        quick: bool = False,
+        again: bool = False,
+    ) -> Generator[BoxProgress, None, None]:
+        yield from self._iterate(self._client.profile(model, nodes, dtype=dtype, quick=quick, again=again))
 
     def stored_models(self) -> tuple[StoredModel, ...]:
         return self._run(self._client.stored_models())
@@ -129,6 +132,24 @@ class SyncClient:
 
     def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
         self._run(self._client.delete_deployment(name, wait, timeout_s))
+
+    def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
+        # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
+        turn = asyncio.Lock()
+
+        async def next_item() -> Result | None:
+            async with turn:
+                return await anext(items, None)
+
+        async def close() -> None:
+            async with turn:
+                await items.aclose()
+
+        try:
+            while (item := self._run(next_item())) is not None:
+                yield item
+        finally:
+            self._run(close())
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self._running_loop())

@@ -31,7 +31,7 @@ def test_options_reach_the_server(edgectl: Any, site: Any) -> None:
     edgectl(
         "generate", "tales", "--prompt", "Once", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "4",
         "--top-p", "0.5", "--repetition-penalty", "1.5", "--seed", "7", "--stop", "end", "--stop", "fin",
-        "--ignore-eos", "--request-id", "mine",
+        "--ignore-eos", "--priority", "3", "--request-id", "mine",
     )  # fmt: skip
     (request,) = site.sent(inference_pb2.GenerateRequest)
     generation, sampling = request.generation, request.generation.sampling
@@ -39,6 +39,7 @@ def test_options_reach_the_server(edgectl: Any, site: Any) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.5)
     assert (sampling.repetition_penalty, sampling.seed) == (1.5, 7)
     assert (list(generation.stop_strings), generation.ignore_eos) == (["end", "fin"], True)
+    assert generation.priority == 3
 
 
 def test_a_dash_reads_the_prompt_from_stdin(edgectl: Any, site: Any) -> None:

@@ -28,7 +28,15 @@ def modules_after(statement: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["version"], ["deploy", "--help"], ["get", "nodes", "--help"], ["demo", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["version"],
+        ["deploy", "--help"],
+        ["get", "nodes", "--help"],
+        ["demo", "--help"],
+        ["profile", "--help"],
+    ],
 )
 def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     modules, text = modules_after(f"import edgeshard.cli.main as m; m.app({arguments!r})")
@@ -56,4 +64,15 @@ def test_help_fits_in_80_columns_and_names_every_command() -> None:
     _, text = modules_after("import edgeshard.cli.main as m; m.app(['--help'])")
     assert max(map(len, text.splitlines())) <= 80
     commands = {line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.startswith("  ")}
-    assert {"get", "describe", "deploy", "delete", "model", "generate", "version", "demo"} <= commands
+    assert {
+        "get",
+        "describe",
+        "deploy",
+        "delete",
+        "model",
+        "generate",
+        "version",
+        "demo",
+        "plan",
+        "profile",
+    } <= commands

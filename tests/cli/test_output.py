@@ -7,8 +7,11 @@ from rich.console import Console
 
 from edgeshard.cli.output import (
     Column,
+    gap_text,
+    human_age,
     human_bytes,
     human_count,
+    human_rate,
     human_seconds,
     plain,
     print_table,
@@ -43,6 +46,25 @@ def test_counts(count: int, text: str) -> None:
 
 def test_seconds() -> None:
     assert (human_seconds(0.01234), human_seconds(1.234)) == ("12.3 ms", "1.23 s")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(800, "800 b/s"), (64_000, "64 Kb/s"), (93.6e6, "93.6 Mb/s"), (9.41e9, "9.41 Gb/s")]
+)
+def test_rates(rate: float, text: str) -> None:
+    assert human_rate(rate) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s ago"), (59.9, "59 s ago"), (60, "1 min ago"), (7199, "1 h ago"), (200_000, "2 d ago")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert human_age(seconds) == text
+
+
+def test_gaps() -> None:
+    assert (gap_text(0.0), gap_text(0.0213)) == ("0 (exact)", "at most 2.13 %")
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:

@@ -226,7 +226,7 @@ def test_wrong_models_exit_2(tmp_path: Path, config: Path) -> None:
         result = run(model=str(config))
         assert result.exit_code == 2 and words in result.stderr, text
     assert run(cluster=tmp_path / "none.toml").exit_code == 2
-    assert "--cluster is missing" in CliRunner().invoke(app, ["plan", "--model", "llama2-7b"]).stderr
+    assert "--model is missing" in CliRunner().invoke(app, ["plan", "--cluster", str(TESTBED)]).stderr
 
 
 def test_it_needs_no_torch_no_ortools_and_no_grpc() -> None:

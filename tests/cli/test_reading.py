@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 from edgeshard.deployment import DeploymentPhase
 from edgeshard.errors import ResourceExhaustedError
+from edgeshard.placement import Prediction
 
 
 def test_nodes_as_a_table(edgectl: Any) -> None:
@@ -95,3 +97,50 @@ def test_describing_what_does_not_exist_exits_3(edgectl: Any, site: Any, noun: s
     assert result.exit_code == 3
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
+
+
+def test_describe_node_shows_what_was_measured_of_it(edgectl: Any, site: Any) -> None:
+    site.measured(a=1e-3, b=5e-4)
+    text = edgectl("describe", "node", "a").stdout
+    assert "Profile of fairy-tales in bfloat16, measured 1 h ago:" in text
+    block = text.partition("  block: 12 of ")[2]
+    assert "prefill by tokens: 1: 1.02 ms, 64: 2.00 ms, 256: 5.00 ms  (fit within" in block
+    assert "decode by sequences, 64 positions: 1: 1.06 ms, 4: 1.25 ms, 8: 1.50 ms  (fit within" in block
+    assert "repeats differ by 2.0% at most" in block
+    links = [line.split() for line in text.splitlines() if "Mb/s" in line]
+    assert [line[:4] for line in links] == [["a", "b", "2.00", "ms"], ["b", "a", "2.00", "ms"]]
+    assert links[0][-3:] == ["2", "min", "ago"]
+
+
+def test_describe_node_as_json_has_every_sample(edgectl: Any, site: Any) -> None:
+    site.measured(b=5e-4)
+    value = json.loads(edgectl("describe", "node", "b", "-o", "json").stdout)
+    assert value["name"] == "b" and value["facts"]["cores"] == 4
+    (profile,) = value["profiles"]
+    assert (profile["models"], profile["dtype"], profile["age_s"]) == (["fairy-tales"], "bfloat16", 3600)
+    assert profile["layers"][1]["decode"][0] == {
+        "count": 1, "context": 64, "seconds": 5e-4 * (1 + 1 / 16), "spread": 0.02, "repeats": 9,
+    }  # fmt: skip
+    assert [(link["from"], link["to"], link["age_s"]) for link in value["links"]] == [("a", "b", 130), ("b", "a", 130)]
+
+
+PREDICTED = Prediction(0.04, 0.0123, 81.3, "compute of b takes 8 ms of the 12.3 ms a token needs", 0.02)
+
+
+def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, site: Any) -> None:
+    ready = site.deployment_in(DeploymentPhase.READY)
+    noted = replace(ready.placement, predicted=PREDICTED, note="box c is away")
+    site.states = [replace(ready, placement=noted)]
+    site.placement = noted
+    deploy = ("deploy", "tales", "--model", "fairy-tales", "--source", "a")
+    for arguments in (("describe", "deployment", "tales"), deploy, (*deploy, "--dry-run")):
+        text = edgectl(*arguments).stdout
+        assert "12.3 ms per token, 81.30 tokens/s, first token after 40.0 ms" in text, arguments
+        assert "compute of b takes 8 ms" in text and "at most 2.00 %" in text and "box c is away" in text
+    as_json = json.loads(edgectl(*deploy, "--dry-run", "-o", "json").stdout)
+    assert as_json["predicted"]["throughput_tps"] == 81.3 and as_json["note"] == "box c is away"
+
+
+def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:
+    text = edgectl("describe", "deployment", "tales").stdout
+    assert "Predicted" not in text and "Note" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,24 @@ from edgeshard.generation import Finished, FinishReason, GenerationEvent, StageT
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.model import LayerRange
 from edgeshard.placement import PlacedStage, Placement
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    LinkProfile,
+    MeasuredLink,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+    config_hash,
+)
 from edgeshard.proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
+    profile_pb2,
     store_pb2,
     store_pb2_grpc,
 )
@@ -35,10 +49,16 @@ from edgeshard.wire.common import (
     spec_from_wire,
 )
 from edgeshard.wire.generation import event_to_wire
-from edgeshard.wire.status import DETAILS_KEY, to_status
+from edgeshard.wire.profile import compute_profile_to_wire, link_to_wire
+from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
 
 PROMPT_TOKENS = (5, 6, 7)
 WORDS = ("Once", " upon", " a", " time", " é")
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 12,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -71,6 +91,39 @@ def deployment(
     return Deployment(spec, phase, Epoch(1), placement(), failure, stages)
 
 
+def compute_profile(block_s: float, dtype: DType = DType.BFLOAT16) -> ComputeProfile:
+    """Of CONFIG on a box that takes `block_s` for a block and a sequence, and next to nothing for all else."""
+
+    def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
+        prefill = tuple(Sample(n, c, each_s * (1 + n / 64), 0.01, 9) for n in (1, 64, 256) for c in (0, 64))
+        decode = tuple(Sample(n, c, each_s * (1 + n / 16), 0.02, 9) for n in (1, 4, 8) for c in (64, 256))
+        return LayerProfile(kind, parameters, layers, 0, 1 << 24, prefill, decode)
+
+    model = model_from_config("fairy-tales", CONFIG)
+    return ComputeProfile(
+        fingerprint="f" * 16,
+        model_hash=config_hash(CONFIG),
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        layers=(
+            layer(LayerKind.EMBEDDING, model.embedding_parameters, 1, 1e-6),
+            layer(LayerKind.BLOCK, model.blocks[0].parameters, model.layer_count, block_s),
+            layer(LayerKind.HEAD, model.head_parameters, 1, 1e-5),
+        ),
+        overhead=StepOverhead(1e-4, 1e-9, 0.05),
+        memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
+    )
+
+
+def told(node: str, done: int, what: str, finished: bool = False, failure: EdgeShardError | None = None) -> Any:
+    """What the coordinator says of a box being measured: `done` of 40."""
+    return admin_pb2.ProfileResponse(
+        node=node, done=done, total=40, what=what, finished=finished,
+        failure=to_failure(failure) if failure is not None else None,
+    )  # fmt: skip
+
+
 def story() -> list[GenerationEvent | Hold]:
     """Five tokens on two stages: the first takes 40 ms of computing on stage 0, the others 2, and 4 on stage 1."""
     events: list[GenerationEvent | Hold] = [
@@ -99,6 +152,11 @@ class ScriptedSite:
     states: list[Deployment] = field(default_factory=list)
     gone_after_delete: bool = True
     script: list[GenerationEvent | Hold] = field(default_factory=story)
+    profiles: list[admin_pb2.StoredProfile] = field(default_factory=list)
+    links: list[profile_pb2.MeasuredLink] = field(default_factory=list)
+    config: Any = field(default_factory=lambda: CONFIG)
+    progress: list[Any] = field(default_factory=list)
+    placement: Placement = field(default_factory=placement)
     requests: list[Any] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -109,6 +167,28 @@ class ScriptedSite:
     story = staticmethod(story)
     deployment_in = staticmethod(deployment)
     stage_status = staticmethod(stage_status)
+    compute_profile = staticmethod(compute_profile)
+    told = staticmethod(told)
+
+    def measured(self, **block_s: float) -> None:
+        """Boxes were measured for the model an hour ago, and all links between boxes two minutes ago."""
+        names = [node.name for node in self.nodes]
+        self.nodes = [replace(node, connected=True) for node in self.nodes]
+        self.profiles = [
+            admin_pb2.StoredProfile(
+                node_id=f"id-{name}", profile=compute_profile_to_wire(compute_profile(seconds)),
+                models=["fairy-tales"], age_s=3600,
+            )
+            for name, seconds in block_s.items()
+        ]  # fmt: skip
+        self.links = [
+            link_to_wire(
+                MeasuredLink(NodeId(f"id-{x}"), NodeId(f"id-{y}"), LinkProfile(0.002, 1e8, 0.01, 9, 1 << 20)), 130
+            )
+            for x in names
+            for y in names
+            if x != y
+        ]
 
     def hold_after(self, tokens: int) -> None:
         """Stop the stream after this many tokens."""
@@ -135,6 +215,27 @@ def fail(context: grpc.ServicerContext, error: EdgeShardError) -> None:
     context.abort(_CODES[int(error.code)], error.message)
 
 
+def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    """The script's items as far as the client stays to hear them; `site.cancelled` is set when it does not."""
+    ended = threading.Event()
+
+    def on_end() -> None:
+        site.released.set()
+        if not ended.is_set():
+            site.cancelled.set()
+
+    context.add_callback(on_end)
+    for item in script:
+        if isinstance(item, Hold):
+            site.held.set()
+            site.released.wait(30)
+            if not context.is_active():
+                return
+        else:
+            yield item
+    ended.set()
+
+
 class Admin(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, site: ScriptedSite) -> None:
         self.site = site
@@ -147,8 +248,28 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         answer(self.site, "GetNode", request, context)
         for node in self.site.nodes:
             if request.node in (node.name, node.node_id):
-                return admin_pb2.GetNodeResponse(node=node_to_wire(node))
+                site = self.site
+                return admin_pb2.GetNodeResponse(
+                    node=node_to_wire(node),
+                    profiles=[profile for profile in site.profiles if profile.node_id == node.node_id],
+                    links=[link for link in site.links if node.node_id in (link.sender_id, link.receiver_id)],
+                )
         return fail(context, NotFoundError(f"node {request.node!r} is not known", field="node"))
+
+    def GetSite(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "GetSite", request, context)
+        if request.model not in ("", *(model.name for model in self.site.models)):
+            return fail(context, NotFoundError(f"model {request.model!r} is not in the store", field="model"))
+        return admin_pb2.GetSiteResponse(
+            nodes=[node_to_wire(node) for node in self.site.nodes],
+            links=self.site.links,
+            profiles=self.site.profiles if request.model else [],
+            config_json=json.dumps(self.site.config).encode() if request.model else b"",
+        )
+
+    def Profile(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        answer(self.site, "Profile", request, context)
+        yield from until_gone(self.site, self.site.progress, context)
 
     def ListModels(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListModels", request, context)
@@ -160,7 +281,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def Plan(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "Plan", request, context)
-        return admin_pb2.PlanResponse(placement=placement_to_wire(placement()))
+        return admin_pb2.PlanResponse(placement=placement_to_wire(self.site.placement))
 
     def Deploy(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "Deploy", request, context)
@@ -191,24 +312,10 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         self.site = site
 
     def Generate(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        site, ended = self.site, threading.Event()
+        site = self.site
         answer(site, "Generate", request, context)
-
-        def on_end() -> None:
-            site.released.set()
-            if not ended.is_set():
-                site.cancelled.set()
-
-        context.add_callback(on_end)
-        for event in site.script:
-            if isinstance(event, Hold):
-                site.held.set()
-                site.released.wait(30)
-                if not context.is_active():
-                    return
-            else:
-                yield event_to_wire(event)
-        ended.set()
+        script = [event if isinstance(event, Hold) else event_to_wire(event) for event in site.script]
+        yield from until_gone(site, script, context)
         if "GenerateEnd" in site.failures:
             fail(context, site.failures["GenerateEnd"])
 

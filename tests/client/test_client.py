@@ -118,13 +118,13 @@ async def test_every_option_reaches_the_server(site: Any) -> None:
     async with Client(site.address) as client:
         await client.complete(
             "tales", [1, 2, 3], max_new_tokens=9, temperature=0.5, top_k=40, top_p=0.75, repetition_penalty=1.25,
-            seed=2**63, stop="end", stop_tokens=[4], top_logprobs=3, ignore_eos=True, request_id="mine",
+            seed=2**63, stop="end", stop_tokens=[4], top_logprobs=3, ignore_eos=True, priority=3, request_id="mine",
         )  # fmt: skip
     (request,) = site.sent(inference_pb2.GenerateRequest)
     generation, sampling = request.generation, request.generation.sampling
     assert (request.model, request.request_id) == ("tales", "mine")
     assert (list(generation.prompt_tokens), generation.prompt) == ([1, 2, 3], "")
-    assert (generation.max_new_tokens, generation.ignore_eos) == (9, True)
+    assert (generation.max_new_tokens, generation.ignore_eos, generation.priority) == (9, True, 3)
     assert (list(generation.stop_strings), list(generation.stop_tokens)) == (["end"], [4])
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.75)
     assert (sampling.repetition_penalty, sampling.seed) == (1.25, 2**63)

@@ -1,0 +1,235 @@
+"""What `edgectl plan` plans: a cluster file and a config.json, or the site as its coordinator knows it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeshard.cli.connect import Connect, run
+from edgeshard.cli.output import human_rate, human_seconds
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError, UnavailableError
+from edgeshard.planning.devices import Cluster, Workload, parse_cluster
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.planning.site import SiteCluster, site_cluster, site_problem
+from edgeshard.planning.what_if import typical_link
+
+if TYPE_CHECKING:
+    from edgeshard.client import Site
+
+LARGEST_INPUT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options: None is for the cluster's own value, or the planner's default. `more` are PlanProblem's fields."""
+
+    model: str
+    source: str | None = None
+    objective: str = Objective.LATENCY
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    exclude: tuple[str, ...] = ()
+    relays: bool = False
+    what_if: tuple[str, ...] = ()
+    workload: Mapping[str, int | None] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self, default: Workload) -> dict[str, Any]:
+        """What is the same wherever the cluster comes from. Raises InvalidArgumentError naming the option at fault."""
+        if self.objective not in list(Objective):
+            raise InvalidArgumentError(
+                f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
+            )
+        workload = {key: getattr(default, key) if value is None else value for key, value in self.workload.items()}
+        return {"objective": Objective(self.objective), **workload, **self.more}
+
+    def weights_dtype(self, default: DType | None) -> DType:
+        return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16
+
+    def cache_dtype(self, default: DType | None) -> DType | None:
+        return DType.parse(self.kv_dtype, "kv_dtype") if self.kv_dtype is not None else default
+
+
+def offline_problem(path: Path, asked: Asked) -> PlanProblem:
+    """The boxes of a file and a model known by name or of a file. Raises InvalidArgumentError naming what is wrong."""
+    cluster, model = read_cluster(path), read_model(asked.model)
+    if asked.source is not None:
+        cluster.index(asked.source, "source")
+        cloud = None if cluster.cloud == asked.source else cluster.cloud
+        cluster = replace(cluster, source=asked.source, cloud=cloud)
+    problem = PlanProblem(
+        model=model,
+        cluster=cluster,
+        exclude=asked.exclude,
+        relays=asked.relays,
+        dtype=asked.weights_dtype(cluster.dtype),
+        kv_dtype=asked.cache_dtype(cluster.kv_dtype),
+        **asked.fields(cluster.workload),
+    )
+    problem.check()
+    return problem
+
+
+def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """A model of the store on the site's connected boxes, and what there is to know of its figures, in words.
+
+    Raises FailedPreconditionError naming the boxes nobody has measured and the command that does so, NotFoundError or
+    UnavailableError for the model or the source, InvalidArgumentError naming the option at fault.
+    """
+    if asked.source is None:
+        raise InvalidArgumentError(
+            "--source is missing: name the box where prompts come in, or give a --cluster FILE", field="source"
+        )
+    if asked.relays:
+        raise InvalidArgumentError(
+            "--relays: a site runs no box without layers yet; leave it out, or plan a --cluster FILE", field="relays"
+        )
+    site = run(_fetch_site(connect, asked.model))
+    _check_excluded(site, asked.exclude)
+    dtype = asked.weights_dtype(None)
+    found = _measured_cluster(site, asked, dtype)
+    problem = site_problem(
+        found,
+        model_from_config(asked.model, site.config),
+        # Boxes that are left out are not in the cluster; of `exclude` only the source can be, and is refused by name.
+        exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
+        dtype=dtype,
+        kv_dtype=asked.cache_dtype(None),
+        **asked.fields(found.cluster.workload),
+    )
+    problem.check()
+    return problem, _notes(found, asked, dtype)
+
+
+async def _fetch_site(connect: Connect, model: str) -> Site:
+    async with connect.client() as client:
+        try:
+            return await client.site(model)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{error.message}; without a site, describe the boxes with --cluster FILE",
+                reason=error.reason,
+                retry_after_s=error.retry_after_s,
+            ) from None
+
+
+def _check_excluded(site: Site, exclude: Sequence[str]) -> None:
+    """A box that is away may be left out, one that there is not may not."""
+    known = sorted(str(node.name) for node in site.nodes)
+    for name in exclude:
+        if name not in known:
+            raise InvalidArgumentError(
+                f"exclude: there is no box {name!r}; boxes are {', '.join(known)}",
+                field="exclude",
+                reason="UNKNOWN_BOX",
+            )
+
+
+def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
+    newest_last = sorted(site.profiles, key=lambda stored: -stored.age_s)
+    return site_cluster(
+        site.nodes,
+        [stored.link for stored in site.links],
+        {stored.node_id: stored.profile for stored in newest_last if stored.profile.dtype is dtype},
+        model=asked.model,
+        dtype=dtype,
+        source=asked.source or "",
+        exclude=asked.exclude,
+    )
+
+
+def _notes(found: SiteCluster, asked: Asked, dtype: DType) -> tuple[str, ...]:
+    notes = []
+    if any(change.lstrip().startswith("+") for change in asked.what_if):
+        link = typical_link(found.cluster)
+        rate = human_rate(link.bandwidth_bps)
+        notes.append(f"boxes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
+    if found.estimated:
+        names = " ".join(found.estimated)
+        notes.append(
+            f"{', '.join(found.estimated)}: not measured, figures are of data sheets; "
+            f"run `edgectl profile --model {asked.model} --dtype {dtype} {names}`"
+        )
+    if found.unmeasured:
+        shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
+        more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""
+        senders = " ".join(sorted({str(sender) for sender, _ in found.unmeasured}))
+        notes.append(f"no link was measured for {shown}{more}: none is planned with; run `edgectl profile {senders}`")
+    return tuple(notes)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster of a TOML file. Raises InvalidArgumentError naming the file or the key at fault."""
+    try:
+        return parse_cluster(tomllib.loads(_read(path, "cluster")))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgumentError(f"--cluster {path} is not TOML: {error}", field="cluster") from None
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error.message}", field=error.field, reason=error.reason) from None
+
+
+def read_model(name: str) -> ModelSpec:
+    """A model known by name, or of a config.json. Raises InvalidArgumentError naming the key at fault."""
+    known = built_in_model(name)
+    if known is not None:
+        return known
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if not name or not path.exists():
+        raise InvalidArgumentError(
+            f"--model {name!r} is neither {', '.join(BUILT_IN_CONFIGS)} nor a config.json or a directory with one",
+            field="model",
+            reason="UNKNOWN_MODEL",
+        )
+    try:
+        config = json.loads(_read(path, "model"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"--model {path} is not JSON: {error}", field="model") from None
+    return model_from_config(path.resolve().parent.name, config)
+
+
+def sizes(items: Sequence[str]) -> dict[str, float]:
+    """`--reserve BOX=SIZE`, repeated. Raises InvalidArgumentError for one that is not."""
+    if not items:
+        return {}
+    from edgeshard.config import parse_bytes  # brings gRPC along, which planning does without
+
+    return {name: float(parse_bytes(value, f"reserve.{name}")) for name, value in _pairs(items, "reserve")}
+
+
+def shares(items: Sequence[str]) -> dict[str, float]:
+    """`--max-share BOX=PART`, repeated. Raises InvalidArgumentError for one that is not."""
+    found = {}
+    for name, value in _pairs(items, "max-share"):
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
+    return found
+
+
+def _pairs(items: Sequence[str], option: str) -> list[tuple[str, str]]:
+    pairs = []
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not name or not equals or not value:
+            raise InvalidArgumentError(f"--{option} {item!r} is not BOX=VALUE", field=option.replace("-", "_"))
+        pairs.append((name, value))
+    return pairs
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        if path.stat().st_size > LARGEST_INPUT_BYTES:
+            limit = LARGEST_INPUT_BYTES >> 20
+            raise InvalidArgumentError(f"--{option} {path} is larger than {limit} MiB", field=option)
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"cannot read --{option} {path}: {error}", field=option) from None

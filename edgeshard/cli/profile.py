@@ -1,0 +1,150 @@
+"""edgectl profile: have the boxes measure themselves, and the links between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.output import (
+    Output,
+    OutputOption,
+    print_table,
+    printable,
+    show_data,
+    show_list,
+    stderr_console,
+    table,
+    visible,
+)
+from edgeshard.errors import EdgeShardError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from edgeshard.cli.profile_views import BoxRow
+    from edgeshard.client import BoxProgress
+    from edgeshard.dtypes import DType
+
+DEFAULT_DTYPE = "bfloat16"
+
+
+def profile(
+    context: typer.Context,
+    boxes: Annotated[
+        list[str] | None, typer.Argument(metavar="[BOX]...", help="Boxes to measure; all that are connected if none.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A model of the store; without it, only links are measured.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Measure boxes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
+
+    A box measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
+    when a box could not be measured; the others are, all the same.
+    """
+    from edgeshard.dtypes import DType
+
+    if model is None:
+        for option, given in (("dtype", dtype is not None), ("quick", quick), ("again", again)):
+            if given:
+                raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
+    work = _profile(connect_of(context), model or "", boxes or [], DType.parse(dtype or DEFAULT_DTYPE), quick, again)
+    rows = run(work)
+    _show(rows, model is not None, output)
+    if any(row.failure is not None for row in rows):
+        raise typer.Exit(1)
+
+
+async def _profile(
+    connect: Connect, model: str, boxes: list[str], dtype: DType, quick: bool, again: bool
+) -> list[BoxRow]:
+    from edgeshard.cli.profile_views import box_rows
+
+    outcomes: dict[str, EdgeShardError | None] = {}
+    async with connect.client() as client:
+        with progress_on(stderr_console()) as reporter:
+            try:
+                async with aclosing(client.profile(model, boxes, dtype=dtype, quick=quick, again=again)) as events:
+                    async for event in events:
+                        outcomes[event.node] = event.failure
+                        reporter.show(event)
+            except asyncio.CancelledError:
+                reporter.console.print(
+                    "the boxes go on measuring; `edgectl describe node BOX` shows what they found", markup=False
+                )
+                raise
+        return box_rows(await client.site(model), outcomes, dtype)
+
+
+class ProfileReporter:
+    """Tells on `console` how far each box is: a line now and then, or a bar for each where `bars` is a live display."""
+
+    def __init__(self, console: Console, bars: Progress | None) -> None:
+        self.console = console
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
+
+    def show(self, event: BoxProgress) -> None:
+        if self._bars is not None:
+            task = self._tasks.get(event.node)
+            if task is None:
+                task = self._tasks[event.node] = self._bars.add_task(event.node, total=None, what="")
+            what = _outcome(event) if event.finished else printable(event.what)
+            self._bars.update(task, completed=event.done, total=event.total or None, what=what)
+        elif event.finished:
+            self._print(f"{event.node}: {_outcome(event)}")
+        elif self._is_news(event):
+            done = f"{event.done} of {event.total}, " if event.total else ""
+            self._print(f"{event.node}: {done}{printable(event.what)}")
+
+    def _is_news(self, event: BoxProgress) -> bool:
+        """Whether another tenth is done: a log wants no line for every figure."""
+        tenth = 10 * event.done // max(1, event.total)
+        seen = self._tenths.get(event.node)
+        self._tenths[event.node] = tenth
+        return seen != tenth
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[ProfileReporter]:
+    """A reporter with live bars where the console is a terminal."""
+    if not console.is_terminal:
+        yield ProfileReporter(console, None)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    name, what = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[what]}", markup=False)
+    with Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), what, console=console) as bars:
+        yield ProfileReporter(console, bars)
+
+
+def _outcome(event: BoxProgress) -> str:
+    return "measured" if event.failure is None else f"failed: {printable(event.failure.message)}"
+
+
+def _show(rows: list[BoxRow], with_model: bool, output: Output) -> None:
+    from edgeshard.cli.profile_views import BOX_COLUMNS, LINK_COLUMNS, LINKS_ONLY_COLUMNS
+
+    if output in (Output.JSON, Output.YAML):
+        show_data([row.as_data() for row in rows], output)
+        return
+    columns: list[Any] = BOX_COLUMNS if with_model else LINKS_ONLY_COLUMNS
+    show_list(rows, output, columns, lambda row: row.box)
+    links = [link for row in rows for link in row.links]
+    if links and output is not Output.NAME:
+        typer.echo()
+        print_table(table(links, visible(LINK_COLUMNS, output)))

@@ -1,0 +1,165 @@
+"""What was measured of boxes and links, as tables, lines and plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgeshard.cli.output import Column, human_age, human_rate, plain, printable
+from edgeshard.errors import EdgeShardError
+from edgeshard.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
+from edgeshard.profile_words import UNDISTURBED, profile_lines, time_text
+
+if TYPE_CHECKING:
+    from edgeshard.client import NodeDetails, Site, StoredLink, StoredProfile
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """One direction between two boxes, by their names."""
+
+    sender: str
+    receiver: str
+    profile: LinkProfile
+    age_s: float
+
+    def as_data(self) -> dict[str, Any]:
+        return {"from": self.sender, "to": self.receiver, **asdict(self.profile), "age_s": self.age_s}
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRow:
+    """What came of measuring one box: its profile, None where it failed or none was asked for, and the ways from it."""
+
+    box: str
+    failure: EdgeShardError | None
+    measured: StoredProfile | None
+    links: tuple[LinkRow, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        return {
+            "box": self.box,
+            "failure": plain(self.failure),
+            "profile": profile_data(self.measured) if self.measured is not None else None,
+            "links": [link.as_data() for link in self.links],
+        }
+
+
+LINK_COLUMNS: list[Column[LinkRow]] = [
+    Column("FROM", lambda row: row.sender),
+    Column("TO", lambda row: row.receiver),
+    Column("LATENCY", lambda row: time_text(row.profile.latency_s), right=True),
+    Column("BANDWIDTH", lambda row: human_rate(row.profile.bandwidth_bps), right=True),
+    Column("FIT", lambda row: f"within {row.profile.spread:.1%}", right=True),
+    Column("MEASURED", lambda row: human_age(row.age_s)),
+    Column("SAMPLES", lambda row: str(row.profile.samples), wide=True, right=True),
+]
+
+LINKS_ONLY_COLUMNS: list[Column[BoxRow]] = [
+    Column("BOX", lambda row: row.box),
+    Column("RESULT", lambda row: _result(row)),
+]
+
+BOX_COLUMNS: list[Column[BoxRow]] = [
+    Column("BOX", lambda row: row.box),
+    Column("DECODE", lambda row: _of_profile(row, _decode), right=True),
+    Column("PREFILL", lambda row: _of_profile(row, _prefill), right=True),
+    Column("STEP", lambda row: _of_profile(row, lambda profile: time_text(profile.step_overhead_s)), right=True),
+    Column("SPREAD", lambda row: _of_profile(row, _spread), right=True),
+    Column("RESULT", lambda row: _result(row)),
+]
+
+
+def box_rows(site: Site, outcomes: Mapping[str, EdgeShardError | None], dtype: str) -> list[BoxRow]:
+    """A row for each box that was to be measured; `outcomes` says why one was not."""
+    names = {node.node_id: str(node.name) for node in site.nodes}
+    links = link_rows(site.links, names)
+    newest: dict[str, StoredProfile] = {}
+    for stored in sorted(site.profiles, key=lambda profile: -profile.age_s):
+        if stored.profile.dtype == dtype:
+            newest[names.get(stored.node_id, stored.node_id)] = stored
+    return [
+        BoxRow(
+            box,
+            failure,
+            # What was known before is no result of this measurement.
+            newest.get(box) if failure is None else None,
+            tuple(link for link in links if link.sender == box),
+        )
+        for box, failure in sorted(outcomes.items())
+    ]
+
+
+def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[LinkRow]:
+    """The links by the boxes' names; a box that is no longer known goes by its id."""
+    rows = [
+        LinkRow(
+            names.get(stored.link.sender, stored.link.sender),
+            names.get(stored.link.receiver, stored.link.receiver),
+            stored.link.profile,
+            stored.age_s,
+        )
+        for stored in links
+    ]
+    return sorted(rows, key=lambda row: (row.sender, row.receiver))
+
+
+def profile_data(stored: StoredProfile) -> dict[str, Any]:
+    """A box's profile as plain data; `samples` of the layers and all."""
+    return {"models": list(stored.models), "age_s": stored.age_s, **plain(stored.profile)}
+
+
+def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
+    """Everything about a box as plain data."""
+    return {
+        **plain(details.node),
+        "profiles": [profile_data(stored) for stored in details.profiles],
+        "links": [row.as_data() for row in link_rows(details.links, names)],
+    }
+
+
+def profile_text(stored: StoredProfile) -> Iterator[str]:
+    """A heading, and the figures of every layer under it."""
+    models = ", ".join(stored.models) or "a model that is no longer in the store"
+    yield f"Profile of {models} in {stored.profile.dtype.value}, measured {human_age(stored.age_s)}:"
+    for line in profile_lines(stored.profile):
+        yield "  " + printable(line)
+
+
+def _result(row: BoxRow) -> str:
+    if row.failure is not None:
+        return f"failed: {printable(row.failure.message)}"
+    ways = "1 link" if len(row.links) == 1 else f"{len(row.links)} links"
+    if row.measured is None:
+        return ways
+    profile = row.measured.profile
+    words = ["quick"] if profile.quick else []
+    if profile.processor_share < UNDISTURBED:
+        words.append("disturbed by other work")
+    return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", ways])
+
+
+def _of_profile(row: BoxRow, text: Any) -> str:
+    return "-" if row.measured is None else str(text(row.measured.profile))
+
+
+def _main_block(profile: ComputeProfile) -> LayerProfile:
+    """The sort of block that most of the model's layers are."""
+    blocks = [layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)]
+    return max(blocks or profile.layers, key=lambda layer: layer.layers)
+
+
+def _decode(profile: ComputeProfile) -> str:
+    sample = _main_block(profile).decode[0]
+    return f"{time_text(sample.seconds)}/layer"
+
+
+def _prefill(profile: ComputeProfile) -> str:
+    sample = max((s for s in _main_block(profile).prefill if s.context == 0), key=lambda s: s.count)
+    return f"{sample.count} tokens {time_text(sample.seconds)}/layer"
+
+
+def _spread(profile: ComputeProfile) -> str:
+    block = _main_block(profile)
+    return f"{max(sample.spread for sample in (*block.prefill, *block.decode)):.1%}"

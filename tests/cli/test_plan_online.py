@@ -1,0 +1,143 @@
+"""edgectl plan without --cluster: the running site, by what its boxes measured of themselves and of their links."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edgeshard.cli.main import app
+from edgeshard.proto.v1 import admin_pb2
+
+
+@pytest.fixture
+def measured(site: Any) -> Any:
+    """Box b takes half of box a's time."""
+    site.measured(a=1e-3, b=5e-4)
+    return site
+
+
+@pytest.fixture
+def plan(edgectl: Any) -> Any:
+    def invoke(*arguments: str, source: str = "a", model: str = "fairy-tales") -> Any:
+        return edgectl("plan", "--model", model, "--source", source, *arguments)
+
+    return invoke
+
+
+@pytest.fixture
+def data(plan: Any) -> Any:
+    def invoke(*arguments: str) -> Any:
+        result = plan(*arguments, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return invoke
+
+
+def test_a_plan_of_the_site_has_figures_from_its_measurements(measured: Any, plan: Any, data: Any) -> None:
+    values = data()
+    assert values["feasible"] and values["placement"] == "a=0:1,b=1:12", (
+        "the fast box takes all but what the source must"
+    )
+    assert values["measured"] == ["a", "b"] and values["figures"] == {}
+    # 1 block at 1 ms and 11 at half of it, twice 2 ms of delay, and little else.
+    assert 0.0105 < values["time_per_token_s"] < 0.0125
+    text = plan().stdout
+    assert "figures:             measured on a, b" in text and "bottleneck:" in text and "RUNNER-UP" in text
+    assert plan("-o", "name").stdout == "a=0:1,b=1:12\n"
+    assert [request.model for request in measured.sent(admin_pb2.GetSiteRequest)] == ["fairy-tales"] * 3
+
+
+def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: Any, tmp_path: Any) -> None:
+    rows = data("--compare")
+    assert [row["strategy"] for row in rows if row["feasible"]][-1] == "edgeshard" and len(rows) == 7
+    assert min(row["time_per_token_s"] for row in rows) == rows[-1]["time_per_token_s"]
+    explained = plan("--explain").stdout
+    assert "What binds it: compute of b" in explained and "data sheets" not in explained
+    points = data("--sweep", "bandwidth=1:100", "--plot", str(tmp_path / "sweep.svg"))
+    times = [point["time_per_token_s"] for point in points if point["strategy"] == "edgeshard"]
+    assert times[0] > times[-1] and all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(times))
+    assert (tmp_path / "sweep.svg").exists()
+    assert data("--max-boxes", "1")["placement"] == "a=0:12"
+    assert data("--reserve", "b=4GiB")["time_per_token_s"] > data()["time_per_token_s"]
+
+
+def test_what_if_there_were_another_box(measured: Any, plan: Any, data: Any) -> None:
+    more = data("--what-if", "+1 h200")
+    assert "h200-new-1=1:12" in more["placement"] and more["measured"] == ["a"]
+    assert "the median of the site's links: 100 Mb/s, 2.0 ms" in plan("--what-if", "+1 h200").stderr
+    assert more["before"]["placement"] == "a=0:1,b=1:12"
+    # A box like b is as quick as b was measured to be, and no quicker.
+    assert (
+        data("--what-if", "-b", "--what-if", "+1 a")["time_per_token_s"] == data("--exclude", "b")["time_per_token_s"]
+    )
+    assert data("--what-if", "-b")["placement"] == "a=0:12"
+
+
+def test_a_box_nobody_measured_is_named_with_the_command_that_measures_it(site: Any, plan: Any, data: Any) -> None:
+    site.measured(a=1e-3)
+    result = plan()
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "fairy-tales in bfloat16: b;" in result.stderr
+    assert "`edgectl profile --model fairy-tales --dtype bfloat16`" in result.stderr
+    assert data("--exclude", "b")["placement"] == "a=0:12"
+    other = plan("--dtype", "float32")
+    assert other.exit_code == 1 and "--dtype float32" in other.stderr
+
+
+def test_a_known_device_is_planned_from_its_data_sheet_and_a_note_says_so(site: Any, plan: Any) -> None:
+    site.measured(a=1e-3)
+    known = replace(site.nodes[1], facts=replace(site.nodes[1].facts, model="NVIDIA H200"))
+    site.nodes = [site.nodes[0], known]
+    result = plan("-o", "json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["placement"] == "a=0:1,b=1:12"
+    assert (
+        "note: b: not measured" in result.stderr
+        and "`edgectl profile --model fairy-tales --dtype bfloat16 b`" in result.stderr
+    )
+
+
+def test_a_link_nobody_measured_is_not_planned_with_and_a_note_says_so(measured: Any, plan: Any) -> None:
+    measured.links = [link for link in measured.links if link.sender_id != "id-b"]
+    result = plan("-o", "name")
+    assert (result.exit_code, result.stdout) == (0, "a=0:12\n")
+    assert "no link was measured for b -> a" in result.stderr and "`edgectl profile b`" in result.stderr
+    # Neither a faster link nor another box makes that one.
+    swept = plan("--sweep", "bandwidth=1:1000", "-o", "json")
+    assert {point["placement"] for point in json.loads(swept.stdout) if point["strategy"] == "edgeshard"} == {"a=0:12"}
+    assert "b=" not in plan("--what-if", "+1 h200", "--exclude", "b", "-o", "name").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--source", "z"], 3, "source"),
+        (["--source", "a", "--exclude", "z"], 2, "exclude: there is no box 'z'; boxes are a, b"),
+        (["--source", "a", "--exclude", "a"], 2, "exclude names the source a"),
+        (["--source", "a", "--relays"], 2, "--relays"),
+        (["--source", "a", "--objective", "speed"], 2, "--objective"),
+        (["--source", "a", "--prompt-tokens", "4096"], 2, "prompt_tokens"),
+        (["--source", "a", "--what-if", "+1 orin-mega"], 2, "what_if"),
+        ([], 2, "--source is missing"),
+    ],
+)
+def test_wrong_options_name_the_field(measured: Any, edgectl: Any, arguments: list[str], code: int, words: str) -> None:
+    result = edgectl("plan", "--model", "fairy-tales", *arguments)
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert words in result.stderr
+
+
+def test_a_source_that_is_away_and_an_unknown_model(site: Any, plan: Any) -> None:
+    away = plan(source="b")
+    assert away.exit_code == 5 and "box b is not connected" in away.stderr
+    assert plan(model="zebra").exit_code == 3
+
+
+def test_without_a_coordinator_the_other_way_is_named() -> None:
+    result = CliRunner().invoke(app, ["--coordinator", "127.0.0.1:1", "plan", "--model", "m", "--source", "a"])
+    assert result.exit_code == 5 and "--cluster FILE" in result.stderr
