@@ -27,6 +27,7 @@ from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import split_address
 from edgeshard_agent.core.state import CommandReceived
+from edgeshard_agent.core.survey import ControlLost
 from edgeshard_agent.emulation import emulated_facts, load_emulation
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosted_stage import Surroundings
@@ -34,9 +35,11 @@ from edgeshard_agent.hosting import Hosting
 from edgeshard_agent.loading import StageLoader
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.net.live_links import LiveLinks
 from edgeshard_agent.probe import available_bytes, read_facts
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.survey import SurveyedBox, Surveyor
 
 log = structlog.get_logger()
 
@@ -67,8 +70,9 @@ async def serve(settings: AgentSettings) -> None:
     facts = read_facts(settings.device, settings.memory)
     if emulation is not None:
         facts = emulated_facts(facts, emulation)
-    worker = ComputeThread(settings.threads or facts.cores)
-    server, servicer = Server(settings.listen, tls), StageServicer()
+    threads = settings.threads or facts.cores
+    worker = ComputeThread(threads)
+    server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     # Fetching weights must not queue in front of commands and heartbeats, nor tokens behind either.
     control, data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(3))
@@ -84,10 +88,19 @@ async def serve(settings: AgentSettings) -> None:
         hosting.post(CommandReceived(operation_id, command))
 
     client = ControlClient(
-        control, settings.coordinator, registration, on_command, lambda: hosting.statuses(), available_bytes
+        control,
+        settings.coordinator,
+        registration,
+        on_command,
+        lambda: hosting.statuses(),
+        available_bytes,
+        lambda: hosting.post(ControlLost()),
     )
-    around = Surroundings(node_id, worker, servicer, data, tls, SystemClock(), client.changed, emulation)
-    hosting = Hosting(loader.load, around, client.send_results)
+    box = SurveyedBox(node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation)
+    links = LiveLinks(node_id, client.report, clock) if emulation is None else None
+    surveyor = Surveyor(box, client.report, client.send_progress, links.probed if links else lambda probed: None)
+    around = Surroundings(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)
+    hosting = Hosting(loader.load, surveyor.run, around, client.send_results)
     # What is loaded by now stays; without this every look for garbage would walk through all of torch.
     gc.freeze()
     log.info("listening", address=address, node=settings.name)
@@ -97,6 +110,8 @@ async def serve(settings: AgentSettings) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_S):
                 await hosting.close()
+                if links is not None:
+                    await links.close()
                 # Streams of this box's stages have ended with them; nothing else is worth waiting for.
                 await server.stop(STREAM_GRACE_S)
                 for channel in (control, data, store):

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.profiler.compute import Grid, Profiler
+from edgeshard_agent.model.modules import weight_bytes
+from edgeshard_agent.ops import native_available
+from edgeshard_agent.probe import read_facts
+from edgeshard_agent.profiler.compute import Grid, Profiler, fingerprint
 from edgeshard_agent.profiler.layers import block_sorts, outer_parameters
 from edgeshard_agent.profiler.overhead import measure_overhead
 from edgeshard_agent.profiler.rotation import (
@@ -26,6 +29,7 @@ from edgeshard_agent.profiler.stopwatch import Effort, Stopwatch, is_steady, sum
 
 from edgeshard.architectures import parse_config
 from edgeshard.dtypes import DType
+from edgeshard.errors import ResourceExhaustedError
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.profile import ComputeProfile, LayerKind
 from edgeshard.profile_fit import fit_profile
@@ -120,21 +124,43 @@ def test_copies_are_enough_and_not_one_more(size: int) -> None:
     assert copies == 1 or (copies - 1) * size <= 128 << 20
 
 
-def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any]) -> None:
-    shape = parse_config(tiny_config)
-    rotation = BlockRotation(tiny_config, shape, 3, DType.FLOAT32, "cpu", 3, 64)
-    weights = [block.mlp.up_proj.weight for block in rotation._blocks]
-    assert len({weight.data_ptr() for weight in weights}) == 3
-    stored = sum(p.nbytes for block in rotation._blocks for p in block.parameters())
+@pytest.mark.parametrize("tokens", [1, 3], ids=["decode", "prefill"])
+def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any], tokens: int) -> None:
+    rotation = BlockRotation(tiny_config, parse_config(tiny_config), 3, DType.FLOAT32, "cpu", 3, 64)
+    weights = [block.mlp.gate_up._packed for block in rotation._blocks]
+    assert len({id(weight) for weight in weights}) == 3
+    stored = sum(weight_bytes(block) for block in rotation._blocks)
     assert rotation.rotated_bytes == stored == 3 * 4 * block_sorts(tiny_config)[0].parameters
-    used: list[int] = []
-    for index, block in enumerate(rotation._blocks):
-        block.register_forward_pre_hook(lambda *_, index=index: used.append(index))
-    for _ in range(2):
+    keys = [rotation.pool.arena(index)[0] for index in range(3)]
+    for expected in ({0, 1}, {2, 0}):
+        for each in keys:
+            each.zero_()
         rotation.turn(2)
-        output = rotation.run(rotation.step(2, 1, 20))
-    assert used == [0, 1, 2, 0]
-    assert output.shape == (1, 2, 64) and torch.isfinite(output).all()
+        output = rotation.run(rotation.step(2, tokens, 20))
+        assert output.shape == (1, 2 * tokens, 64) and torch.isfinite(output).all()
+        assert {index for index, each in enumerate(keys) if each.any()} == expected, "who wrote its keys has run"
+
+
+def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]) -> None:
+    config = tiny_config | GEMMA
+    rotation = BlockRotation(config, parse_config(config), 0, DType.FLOAT32, "cpu", 3, 64)
+    for count in (1, 3, 2):
+        rotation.turn(count)
+        assert torch.isfinite(rotation.run(rotation.step(2, 1, 20))).all()
+
+
+def test_little_memory_means_fewer_copies_and_too_little_is_an_error(tiny_config: dict[str, Any]) -> None:
+    small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
+
+    def rotated(limit: int | None) -> int:
+        profiler = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=CACHE, memory_limit_bytes=limit)
+        return profiler.run().layers[1].rotated_bytes
+
+    layer = 4 * block_sorts(tiny_config)[0].parameters
+    assert layer <= rotated(1 << 20) < 1 << 20 < rotated(None)
+    with pytest.raises(ResourceExhaustedError) as refusal:
+        rotated(layer)
+    assert refusal.value.reason == "NO_MEMORY_TO_MEASURE"
 
 
 def test_cache_sizes_are_read_and_guessed_when_they_are_not_there(tmp_path: Path) -> None:
@@ -155,6 +181,31 @@ def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
     assert (sliding.window, sliding.layers, full.window, full.layers) == (32, 5, 0, 1)
 
 
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"model_type": "mistral"},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "mixtral", "sliding_window": 64, "num_local_experts": 2},
+        {"model_type": "qwen2", "sliding_window": 64},
+        {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+        {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": True},
+        MOE | {"use_sliding_window": True},
+        GEMMA,
+        {"model_type": "gemma3_text", "sliding_window_pattern": 3, "tie_word_embeddings": True},
+    ],
+    ids=str,
+)
+def test_the_planner_reads_the_windows_that_transformers_reads(
+    tiny_config: dict[str, Any], family: dict[str, Any]
+) -> None:
+    config = tiny_config | {"head_dim": 16} | family
+    blocks = model_from_config("windows", config).blocks
+    for sort in block_sorts(config):
+        assert blocks[sort.first].window == sort.window
+        assert sum((b.window, b.parameters) == (sort.window, sort.parameters) for b in blocks) == sort.layers
+
+
 @pytest.mark.parametrize("family", [MOE, GEMMA], ids=["moe", "gemma3"])
 def test_every_sort_is_measured(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
@@ -170,6 +221,15 @@ def test_a_short_context_bounds_what_is_measured(tiny_config: dict[str, Any]) ->
     assert max(grid.prefill_tokens) == 64 and grid.decode_contexts == (64,)
     assert all(tokens + context <= 100 for tokens, context in grid.prefill_points(100))
     assert Grid().within(20).decode_contexts == (19,)
+
+
+def test_a_box_without_its_kernels_is_another_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native_available():
+        pytest.skip("no native kernels were built here")
+    facts = read_facts("cpu", None)
+    with_kernels = fingerprint(facts, 1)
+    monkeypatch.setenv("EDGESHARD_NATIVE_OPS", "0")
+    assert fingerprint(facts, 1) != with_kernels
 
 
 def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[str, Any]) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeshard_agent.profiler.cache import ProfileStore
-from edgeshard_agent.profiler.links import ENOUGH_S, SIZES, ProbeSchedule, link_profile, refreshed
+from edgeshard_agent.profiler.links import ENOUGH_S, SIZES, ProbeSchedule, link_profile
 
 from edgeshard.device import DeviceFacts
 from edgeshard.dtypes import DType
 from edgeshard.errors import InvalidArgumentError
+from edgeshard.model import attended_pairs
 from edgeshard.planning.measured import MeasuredTimes
 from edgeshard.planning.problem import Phase
 from edgeshard.planning.shapes import BlockSpec
@@ -31,7 +32,7 @@ from edgeshard.profile import (
     config_hash,
     device_fingerprint,
 )
-from edgeshard.profile_fit import attended_pairs, fit_layer, fit_link, fit_profile
+from edgeshard.profile_fit import fit_layer, fit_link, fit_profile
 
 Times = Callable[[int, int], float]
 
@@ -189,15 +190,23 @@ def test_the_planner_gets_a_measured_box(profile: ComputeProfile) -> None:
     assert times.block_s(BlockSpec(1000), Phase(2, 100, 50.5, 100)) == pytest.approx(3e-3)
     assert times.embedding_s(Phase(2, 100, 50.5, 100)) == pytest.approx(2e-4)
     assert times.head_s(Phase(2, 100, 50.5, 100)) == pytest.approx(2e-3)
-    assert times.step_s() == 3e-4
+    assert times.step_s(0) == 3e-4
     with pytest.raises(InvalidArgumentError):
         times.block_s(BlockSpec(1001), Phase(1, 1, 65, 65))
 
 
-def test_blocks_that_differ_in_window_only_are_weighed_by_their_number(profile: ComputeProfile) -> None:
+def test_a_steps_overhead_grows_with_its_hidden_states(profile: ComputeProfile) -> None:
+    times = MeasuredTimes.of(replace(profile, overhead=StepOverhead(3e-4, 2e-9)))
+    assert times.step_s(1e6) == pytest.approx(3e-4 + 2e-3)
+
+
+def test_blocks_that_differ_in_window_only_have_times_of_their_own(profile: ComputeProfile) -> None:
     slow = replace(planted(lambda n, c: 5e-3, lambda n, c: 5e-3, window=32), layers=12)
     times = MeasuredTimes.of(replace(profile, layers=(*profile.layers, slow)))
-    assert times.block_s(BlockSpec(1000), Phase(1, 1, 65, 65)) == pytest.approx((4 * 1.1e-3 + 12 * 5e-3) / 16)
+    assert times.block_s(BlockSpec(1000), Phase(1, 1, 65, 65)) == pytest.approx(1.1e-3)
+    assert times.block_s(BlockSpec(1000, window=32), Phase(1, 1, 65, 65)) == pytest.approx(5e-3)
+    with pytest.raises(InvalidArgumentError, match="window of 64"):
+        times.block_s(BlockSpec(1000, window=64), Phase(1, 1, 65, 65))
 
 
 def test_a_fit_names_what_it_lacks(profile: ComputeProfile) -> None:
@@ -261,10 +270,3 @@ def test_a_link_that_is_hardly_there_is_given_two_sizes_only() -> None:
     schedule = run_schedule(10 * ENOUGH_S, 1e4)
     assert sorted(schedule.answers) == list(SIZES[:2])
     assert schedule.sent_bytes <= 2 * SIZES[1]
-
-
-def test_live_traffic_changes_the_bandwidth_and_small_frames_do_not() -> None:
-    known = LinkProfile(1e-3, 1e8, 0.01, 20, 1 << 20)
-    assert refreshed(known, [LinkSample(100, 1.1e-3)] * 50) == known
-    now = refreshed(known, [LinkSample(1 << 20, 1e-3 + 8 * (1 << 20) / 5e7)] * 9)
-    assert now.bandwidth_bps == pytest.approx(5e7) and now.latency_s == known.latency_s

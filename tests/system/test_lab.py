@@ -94,11 +94,13 @@ async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> No
 
 
 async def test_up_run_down(lab_file: Path) -> None:
-    assert (await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent))[0] == 0
+    code, address, _ = await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent)
+    assert code == 0
     try:
         assert (await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent))[0] == 1, "it is up already"
         code, stdout, _ = await edgectl("lab", "run", str(lab_file), "-o", "name", cwd=lab_file.parent)
         assert code == 0 and stdout.split() == ["a=0:3,b=3:6", "a=0:2,b=2:6"]
+        assert await planned_time_s(address.strip(), lab_file.parent) > 0.024, "as slow as the emulated boxes"
     finally:
         pids = pids_of(lab_file)
         assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 0
@@ -106,6 +108,17 @@ async def test_up_run_down(lab_file: Path) -> None:
         while any(is_alive(pid) for pid in pids):  # noqa: ASYNC110 (they are not this process's children)
             await asyncio.sleep(0.05)
     assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 3, "nothing is up"
+
+
+async def planned_time_s(address: str, directory: Path) -> float:
+    """Time per token of a plan for the lab as a site that was measured."""
+    on_site = ("--coordinator", address, "--model", "stand-in")
+    code, _, stderr = await edgectl("profile", *on_site, cwd=directory)
+    assert code == 0, stderr
+    workload = ("--prompt-tokens", "16", "--new-tokens", "8")
+    code, stdout, stderr = await edgectl("plan", *on_site, "--source", "a", *workload, "-o", "json", cwd=directory)
+    assert code == 0, stderr
+    return float(json.loads(stdout)["time_per_token_s"])
 
 
 @pytest.mark.parametrize(

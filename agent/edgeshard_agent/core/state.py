@@ -1,7 +1,7 @@
 """The agent's state machine: commands of the coordinator against what the box holds.
 
 `apply` folds an event into the state, `reconcile` says what to do about the difference; the executor reports back with
-events. One slot per deployment, since a box holds at most one stage of each.
+events. One slot per deployment, since a box holds at most one stage of each; one survey, `edgeshard_agent.core.survey`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,30 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from edgeshard.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage
+from edgeshard.commands import (
+    ActivateHead,
+    Command,
+    CommandResult,
+    MeasureCompute,
+    PrepareStage,
+    ProbeLinks,
+    ReleaseStage,
+    StageCommand,
+)
 from edgeshard.device import StageStatus
 from edgeshard.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.ids import DeploymentName, Epoch, OperationId
+from edgeshard_agent.core.survey import (
+    ControlLost,
+    Inquiry,
+    StartSurvey,
+    StopSurvey,
+    Survey,
+    SurveyEnded,
+    SurveyEvent,
+    SurveyStopped,
+    stage_came,
+)
 
 REMEMBERED_RESULTS = 256
 NO_EPOCH = Epoch(0)
@@ -50,6 +70,7 @@ class AgentState:
     results: dict[OperationId, CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
     unsent: tuple[CommandResult, ...] = ()
+    survey: Survey = field(default_factory=Survey)
 
 
 # Events
@@ -124,8 +145,9 @@ class SendResults:
     results: tuple[CommandResult, ...]
 
 
-Action = LoadStage | OpenHead | CloseStage | SendResults
-Event = CommandReceived | StageLoaded | StageLoadFailed | HeadActivated | StageBroke | StageClosed | ActionStarted
+Action = LoadStage | OpenHead | CloseStage | SendResults | StartSurvey | StopSurvey
+StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
+Event = CommandReceived | StageEvent | StageClosed | SurveyEvent | ActionStarted
 
 
 def apply(state: AgentState, event: Event) -> AgentState:
@@ -137,6 +159,8 @@ def apply(state: AgentState, event: Event) -> AgentState:
             return _started(state, event.action)
         case StageClosed():
             return _closed(state, event.deployment)
+        case SurveyEnded() | SurveyStopped() | ControlLost():
+            return _surveyed(state, event)
         case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
             slot = state.slots.get(event.deployment)
             if slot is None or slot.epoch != event.epoch:
@@ -151,8 +175,13 @@ def reconcile(state: AgentState) -> list[Action]:
     actions: list[Action] = []
     for deployment, slot in state.slots.items():
         action = _slot_action(deployment, slot)
-        if action is not None:
+        # What is being measured has the memory that the stage will need.
+        if action is not None and not (isinstance(action, LoadStage) and state.survey.measuring):
             actions.append(action)
+    if state.survey.superfluous:
+        actions.append(StopSurvey())
+    if state.survey.startable is not None:
+        actions.append(StartSurvey(state.survey.startable))
     if state.unsent:
         actions.append(SendResults(state.unsent))
     return actions
@@ -174,7 +203,24 @@ def _command(state: AgentState, event: CommandReceived) -> AgentState:
     known = state.results.get(event.operation_id)
     if known is not None:
         return replace(state, unsent=(*state.unsent, known))
-    command, operation_id = event.command, event.operation_id
+    match event.command:
+        case MeasureCompute() | ProbeLinks():
+            return _inquire(state, Inquiry(event.operation_id, event.command))
+        case _:
+            return _stage_command(state, event.operation_id, event.command)
+
+
+def _inquire(state: AgentState, inquiry: Inquiry) -> AgentState:
+    wanted = state.survey.wanted
+    if wanted is not None and wanted.operation_id == inquiry.operation_id:
+        return state  # being worked on; answered when done
+    refused = state.survey.refusal(inquiry, state.slots)
+    if refused is not None:
+        return _answer(state, inquiry.operation_id, refused)
+    return replace(state, survey=state.survey.asked(inquiry))
+
+
+def _stage_command(state: AgentState, operation_id: OperationId, command: StageCommand) -> AgentState:
     slot = state.slots.get(command.deployment, Slot())
     if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
         return state  # being worked on; answered when done
@@ -205,6 +251,10 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
         slot = replace(slot, prepares=(*slot.prepares, operation_id))
         return _with_slot(state, command.deployment, slot)
     state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+    wanted = state.survey.wanted
+    if wanted is not None and isinstance(wanted.command, MeasureCompute):
+        state = _answer(state, wanted.operation_id, stage_came())
+        state = replace(state, survey=state.survey.dropped())
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
 
@@ -235,13 +285,29 @@ def _started(state: AgentState, action: Action) -> AgentState:
             return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=Phase.ACTIVATING))
         case CloseStage():
             return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=Phase.CLOSING))
+        case StartSurvey():
+            return replace(state, survey=state.survey.started(action.inquiry))
+        case StopSurvey():
+            return replace(state, survey=state.survey.told_to_stop())
         case _:
             assert_never(action)
 
 
-def _progressed(
-    state: AgentState, slot: Slot, event: StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-) -> AgentState:
+def _surveyed(state: AgentState, event: SurveyEvent) -> AgentState:
+    match event:
+        case SurveyEnded():
+            after, unanswered = state.survey.ended(event.inquiry)
+            state = replace(state, survey=after)
+            return _answer(state, event.inquiry.operation_id, event.error) if unanswered else state
+        case SurveyStopped():
+            return replace(state, survey=state.survey.stopped())
+        case ControlLost():
+            return replace(state, survey=state.survey.dropped())
+        case _:
+            assert_never(event)
+
+
+def _progressed(state: AgentState, slot: Slot, event: StageEvent) -> AgentState:
     if slot.phase is Phase.CLOSING:
         return state
     match event:

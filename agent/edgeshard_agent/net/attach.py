@@ -130,8 +130,7 @@ class HeadStream:
         while isinstance(message := await call.read(), pb.AttachResponse):
             command = command_from_wire(message)
             if isinstance(command, Start):
-                request = head.start_request(command.request_id, command.generation, command.emitted_tokens)
-                task = asyncio.create_task(request)
+                task = asyncio.create_task(head.start_request(command))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:

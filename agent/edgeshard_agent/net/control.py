@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import structlog
 
-from edgeshard.commands import Command, CommandResult, Heartbeat, Registration
+from edgeshard.commands import (
+    Command,
+    CommandProgress,
+    CommandResult,
+    Heartbeat,
+    ProfileReport,
+    Registration,
+)
 from edgeshard.device import StageStatus
 from edgeshard.errors import Code, EdgeShardError, UnavailableError
 from edgeshard.ids import OperationId
@@ -18,7 +26,9 @@ from edgeshard.wire.control import (
     command_from_wire,
     heartbeat_to_wire,
     hello_to_wire,
+    progress_to_wire,
     registration_to_wire,
+    report_to_wire,
     result_to_wire,
 )
 from edgeshard.wire.status import from_rpc_error
@@ -29,6 +39,7 @@ RETRY_S = 0.3
 MAX_RETRY_S = 3.0
 # Stage phases change in bursts; a heartbeat for each of them would be one too many.
 PROMPT_HEARTBEAT_S = 0.05
+REPORT_TIMEOUT_S = 10.0
 # The coordinator understood and said no: trying again would get the same answer.
 _FATAL = frozenset(
     {
@@ -47,6 +58,7 @@ class ControlClient:
     """Keeps this box known to the coordinator.
 
     `run` returns only by a typed error that trying again would not mend (another wire version, a refused certificate).
+    `on_lost` is called whenever a control stream ends.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class ControlClient:
         on_command: Callable[[OperationId, Command], None],
         statuses: Callable[[], tuple[StageStatus, ...]],
         available_bytes: Callable[[], int],
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._stub = CoordinatorServiceStub(channel)
         self._target = target
@@ -64,14 +77,27 @@ class ControlClient:
         self._on_command = on_command
         self._statuses = statuses
         self._available_bytes = available_bytes
-        self._results: asyncio.Queue[CommandResult] = asyncio.Queue()
+        self._on_lost = on_lost
+        self._outgoing: asyncio.Queue[pb.ControlRequest] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._interval_s = 1.0
         self.registered = asyncio.Event()
 
     def send_results(self, results: tuple[CommandResult, ...]) -> None:
         for result in results:
-            self._results.put_nowait(result)
+            self._outgoing.put_nowait(result_to_wire(result))
+
+    def send_progress(self, progress: CommandProgress) -> None:
+        self._outgoing.put_nowait(progress_to_wire(progress))
+
+    async def report(self, report: ProfileReport) -> None:
+        """Tell what was measured; facts are what later registrations say too. Raises what the coordinator answers."""
+        if report.facts is not None:
+            self._registration = replace(self._registration, facts=report.facts)
+        try:
+            await self._stub.ReportProfile(report_to_wire(report), timeout=REPORT_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, f"the coordinator at {self._target}") from None
 
     def changed(self) -> None:
         """Something worth an early heartbeat happened."""
@@ -106,9 +132,7 @@ class ControlClient:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
         await call.write(hello_to_wire(self._registration.node_id, self._registration.incarnation))
-        tasks = [
-            asyncio.create_task(work) for work in (self._read(call), self._write_results(call), self._send_heartbeats())
-        ]
+        tasks = [asyncio.create_task(work) for work in (self._read(call), self._write(call), self._send_heartbeats())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -118,13 +142,14 @@ class ControlClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
+            self._on_lost()
 
     async def _read(self, call: Control) -> None:
         while isinstance(message := await call.read(), pb.ControlResponse):
             try:
                 operation_id, command = command_from_wire(message)
             except EdgeShardError as error:
-                self._results.put_nowait(CommandResult(OperationId(message.operation_id), error))
+                self.send_results((CommandResult(OperationId(message.operation_id), error),))
             else:
                 self._on_command(operation_id, command)
         code = await call.code()
@@ -133,9 +158,9 @@ class ControlClient:
             raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
         raise UnavailableError("the coordinator closed the control stream")
 
-    async def _write_results(self, call: Control) -> None:
+    async def _write(self, call: Control) -> None:
         while True:
-            await call.write(result_to_wire(await self._results.get()))
+            await call.write(await self._outgoing.get())
 
     async def _send_heartbeats(self) -> None:
         registration = self._registration

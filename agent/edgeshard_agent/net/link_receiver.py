@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import grpc
@@ -23,6 +24,7 @@ from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
 from edgeshard.wire.frames import FrameContract, FrameReader, WireStep
 from edgeshard_agent.net.probing import serve_probe
+from edgeshard_agent.profiler.links import Arrivals
 
 log = structlog.get_logger()
 
@@ -72,16 +74,23 @@ class LinkReceiver:
         self._reader.restart_stream()
         welcome = pb.LinkWelcome(next_step=self._reader.next_step)
         await context.write(pb.ExchangeResponse(message=pb.LinkMessage(welcome=welcome)))
+        arrivals = Arrivals()
         while isinstance(message := await context.read(), pb.ExchangeRequest):
             if self._stream is not current:
                 return
             if message.message.WhichOneof("message") == "padding":
                 continue
-            accepted = self._reader.accept(message.message.frame)
+            frame = message.message.frame
+            accepted = self._reader.accept(frame)
+            completes = bool(accepted.steps) or accepted.repeated is not None
+            sample = arrivals.part(time.monotonic(), len(frame.payload), completes)
             for step in accepted.steps:
                 self._deliver(step)
             if accepted.repeated is not None:
                 self._repeat(accepted.repeated)
+            if sample is not None:
+                timing = pb.LinkTiming(bytes=sample.size_bytes, seconds=sample.seconds)
+                await context.write(pb.ExchangeResponse(message=pb.LinkMessage(timing=timing)))
 
     def close(self) -> None:
         self._closed = True

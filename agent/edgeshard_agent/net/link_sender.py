@@ -15,6 +15,7 @@ import structlog
 from edgeshard import WIRE_VERSION
 from edgeshard.errors import Code, EdgeShardError
 from edgeshard.ids import DeploymentName, Epoch
+from edgeshard.profile import LinkSample
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
@@ -74,7 +75,7 @@ class LinkSender:
 
     `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
     the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
-    that trying again cannot mend.
+    that trying again cannot mend, `on_timing` with what the receiver saw of a large step's way.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LinkSender:
         tls: TlsFiles | None,
         on_fatal: Callable[[EdgeShardError], None],
         slow: SlowLink | None = None,
+        on_timing: Callable[[LinkSample], None] = lambda sample: None,
     ) -> None:
         self.hop = hop
         self._outbox = Outbox(window)
@@ -91,6 +93,7 @@ class LinkSender:
         self._flight: deque[_InFlight] = deque()
         self._tls = tls
         self._on_fatal = on_fatal
+        self._on_timing = on_timing
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -163,9 +166,9 @@ class LinkSender:
         self.connected.set()
 
     async def _stream(self, call: Exchange) -> None:
-        """Write until the stream ends. The receiver sends nothing more, so a finished read is the end."""
+        """Write until the stream ends. The receiver sends nothing more but timings, so a finished read is the end."""
         loop = asyncio.get_running_loop()
-        ended = asyncio.create_task(_raise_end(call))
+        ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
         try:
             while True:
@@ -183,6 +186,11 @@ class LinkSender:
         finally:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
+
+    def _heard(self, message: pb.LinkMessage) -> None:
+        timing = message.timing
+        if message.WhichOneof("message") == "timing" and 0 < timing.seconds < float("inf") and timing.bytes:
+            self._on_timing(LinkSample(timing.bytes, timing.seconds))
 
     def _put_on_link(self, step: int, frames: list[pb.Frame]) -> _InFlight:
         """A real link is left to TCP: its frames are due at once."""
@@ -212,10 +220,10 @@ async def _write(call: Exchange, message: pb.LinkMessage) -> None:
         await _raise_end(call)
 
 
-async def _raise_end(call: Exchange) -> None:
+async def _raise_end(call: Exchange, heard: Callable[[pb.LinkMessage], None] = lambda message: None) -> None:
     """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
-    while isinstance(await call.read(), pb.ExchangeResponse):
-        pass
+    while isinstance(answer := await call.read(), pb.ExchangeResponse):
+        heard(answer.message)
     code = await call.code()
     if code is not grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(

@@ -56,10 +56,11 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.architectures import parse_config
     from edgeshard.dtypes import DType
     from edgeshard.profile import config_hash
+    from edgeshard.profile_words import profile_lines
     from edgeshard_agent.probe import read_facts
     from edgeshard_agent.profiler.cache import ProfileStore
     from edgeshard_agent.profiler.compute import fingerprint
-    from edgeshard_agent.profiler.report import lines, measured
+    from edgeshard_agent.profiler.report import measured
 
     config, dtype = _read_config(options.config), DType.parse(options.dtype)
     parse_config(config)
@@ -74,7 +75,7 @@ def _run(options: argparse.Namespace) -> None:
         profile = measured(config, dtype, options.device, threads, options.quick)
         if store is not None:
             store.keep(profile)
-    sys.stdout.write((profile.to_json() if options.json else "\n".join(lines(profile))) + "\n")
+    sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

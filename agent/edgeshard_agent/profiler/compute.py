@@ -29,14 +29,18 @@ from edgeshard.profile import (
 )
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.native import kernel_names, native_available
 from edgeshard_agent.probe import available_bytes, read_facts
 from edgeshard_agent.profiler.layers import BlockSort, block_sorts, outer_parameters
 from edgeshard_agent.profiler.overhead import measure_overhead
-from edgeshard_agent.profiler.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed
+from edgeshard_agent.profiler.power import PowerMeter, find_sensor
+from edgeshard_agent.profiler.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes
 from edgeshard_agent.profiler.stopwatch import Effort, Measurement, Stopwatch, is_steady, summarise
 
 _FULL_EFFORT = Effort()
 _QUICK_EFFORT = Effort(2, 2, 8, 0.15)
+_REST_S = 2.0
+"""Long enough for a sensor to tell what the box draws at rest."""
 
 Progress = Callable[[str, int, int], None]
 """What is being measured now, figures done, figures in all."""
@@ -73,8 +77,10 @@ QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 4), (64, 256), _QUICK_EFFORT)
 
 
 def fingerprint(facts: DeviceFacts, threads: int) -> str:
-    """Of this box with so many threads."""
+    """Of this box with so many threads. On a processor much depends on which native kernels there are."""
     details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
+    if facts.kind == "cpu":
+        details["kernels"] = kernel_names()[0] if native_available() else "torch"
     return device_fingerprint(facts, threads, details)
 
 
@@ -90,7 +96,11 @@ class Point:
 
 
 class Profiler:
-    """Measures one model shape on one device. `run` may be called once."""
+    """Measures one model shape on one device. `run` may be called once.
+
+    It keeps within `memory_limit_bytes`, all the memory that is free when None; with little of it there are fewer
+    copies of a layer, and a cache may shorten the times (`rotated_bytes` says what was there).
+    """
 
     def __init__(
         self,
@@ -100,6 +110,7 @@ class Profiler:
         threads: int,
         grid: Grid = FULL_GRID,
         cache: int | None = None,
+        memory_limit_bytes: int | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         self._config = config
@@ -110,6 +121,8 @@ class Profiler:
         self._quick = grid.effort != _FULL_EFFORT
         self._grid = grid.within(self._shape.max_context)
         self._cache = cache
+        self._memory_limit_bytes = memory_limit_bytes
+        self._room_bytes = 0
         self._progress = progress
         self._watch = Stopwatch(device)
         self._done = 0
@@ -119,27 +132,31 @@ class Profiler:
     def run(self) -> ComputeProfile:
         """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
         when not even one layer fits into memory."""
-        facts = read_facts(self._device, None)
+        facts = read_facts(self._device, self._memory_limit_bytes)
         memory = MemoryProfile(
             facts.memory_total_bytes,
             _free_bytes(self._device),
             psutil.Process().memory_info().rss,
             facts.unified_memory,
         )
+        self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
         cache = self._cache if self._cache is not None else cache_bytes(self._device)
+        meter = PowerMeter(find_sensor(self._device))
         sorts = block_sorts(self._config)
         points = len(self._grid.prefill_points(self._shape.max_context)) + len(self._grid.decode_points())
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
         self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
+        meter.rest(_REST_S)
         try:
             layers = [self._outer(LayerKind.EMBEDDING, cache)]
-            layers += [self._block(sort, cache) for sort in sorts]
+            with meter.busy():
+                layers += [self._block(sort, cache) for sort in sorts]
             layers.append(self._outer(LayerKind.HEAD, cache))
             self._tell("step overhead")
             overhead = measure_overhead(self._config, self._dtype, self._device, sorts[0].first, self._threads)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise ResourceExhaustedError(f"no memory for one layer of this model: {error}", field="config") from error
+            raise _no_memory(f"{error}") from error
         return ComputeProfile(
             fingerprint=fingerprint(facts, self._threads),
             model_hash=config_hash(self._config),
@@ -151,6 +168,7 @@ class Profiler:
             memory=memory,
             quick=self._quick,
             processor_share=self._watch.processor_share,
+            energy=meter.profile(),
         )
 
     def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
@@ -162,9 +180,8 @@ class Profiler:
             max(n + c + 16 for n, c in prefill),
             max(n * (c + 17) for n, c in decode),
         )
-        rotation = BlockRotation(
-            self._config, self._shape, sort.first, self._dtype, self._device, copies_needed(size, cache), room
-        )
+        copies = self._copies(sort.kind, copies_needed(size, cache), size + kv_bytes(self._shape, self._dtype, room))
+        rotation = BlockRotation(self._config, self._shape, sort.first, self._dtype, self._device, copies, room)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(grid.effort.passes):
             for point in points:
@@ -181,6 +198,13 @@ class Profiler:
             prefill=tuple(samples[: len(prefill)]),
             decode=tuple(samples[len(prefill) :]),
         )
+
+    def _copies(self, what: str, wanted: int, each_bytes: int) -> int:
+        """Copies that outweigh the caches, or as many as there is room for."""
+        if each_bytes > self._room_bytes:
+            raise _no_memory(f"{what} takes {each_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
+        # One is in memory twice while its weights are packed.
+        return min(wanted, max(1, self._room_bytes // each_bytes - 1))
 
     def _time(self, rotation: BlockRotation, point: Point, first: bool) -> None:
         """One pass over one point."""
@@ -201,8 +225,10 @@ class Profiler:
 
     def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
         head = kind is LayerKind.HEAD
-        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device)
-        rotation.build(cache)
+        parameters = outer_parameters(self._config)[head]
+        size = parameters * self._dtype.itemsize
+        copies = self._copies(kind, copies_needed(size, cache), size)
+        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device, copies)
         grid = self._grid
         time_one = self._head_rows if head else self._embedding_rows
         # Prompts or sequences, it is rows to the embedding; the head computes one row for each sequence of either.
@@ -210,7 +236,6 @@ class Profiler:
         samples = {rows: _sample(rows, 0, time_one(rotation, rows)) for rows in counts}
         decode = tuple(samples[rows] for rows in grid.decode_batches)
         prefill = decode if head else tuple(samples[rows] for rows in grid.prefill_tokens)
-        parameters = outer_parameters(self._config)[head]
         return LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
 
     def _embedding_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
@@ -251,6 +276,14 @@ class Profiler:
 
 def _sample(count: int, context: int, measured: Measurement) -> Sample:
     return Sample(count, context, measured.seconds, measured.spread, measured.repeats)
+
+
+def _no_memory(why: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"no memory to measure one layer of this model: {why}; free some, or measure a smaller model",
+        field="config",
+        reason="NO_MEMORY_TO_MEASURE",
+    )
 
 
 def _free_bytes(device: str) -> int:

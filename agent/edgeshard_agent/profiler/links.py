@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from edgeshard.profile import LinkProfile, LinkSample
 from edgeshard.profile_fit import fit_link
@@ -73,19 +74,66 @@ def link_profile(answers: dict[int, list[float]]) -> LinkProfile:
     return fit_link(one_way(answers))
 
 
-def refreshed(known: LinkProfile, live: Sequence[LinkSample]) -> LinkProfile:
-    """The profile brought up to date by live traffic, without a probe: its bandwidth, from the larger half of frames.
+TELLING_S = 0.01
+"""Parts that arrive within less say more of the receiver's scheduling than of the link."""
+FEWEST_TELLING = 5
+CHANGED = 0.1
+REPORT_INTERVAL_S = 60.0
+_REMEMBERED = 15
+"""Odd, so that the median of what was before a change and after it is one of the two."""
 
-    Small frames say nothing of bandwidth; when no frame took longer than the latency, nothing changes.
+
+class Arrivals:
+    """What the parts of one step say of the link, where they are received.
+
+    Parts of a step are sent back to back, so that those behind the first arrive as fast as the link carries them,
+    whatever waited before them. (The sender sees only how fast its own buffers take them.)
     """
-    telling = [s for s in live if s.seconds > 2 * known.latency_s and s.size_bytes > 0]
-    if len(telling) < 5:
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+        self._size_bytes = 0
+
+    def part(self, now: float, size_bytes: int, completes: bool) -> LinkSample | None:
+        """A part of `size_bytes` is here; a sample once it completes a step that tells something."""
+        if self._first_at is None:
+            self._first_at, self._size_bytes = now, 0
+        else:
+            self._size_bytes += size_bytes
+        if not completes:
+            return None
+        sample = LinkSample(self._size_bytes, now - self._first_at)
+        self._first_at = None
+        return sample if sample.size_bytes > 0 and sample.seconds >= TELLING_S else None
+
+
+class LiveLink:
+    """One probed link, and what traffic says of it since."""
+
+    def __init__(self, known: LinkProfile, now: float) -> None:
+        self._known = known
+        self._told_at = now
+        self._heard: deque[LinkSample] = deque(maxlen=_REMEMBERED)
+
+    def heard(self, sample: LinkSample, now: float) -> LinkProfile | None:
+        """The link as it is now when that is worth telling: changed by CHANGED, and not told for REPORT_INTERVAL_S."""
+        self._heard.append(sample)
+        if now - self._told_at < REPORT_INTERVAL_S:
+            return None
+        current = refreshed(self._known, self._heard)
+        if abs(current.bandwidth_bps / self._known.bandwidth_bps - 1) <= CHANGED:
+            return None
+        self._known, self._told_at = current, now
+        self._heard.clear()
+        return current
+
+
+def refreshed(known: LinkProfile, live: Iterable[LinkSample]) -> LinkProfile:
+    """The profile brought up to date by live traffic, without a probe: its bandwidth, from what `Arrivals` gives.
+
+    Latency stays as it was probed. With few samples nothing changes.
+    """
+    rates = [8 * sample.size_bytes / sample.seconds for sample in live]
+    if len(rates) < FEWEST_TELLING:
         return known
-    rate = statistics.median(8 * s.size_bytes / (s.seconds - known.latency_s) for s in telling)
-    return LinkProfile(
-        latency_s=known.latency_s,
-        bandwidth_bps=rate,
-        spread=known.spread,
-        samples=known.samples + len(telling),
-        largest_bytes=max(known.largest_bytes, *(s.size_bytes for s in telling)),
-    )
+    return replace(known, bandwidth_bps=statistics.median(rates), samples=known.samples + len(rates))

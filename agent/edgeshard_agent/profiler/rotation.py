@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from edgeshard.architectures import ModelShape
 from edgeshard.dtypes import DType
 from edgeshard.model import LayerRange
 from edgeshard.step import KvGrant, Span, StepPlan
-from edgeshard_agent.model.adapters import StageModules, build_modules
+from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 CACHE_FALLBACK_BYTES = 32 << 20
@@ -51,13 +53,19 @@ def copies_needed(layer_bytes: int, cache: int) -> int:
     return min(MOST_COPIES, CACHE_MULTIPLE * cache // max(1, layer_bytes) + 1)
 
 
+def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
+    """Of the KV memory that each copy of a block has."""
+    blocks = -(-tokens // BLOCK_TOKENS)
+    return blocks * BLOCK_TOKENS * shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
+
+
 def fill(module: nn.Module, dtype: DType, device: str, without_blocks: bool = False) -> int:
     """Give every parameter still on the meta device random values; returns the bytes of all of them.
 
     Large ones repeat a pattern: drawing each element would take longer than what is to be measured.
     """
     torch_dtype = TORCH_DTYPES[dtype]
-    pattern = torch.randn(_PATTERN, generator=torch.Generator().manual_seed(7)).mul_(0.02).to(device, torch_dtype)
+    pattern = _pattern(torch_dtype, device)
     total = 0
     for name, parameter in list(module.named_parameters()):
         if without_blocks and name.startswith(("layers.", "h.")):
@@ -72,7 +80,15 @@ def fill(module: nn.Module, dtype: DType, device: str, without_blocks: bool = Fa
             place = module.get_submodule(owner)
             setattr(place, leaf, nn.Parameter(values.view(parameter.shape), requires_grad=False))
         total += parameter.numel() * torch_dtype.itemsize
+    for part in module.modules():
+        if isinstance(part, Projection):
+            part.pack()
     return total
+
+
+@lru_cache(maxsize=1)
+def _pattern(dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(_PATTERN, generator=torch.Generator().manual_seed(7)).mul_(0.02).to(device, dtype)
 
 
 class BlockRotation:
@@ -91,19 +107,17 @@ class BlockRotation:
         self.shape = shape
         self.dtype = dtype
         self.device = torch.device(device)
-        modules: Any = build_modules(config, shape, LayerRange(layer, layer + 1), dtype, device)
-        block = modules._ordered[0]
-        layer_bytes = fill(block, dtype, device)
-        self._blocks = [block, *(copy.deepcopy(block) for _ in range(copies - 1))]
+        # Each is filled by itself: a packed weight cannot be copied.
+        built: list[Any] = [
+            build_modules(config, shape, LayerRange(layer, layer + 1), dtype, device) for _ in range(copies)
+        ]
+        self._blocks = [each._ordered[0] for each in built]
+        self.rotated_bytes = sum(fill(block, dtype, device) for block in self._blocks)
         for index, each in enumerate(self._blocks):
             for part in each.modules():
                 if hasattr(part, "layer_idx"):
                     part.layer_idx = index
-        if hasattr(modules, "_types"):
-            modules._types = modules._types * copies
-        modules._ordered = list(self._blocks)
-        self.modules: StageModules = modules
-        self.rotated_bytes = layer_bytes * copies
+        self.modules: StageModules = built[0]
         self.pool = KvPool(
             LayerRange(0, copies),
             -(-kv_tokens // BLOCK_TOKENS),
@@ -126,6 +140,8 @@ class BlockRotation:
         self._next = (start + count) % self.copies
         modules: Any = self.modules
         modules._ordered = chosen
+        if hasattr(modules, "_types"):  # of each block, where blocks differ in their rotary embedding
+            modules._types = modules._types[:1] * count
 
     def step(self, batch: int, tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
         """Hidden states, positions and attention of `batch` spans of `tokens` tokens behind `context` positions."""
@@ -154,26 +170,18 @@ class BlockRotation:
 class OuterRotation:
     """Copies of a model's embedding, or of its final norm and head, used in turn."""
 
-    def __init__(self, config: Mapping[str, Any], shape: ModelShape, head: bool, dtype: DType, device: str) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], shape: ModelShape, head: bool, dtype: DType, device: str, copies: int
+    ) -> None:
         layer = shape.layer_count - 1 if head else 0
-        self._shape = shape
-        self._config = config
-        self._layers = LayerRange(layer, layer + 1)
-        self._dtype = dtype
-        self._device = device
+        layers = LayerRange(layer, layer + 1)
         self._copies: list[StageModules] = []
         self._next = 0
         self.rotated_bytes = 0
-
-    def build(self, cache: int) -> None:
-        """Make as many copies as fill the caches several times over."""
-        limit = 1
-        while len(self._copies) < limit:
-            modules = build_modules(self._config, self._shape, self._layers, self._dtype, self._device)
-            size = fill(modules, self._dtype, self._device, without_blocks=True)
-            limit = copies_needed(size, cache)
+        for _ in range(copies):
+            modules = build_modules(config, shape, layers, dtype, device)
+            self.rotated_bytes += fill(modules, dtype, device, without_blocks=True)
             self._copies.append(modules)
-            self.rotated_bytes += size
 
     def __len__(self) -> int:
         return len(self._copies)

@@ -1,0 +1,176 @@
+"""What a box measured, up to a coordinator that listens: progress, the report, and only then the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_agent.net import control
+from edgeshard_agent.net.control import ControlClient
+
+from edgeshard import WIRE_VERSION
+from edgeshard.commands import (
+    Command,
+    CommandProgress,
+    CommandResult,
+    MeasureCompute,
+    ProbeLinks,
+    ProfileReport,
+    Registration,
+)
+from edgeshard.device import DeviceFacts
+from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import NodeId, NodeName, OperationId
+from edgeshard.profile import LinkProfile, MeasuredLink
+from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.proto.v1.coordinator_pb2_grpc import (
+    CoordinatorServiceServicer,
+    add_CoordinatorServiceServicer_to_server,
+)
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.server import Server
+from edgeshard.wire.control import command_to_wire
+
+FACTS = DeviceFacts("cpu", "x", 1, 100, 50, False, "x")
+LINK = MeasuredLink(NodeId("n"), NodeId("m"), LinkProfile(1e-3, 1e8, 0.0, 9, 1 << 20))
+PROBE = ProbeLinks(())
+
+
+class Site(CoordinatorServiceServicer):
+    """Sends one command on each stream, and ends the stream when the box answers or `hang_up` is set."""
+
+    def __init__(self, command: Command) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self.registered: list[pb.RegisterRequest] = []
+        self.hang_up = asyncio.Event()
+        self._command = command
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        self.registered.append(request)
+        return pb.RegisterResponse(heartbeat_interval_s=0.05)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        return pb.HeartbeatResponse(known=True)
+
+    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
+        if request.node_id != "n":
+            raise InvalidArgumentError("node_id is not known here", field="node_id")
+        self.heard.append(("report", request))
+        return pb.ReportProfileResponse()
+
+    async def Control(self, request_iterator: Any, context: Any) -> None:
+        await context.read()
+        await context.write(command_to_wire(OperationId("op"), self._command))
+        hang_up = asyncio.create_task(self.hang_up.wait())
+        while True:
+            reading = asyncio.create_task(context.read())
+            await asyncio.wait({reading, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                return
+            message = reading.result()
+            if not isinstance(message, pb.ControlRequest):
+                return
+            self.heard.append((message.WhichOneof("message") or "", message))
+
+
+class Box:
+    """A control client that answers each command as `answer` does."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = open_channel(address, None)
+        self.lost = 0
+        self.commands: asyncio.Queue[Command] = asyncio.Queue()
+        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i")
+        self.client = ControlClient(
+            self.channel, address, registration, self._command, lambda: (), lambda: 1, self._on_lost
+        )
+        self.running = asyncio.create_task(self.client.run())
+
+    def _command(self, operation_id: OperationId, command: Command) -> None:
+        self.commands.put_nowait(command)
+
+    def _on_lost(self) -> None:
+        self.lost += 1
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.channel.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (what is watched has no event)
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server("127.0.0.1:0", None)
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def site(server: Server) -> Site:
+    site = Site(PROBE)
+    add_CoordinatorServiceServicer_to_server(site, server.grpc)
+    return site
+
+
+@pytest.fixture
+async def box(server: Server, site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Box]:
+    monkeypatch.setattr(control, "RETRY_S", 0.0)
+    box = Box(await server.start())
+    yield box
+    await box.close()
+
+
+async def test_progress_the_report_and_the_result_arrive_in_this_order(box: Box, site: Site) -> None:
+    assert await asyncio.wait_for(box.commands.get(), 30) == PROBE
+    box.client.send_progress(CommandProgress(OperationId("op"), 0, 2, "link to m"))
+    await until(lambda: site.heard)
+    await box.client.report(ProfileReport(NodeId("n"), links=(LINK,)))
+    box.client.send_results((CommandResult(OperationId("op")),))
+    await until(lambda: len(site.heard) == 3)
+    assert [kind for kind, _ in site.heard] == ["progress", "report", "result"]
+    progress, report, result = (message for _, message in site.heard)
+    assert (progress.progress.what, progress.progress.total) == ("link to m", 2)
+    assert report.links[0].receiver_id == "m" and not report.HasField("facts")
+    assert result.result.operation_id == "op" and not result.result.HasField("failure")
+
+
+async def test_reported_facts_are_what_the_box_registers_with_later(box: Box, site: Site) -> None:
+    await asyncio.wait_for(box.commands.get(), 30)
+    await box.client.report(ProfileReport(NodeId("n"), replace(FACTS, memory_budget_bytes=70)))
+    assert site.heard[-1][1].facts.memory_budget_bytes == 70
+    site.hang_up.set()
+    await until(lambda: len(site.registered) > 1)
+    assert [request.facts.memory_budget_bytes for request in site.registered[:2]] == [50, 70]
+
+
+async def test_a_refused_report_is_a_typed_error(box: Box) -> None:
+    await box.client.registered.wait()
+    with pytest.raises(InvalidArgumentError) as refusal:
+        await box.client.report(ProfileReport(NodeId("stranger")))
+    assert refusal.value.field == "node_id"
+
+
+async def test_every_stream_that_ends_is_told(box: Box, site: Site) -> None:
+    await asyncio.wait_for(box.commands.get(), 30)
+    assert box.lost == 0
+    site.hang_up.set()
+    await until(lambda: box.lost >= 1 and len(site.registered) > 1)
+
+
+async def test_a_command_to_measure_arrives_whole(server: Server) -> None:
+    measure = MeasureCompute({"model_type": "llama", "rope_theta": 1e4}, DType.BFLOAT16, quick=True, again=True)
+    add_CoordinatorServiceServicer_to_server(Site(measure), server.grpc)
+    box = Box(await server.start())
+    assert await asyncio.wait_for(box.commands.get(), 30) == measure
+    await box.close()

@@ -1,0 +1,120 @@
+"""Boxes that measured themselves: an operator profiles a site, reads the figures, plans with them, deploys the plan."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from edgeshard import Client
+from edgeshard.cli.local import LocalCluster
+from edgeshard.deployment import parse_spec
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "concurrency": 2, "max_context": 256}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclass
+class Measured:
+    """Two boxes, what `edgectl profile` said of them, and what `edgectl plan` had said before."""
+
+    address: str
+    client: Client
+    planned_before: tuple[int, str, str]
+    profiled: tuple[int, str, str]
+
+    async def edgectl(self, *arguments: str) -> tuple[int, str, str]:
+        return await edgectl(self.address, *arguments)
+
+    async def data(self, *arguments: str) -> Any:
+        code, stdout, stderr = await self.edgectl(*arguments, "-o", "json")
+        assert code == 0, stderr
+        return json.loads(stdout)
+
+
+async def edgectl(address: str, *arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address, *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(100):
+        stdout, stderr = await process.communicate()
+    return process.returncode or 0, stdout.decode(), stderr.decode()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Measured]:
+    directory = tmp_path_factory.mktemp("measured")
+    async with LocalCluster(directory, ("a", "b")) as cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "fairy-tales")
+        before = await edgectl(cluster.address, "plan", "--model", "fairy-tales", "--source", "a")
+        profiled = await edgectl(cluster.address, "profile", "--model", "fairy-tales", "--quick", "-o", "json")
+        yield Measured(cluster.address, client, before, profiled)
+
+
+async def test_before_anything_is_measured_the_plan_says_how_to(site: Measured) -> None:
+    code, stdout, stderr = site.planned_before
+    assert (code, stdout) == (1, "")
+    assert "a, b" in stderr and "edgectl profile --model fairy-tales" in stderr
+
+
+async def test_profiling_measures_every_box_and_every_direction(site: Measured) -> None:
+    code, stdout, stderr = site.profiled
+    assert code == 0, stderr
+    rows = {row["box"]: row for row in json.loads(stdout)}
+    assert set(rows) == {"a", "b"} and "a: measured" in stderr and "b: measured" in stderr
+    for box, other in (("a", "b"), ("b", "a")):
+        assert rows[box]["failure"] is None and rows[box]["profile"]["quick"]
+        assert {layer["kind"] for layer in rows[box]["profile"]["layers"]} == {"embedding", "block", "head"}
+        (link,) = rows[box]["links"]
+        assert (link["from"], link["to"]) == (box, other) and link["bandwidth_bps"] > 1e6
+
+
+async def test_describe_node_shows_it(site: Measured) -> None:
+    value = await site.data("describe", "node", "a")
+    (profile,) = value["profiles"]
+    assert profile["models"] == ["fairy-tales"] and profile["dtype"] == "bfloat16" and profile["age_s"] < 600
+    assert all(sample["seconds"] > 0 for layer in profile["layers"] for sample in layer["decode"])
+    assert {(link["from"], link["to"]) for link in value["links"]} == {("a", "b"), ("b", "a")}
+    text = (await site.edgectl("describe", "node", "a"))[1]
+    assert "Profile of fairy-tales in bfloat16, measured" in text and "decode by sequences" in text
+
+
+async def test_the_plan_stands_on_what_was_measured(site: Measured) -> None:
+    plan = await site.data("plan", "--model", "fairy-tales", "--source", "a")
+    assert plan["feasible"] and plan["placement"].startswith("a=0:") and plan["figures"] == {}
+    assert plan["measured"] == [stage["box"] for stage in plan["stages"]]
+    # Not faster than the blocks alone on the boxes they are given to, by their own measurements.
+    profiles = {row["box"]: row["profile"] for row in json.loads(site.profiled[1])}
+    floor = sum(layers_of(stage) * quickest_block(profiles[stage["box"]]) for stage in plan["stages"])
+    assert plan["time_per_token_s"] > 0.5 * floor > 0
+    rows = await site.data("plan", "--model", "fairy-tales", "--source", "a", "--compare")
+    assert rows[-1]["strategy"] == "edgeshard" and rows[-1]["time_per_token_s"] == plan["time_per_token_s"]
+
+
+def layers_of(stage: dict[str, Any]) -> int:
+    first, _, end = str(stage["layers"]).partition(":")
+    return int(end) - int(first)
+
+
+def quickest_block(profile: dict[str, Any]) -> float:
+    blocks = (layer for layer in profile["layers"] if layer["kind"] == "block")
+    return min(float(sample["seconds"]) for layer in blocks for sample in layer["decode"])
+
+
+async def test_deploying_uses_the_plan_and_keeps_its_prediction(site: Measured) -> None:
+    dry = await site.data("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--dry-run")
+    assert dry["predicted"]["time_per_token_s"] > 0 and dry["predicted"]["bottleneck"]
+    deployed = await site.client.deploy(parse_spec(SPEC))
+    assert deployed.placement.predicted is not None and deployed.placement.predicted.throughput_tps > 0
+    assert "Predicted:" in (await site.edgectl("describe", "deployment", "tales"))[1]
+    assert (await site.client.complete("tales", "Once upon a time", max_new_tokens=8)).text
