@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
 from edgeshard.clock import Clock
 from edgeshard.commands import PrepareStage
 from edgeshard.device import StagePhase, StageStatus
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError, FailedPreconditionError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.model import LayerRange
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import ForwardStep, Frame, FrameContract, ReturnedStep, WireStep
 from edgeshard_agent.emulation import Emulation
-from edgeshard_agent.engine.blocks import BlockAllocator
 from edgeshard_agent.engine.head import Head, HeadLimits
-from edgeshard_agent.engine.scheduler import Limits, Scheduler
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
@@ -26,15 +26,12 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import Hop, LinkSender
+from edgeshard_agent.net.live_links import LiveLinks
 from edgeshard_agent.net.shaping import EmulatedLink
+from edgeshard_agent.scheduling import MAX_STEP_TOKENS, make_scheduler, make_slices
 from edgeshard_agent.store.cache import Pin
 
-# A prompt goes through the pipeline in chunks of this many tokens; a stage accepts up to four times that.
-CHUNK_TOKENS = 512
-MAX_STEP_TOKENS = 4 * CHUNK_TOKENS
-WAITING_PER_PLACE = 4
-
-ModelKey = tuple[Digest, LayerRange, str, str, int]
+ModelKey = tuple[Digest, LayerRange, DType, Quantisation | None, DType, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,18 @@ class LoadedModel:
 def model_key(prepare: PrepareStage) -> ModelKey:
     """What must be equal for loaded weights and their KV arena to serve another epoch."""
     spec, placed = prepare.spec, prepare.placed
-    return (prepare.manifest_digest, placed.layers, spec.dtype, spec.effective_kv_dtype, prepare.placement.kv_blocks)
+    return (
+        prepare.manifest_digest,
+        placed.layers,
+        spec.dtype,
+        quantisation_of(prepare),
+        spec.effective_kv_dtype,
+        prepare.placement.kv_blocks,
+    )
+
+
+def quantisation_of(prepare: PrepareStage) -> Quantisation | None:
+    return prepare.spec.quantisation_of(prepare.placed.node_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,8 @@ class Surroundings:
     """Called when a stage's status is worth telling the coordinator early."""
     emulation: Emulation | None = None
     """In the lab: the device and links this box pretends to have."""
+    links: LiveLinks | None = None
+    """Where what traffic says of links goes; None in the lab, whose links are not its sockets."""
 
 
 class HostedStage:
@@ -166,7 +176,9 @@ class HostedStage:
         if emulation is not None:
             link = emulation.link(receiver.node_name)
             slow = EmulatedLink(link.bandwidth_bps, link.latency_s, emulation.activation_bytes, self._window)
-        return LinkSender(hop, self._window, self._around.tls, lambda error: self._runner.fail(error), slow)
+        links = self._around.links
+        on_timing = partial(links.heard, receiver.node_id) if links is not None else lambda sample: None
+        return LinkSender(hop, self._window, self._around.tls, lambda error: self._runner.fail(error), slow, on_timing)
 
     def _make_receiver(self) -> LinkReceiver:
         prepare, shape = self.prepare, self.loaded.model.shape
@@ -182,21 +194,14 @@ class HostedStage:
         return LinkReceiver(from_stage, contract, self._received, self._repeated)
 
     def _make_head(self) -> Head:
-        prepare, spec, placement = self.prepare, self.prepare.spec, self.prepare.placement
-        shape = self.loaded.model.shape
-        limits = Limits(
-            window=self._window,
-            chunk_tokens=CHUNK_TOKENS,
-            max_context=spec.max_context or shape.max_context,
-            waiting=WAITING_PER_PLACE * spec.concurrency,
-        )
-        allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens)
-        around = self._around
+        prepare, shape = self.prepare, self.loaded.model.shape
+        slices, around = make_slices(prepare), self._around
         self._stream = HeadStream(around.coordinator, around.node_id, prepare.deployment, prepare.epoch)
         return Head(
-            Scheduler(allocator, limits, self.loaded.eos_tokens),
+            make_scheduler(prepare, shape.max_context, self.loaded.eos_tokens, slices),
             self.loaded.tokenizer,
-            HeadLimits(shape.vocab_size, spec.max_new_tokens),
+            HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens),
             self._runner.offer,
             self._stream.emit,
+            slices,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from edgeshard_agent.core.state import CommandReceived
+from edgeshard_agent.core.survey import ControlLost, Inquiry
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosted_stage import LoadedModel, Surroundings, model_key
 from edgeshard_agent.hosting import Hosting, Progress
@@ -20,7 +21,7 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
-from edgeshard.commands import Command, CommandResult, PrepareStage, ReleaseStage
+from edgeshard.commands import Command, CommandResult, MeasureCompute, PrepareStage, ReleaseStage
 from edgeshard.deployment import DeploymentSpec
 from edgeshard.dtypes import DType
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
@@ -30,6 +31,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clock import SystemClock
 
 NAME = DeploymentName("tales")
+MEASURE = MeasureCompute({}, DType.FLOAT32, quick=True, again=False)
 BLOB = Digest("a" * 64)
 
 
@@ -44,14 +46,29 @@ class Box:
         self.answers: dict[str, CommandResult] = {}
         self.models: list[weakref.ref[StageModel]] = []
         self.alive_at_load: list[int] = []
+        self.surveying: list[str] = []
+        self.surveys = 0
+        self.surveyed = asyncio.Event()
         self.neighbour = "127.0.0.1:9"
         self.layers = LayerRange(0, 2)
         self._model = model
         self._config = json.loads((model / "config.json").read_text())
         around = Surroundings(NodeId("n"), self.worker, self.servicer, self.channel, None, SystemClock(), lambda: None)
-        self.hosting = Hosting(self.load, around, self._answered)
+        self.hosting = Hosting(self.load, self.survey, around, self._answered)
+
+    async def survey(self, inquiry: Inquiry) -> None:
+        self.surveying.append(inquiry.operation_id)
+        self.surveys += 1
+        try:
+            await self.surveyed.wait()
+        finally:
+            try:
+                await asyncio.sleep(0)  # a process takes a moment to end
+            finally:
+                self.surveying.pop()
 
     async def load(self, prepare: PrepareStage, progress: Progress) -> LoadedModel:
+        assert not self.surveying, "the memory of a measurement is not free yet"
         self.alive_at_load.append(sum(model() is not None for model in self.models))
         pin = self.cache.pin([BLOB])
         try:
@@ -173,3 +190,37 @@ async def test_a_released_stage_gives_its_memory_back(box: Box, no_collector: No
     box.command("r", ReleaseStage(NAME, Epoch(1)))
     assert (await box.answer("r")).failure is None
     assert [model() for model in box.models] == [None]
+
+
+async def test_a_measurement_gives_way_to_a_stage(box: Box) -> None:
+    box.command("m", MEASURE)
+    await box.until(lambda: bool(box.surveying))
+    box.command("p", box.prepare(1))
+    assert (await box.answer("p")).failure is None
+    failure = (await box.answer("m")).failure
+    assert failure is not None and failure.reason == "STAGE_CAME" and not box.surveying
+    box.command("again", MEASURE)
+    failure = (await box.answer("again")).failure
+    assert failure is not None and failure.reason == "STAGE_HELD"
+
+
+async def test_a_measurement_is_asked_for_again_after_the_control_stream_was_lost(box: Box) -> None:
+    box.command("m", MEASURE)
+    await box.until(lambda: bool(box.surveying))
+    box.hosting.post(ControlLost())
+    box.command("m", MEASURE)
+    await box.until(lambda: box.surveys == 2)
+    assert box.surveying == ["m"]
+    box.surveyed.set()
+    assert (await box.answer("m")).failure is None
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_no_measurement_outlives_the_agent(box: Box, turns: int) -> None:
+    box.command("m", MEASURE)
+    await box.until(lambda: bool(box.surveying))
+    box.hosting.post(ControlLost())  # as the end of the control client does just before
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await box.hosting.close()
+    assert not box.surveying

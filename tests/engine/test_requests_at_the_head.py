@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from edgeshard_agent.engine.batching import Batching
 from edgeshard_agent.engine.blocks import BlockAllocator
+from edgeshard_agent.engine.chunking import Chunking
 from edgeshard_agent.engine.head import Head, HeadLimits, HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
 from edgeshard_agent.engine.tokenizer import Tokenizer
@@ -17,8 +19,10 @@ import edgeshard
 from edgeshard.errors import InternalError, UnavailableError
 from edgeshard.generation import FinishReason, Generation
 from edgeshard.ids import RequestId
+from edgeshard.planning.timing import Mode
 from edgeshard.step import SampledToken, StepResult
 from edgeshard.wire.frames import ReturnedStep
+from edgeshard.wire.head import Start
 
 REQUEST = RequestId("r")
 
@@ -46,7 +50,11 @@ class Rig:
         self.out: list[HeadOutput] = []
         self.steps: list[HeadStep] = []
         scheduler = Scheduler(
-            BlockAllocator(4 * concurrency, 16), Limits(window, 16, 64, 4 * concurrency), frozenset({9})
+            BlockAllocator(4 * concurrency, 16),
+            Limits(64, 4 * concurrency),
+            Batching(Mode.NO_BUBBLES, window, concurrency, 1),
+            Chunking(16),
+            frozenset({9}),
         )
         self.head = Head(
             scheduler, self.tokenizer, HeadLimits(100, 64), self.steps.append, self.out.append  # type: ignore[arg-type]
@@ -55,7 +63,7 @@ class Rig:
 
 async def begin(rig: Rig) -> asyncio.Task[None]:
     """A text request, up to where it waits for the tokenizer."""
-    task = asyncio.create_task(rig.head.start_request(REQUEST, Generation("some text", 4)))
+    task = asyncio.create_task(rig.head.start_request(Start(REQUEST, Generation("some text", 4))))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
@@ -84,7 +92,7 @@ async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
     rig = Rig()
     rig.tokenizer.go.set()
     rig.tokenizer.fault = OverflowError("out of range")
-    await rig.head.start_request(REQUEST, Generation("some text", 4))
+    await rig.head.start_request(Start(REQUEST, Generation("some text", 4)))
     (refused,) = rig.out
     assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
 
@@ -92,7 +100,7 @@ async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
 async def test_an_unforeseen_fault_while_taking_a_token_fails_the_pipeline_and_not_the_stream_it_came_on() -> None:
     rig = Rig()
     rig.tokenizer.go.set()
-    await rig.head.start_request(REQUEST, Generation("some text", 4))
+    await rig.head.start_request(Start(REQUEST, Generation("some text", 4)))
     rig.tokenizer.fault = OverflowError("out of range")
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
     assert isinstance(rig.out[-1], RequestRefused) and isinstance(rig.out[-1].error, InternalError)
@@ -103,15 +111,15 @@ async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> N
     """Two may run and eight wait, however many steps the window lets through at the moment they come."""
     rig = Rig(window=window, concurrency=2)
     for number in range(10):
-        await rig.head.start_request(RequestId(f"r{number}"), Generation((1, 2), 62))
+        await rig.head.start_request(Start(RequestId(f"r{number}"), Generation((1, 2), 62)))
     assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 10
-    await rig.head.start_request(RequestId("one too many"), Generation((1, 2), 62))
+    await rig.head.start_request(Start(RequestId("one too many"), Generation((1, 2), 62)))
     assert isinstance(rig.out[-1], RequestRefused) and rig.out[-1].error.reason == "QUEUE_FULL"
 
 
 async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() -> None:
     rig = Rig()
-    await rig.head.start_request(REQUEST, Generation((1, 2), 4))
+    await rig.head.start_request(Start(REQUEST, Generation((1, 2), 4)))
     rig.head.cancel(REQUEST)
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
     assert not any(isinstance(output, TokenOut) for output in rig.out)
@@ -119,12 +127,13 @@ async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() 
 
 async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
     tokenizer = Tokenizer.load(Path(edgeshard.__file__).parent / "demo_model" / "tokenizer.json")
-    scheduler = Scheduler(BlockAllocator(4, 16), Limits(1, 16, 64, 4), frozenset())
+    batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
+    scheduler = Scheduler(BlockAllocator(4, 16), Limits(64, 4), batching, Chunking(16), frozenset())
     out: list[HeadOutput] = []
     head = Head(scheduler, tokenizer, HeadLimits(4096, 64), lambda step: None, out.append)
     text = "Once upon a time there was a king who had three sons. " * 20_000
     began = time.perf_counter()
-    task = asyncio.create_task(head.start_request(REQUEST, Generation(text, 4)))
+    task = asyncio.create_task(head.start_request(Start(REQUEST, Generation(text, 4))))
     turns = []
     while not task.done():
         turn = time.perf_counter()

@@ -1,242 +1,491 @@
-"""The head's scheduler against a model of the stages that checks every rule of the data plane."""
+"""The head's scheduler: what goes into each step, who waits, and what comes out."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+import random
 
 import pytest
-from edgeshard_agent.engine.blocks import BlockAllocator
-from edgeshard_agent.engine.scheduler import HeadEvent, HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.engine.batching import Batching
+from edgeshard_agent.engine.chunking import Chunking
+from edgeshard_agent.engine.scheduler import HeadStep, Limits, RequestEnd
 from edgeshard_agent.engine.text import TextStream
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edgeshard.errors import AlreadyExistsError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.generation import FinishReason, Generation
 from edgeshard.ids import RequestId
-from edgeshard.step import SampledToken, StepResult
+from edgeshard.planning.timing import Mode
 
-EOS = 99
-
-
-def next_token(history: tuple[int, ...]) -> int:
-    """The pretended model: a function of everything before, so that a lost or swapped position shows."""
-    value = 17
-    for token in history:
-        value = (value * 31 + token + 1) % 97
-    return value
+DECODE = 1
 
 
-@dataclass
-class Stages:
-    """What every stage keeps, and the rules it holds the head to. One stands for all, as they all do the same."""
-
-    block_tokens: int = 4
-    blocks: int = 12
-    owner: dict[int, int] = field(default_factory=dict)
-    tables: dict[int, list[int]] = field(default_factory=dict)
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    next_step: int = 0
-
-    def run(self, step: HeadStep) -> StepResult:
-        assert step.number == self.next_step
-        self.next_step += 1
-        for request in step.plan.frees:
-            for block in self.tables.pop(request):
-                del self.owner[block]
-            del self.tokens[request]
-        for grant in step.plan.grants:
-            table = self.tables.setdefault(grant.request, [])
-            assert grant.first_index == len(table)
-            for block in grant.blocks:
-                assert 0 <= block < self.blocks and block not in self.owner, "a block in use was granted"
-                self.owner[block] = grant.request
-                table.append(block)
-        sampled = []
-        given = deque(step.tokens)
-        for span in step.plan.spans:
-            known = self.tokens.setdefault(span.request, [])
-            assert (span.sampling is not None) == (not known), "sampling travels on the first span only"
-            assert span.first_position == len(known)
-            known += [given.popleft() for _ in range(span.token_count)]
-            assert len(known) <= len(self.tables[span.request]) * self.block_tokens, "positions without KV"
-            if span.sample:
-                sampled.append(SampledToken(span.request, len(known), next_token(tuple(known))))
-        assert not given
-        return StepResult(tuple(sampled))
+def sizes(step: HeadStep | None) -> list[int]:
+    """Tokens of each span of a step."""
+    assert step is not None
+    return [span.token_count for span in step.plan.spans]
 
 
-def make(
-    window: int = 3, chunk: int = 5, waiting: int = 100, blocks: int = 12, eos: frozenset[int] = frozenset()
-) -> Scheduler:
-    return Scheduler(BlockAllocator(blocks, 4), Limits(window, chunk, 48, waiting), eos)
+def decoding(make_rig, count: int, batching: Batching, **options):
+    """A rig whose `count` requests are all ready to decode, with no step in flight."""
+    rig = make_rig(
+        blocks=200, batching=batching, limits=Limits(200, 100), **{"chunking": Chunking(512), **options}
+    )  # fmt: skip
+    for number in range(count):
+        rig.submit(f"r{number}", [number + 1], 50)
+    rig.take(rig.next_step())
+    return rig
 
 
-def submit(scheduler: Scheduler, name: str, prompt: list[int], new: int, **options: object) -> None:
-    text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), prompt)
-    scheduler.submit(RequestId(name), Generation(tuple(prompt), new, **options), prompt, text)  # type: ignore[arg-type]
+def test_one_request_gets_its_tokens_in_order_and_its_kv_back(make_rig, alone) -> None:
+    rig = make_rig()
+    rig.submit("r", [1, 2, 3, 4, 5, 6, 7], 4)
+    rig.run_all()
+    assert rig.tokens("r") == alone([1, 2, 3, 4, 5, 6, 7], 4)
+    assert rig.events[-1] == RequestEnd(RequestId("r"), FinishReason.LENGTH, "")
+    rig.check_empty()
 
 
-def run_all(scheduler: Scheduler, stages: Stages) -> list[HeadEvent]:
-    events: list[HeadEvent] = []
-    while (step := scheduler.next_step()) is not None:
-        events += scheduler.on_result(step.number, stages.run(step))
-    return events
+# Micro-batches
 
 
-def expected(prompt: list[int], new: int) -> list[int]:
-    history = list(prompt)
-    for _ in range(new):
-        history.append(next_token(tuple(history)))
-    return history[len(prompt) :]
+def test_requests_ready_at_once_are_spread_over_the_micro_batches(make_rig) -> None:
+    rig = decoding(make_rig, 7, Batching(Mode.NO_BUBBLES, 3, 8, 3))
+    assert [sizes(rig.next_step()) for _ in range(3)] == [[DECODE] * 3, [DECODE] * 3, [DECODE]]
+    assert rig.next_step() is None
 
 
-def tokens_of(events: list[HeadEvent], name: str) -> list[int]:
-    return [e.token.token for e in events if isinstance(e, TokenOut) and e.request_id == name]
+def test_few_requests_keep_as_many_stages_busy_as_there_are_requests(make_rig) -> None:
+    rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3))
+    assert [sizes(rig.next_step()) for _ in range(2)] == [[DECODE], [DECODE]]
 
 
-def test_one_request_gets_its_tokens_in_order_and_its_kv_back() -> None:
-    scheduler, stages = make(), Stages()
-    submit(scheduler, "r", [1, 2, 3, 4, 5, 6, 7], 4)
-    events = run_all(scheduler, stages)
-    assert tokens_of(events, "r") == expected([1, 2, 3, 4, 5, 6, 7], 4)
-    assert events[-1] == RequestEnd(RequestId("r"), FinishReason.LENGTH, "")
-    assert not stages.owner and scheduler.idle
+def test_with_a_cost_two_may_be_better_off_together(make_rig) -> None:
+    """Where a step takes as long as the pipeline whatever is in it, two of them only wait for each other."""
+    together = Chunking(512, inter_token_s=lambda pieces, in_flight: 1.0 * in_flight)
+    rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=together)
+    assert sizes(rig.next_step()) == [DECODE, DECODE]
+    apart = Chunking(512, inter_token_s=lambda pieces, in_flight: max(3.0, in_flight) + 0.1 * len(pieces))
+    rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=apart)
+    assert sizes(rig.next_step()) == [DECODE]
 
 
-def test_a_prompts_chunks_do_not_wait_for_each_other() -> None:
-    scheduler = make(window=3, chunk=5)
-    submit(scheduler, "r", list(range(13)), 1)
-    steps = [scheduler.next_step() for _ in range(4)]
+def test_a_micro_batch_is_never_larger_than_placed_whatever_the_cost_says(make_rig) -> None:
+    cost = Chunking(512, inter_token_s=lambda pieces, in_flight: 1.0 * in_flight)
+    rig = decoding(make_rig, 7, Batching(Mode.NO_BUBBLES, 3, 3, 3), chunking=cost)
+    assert [sizes(rig.next_step()) for _ in range(3)] == [[DECODE] * 3, [DECODE] * 3, [DECODE]]
+
+
+def test_a_micro_batch_goes_on_the_moment_its_own_tokens_are_back(make_rig) -> None:
+    rig = decoding(make_rig, 4, Batching(Mode.NO_BUBBLES, 2, 8, 2))
+    first, second = rig.next_step(), rig.next_step()
+    assert rig.next_step() is None
+    rig.take(first)
+    again = rig.next_step()
+    assert [span.request for span in again.plan.spans] == [span.request for span in first.plan.spans]
+    rig.take(second)
+    assert [s.request for s in rig.next_step().plan.spans] == [s.request for s in second.plan.spans]
+
+
+def test_with_bubbles_the_next_round_begins_when_all_are_back(make_rig) -> None:
+    rig = decoding(make_rig, 4, Batching(Mode.BUBBLES, 2, 8, 2))
+    first, second = rig.next_step(), rig.next_step()
+    rig.take(first)
+    assert rig.next_step() is None
+    rig.take(second)
+    assert sizes(rig.next_step()) == sizes(rig.next_step()) == [DECODE, DECODE]
+
+
+def test_sequential_has_one_step_in_flight(make_rig) -> None:
+    rig = decoding(make_rig, 4, Batching(Mode.SEQUENTIAL, 3, 8, 1))
+    step = rig.next_step()
+    assert sizes(step) == [DECODE] * 4 and rig.next_step() is None
+    rig.take(step)
+    assert rig.next_step() is not None
+
+
+def test_micro_batches_even_out_when_requests_leave(make_rig) -> None:
+    """Three of five in one micro-batch end: of the five in the other, one moves over."""
+    rig = decoding(make_rig, 10, Batching(Mode.NO_BUBBLES, 2, 8, 2))
+    shrunk, other = rig.next_step(), rig.next_step()
+    for span in shrunk.plan.spans[:3]:
+        assert rig.cancel(f"r{span.request}")
+    rig.take(shrunk)
+    pipe, found = [other, rig.next_step()], []
+    for _ in range(3):
+        rig.take(pipe.pop(0))
+        pipe.append(rig.next_step())
+        found.append(len(pipe[-1].plan.spans))
+    assert found == [4, 3, 4]
+
+
+def test_one_that_joins_goes_with_the_smaller_micro_batch(make_rig) -> None:
+    rig = decoding(make_rig, 3, Batching(Mode.NO_BUBBLES, 2, 8, 2))
+    large, small = rig.next_step(), rig.next_step()
+    assert (len(large.plan.spans), len(small.plan.spans)) == (2, 1)
+    rig.submit("late", [9], 50)
+    rig.take(large)
+    large = rig.next_step()
+    assert sizes(large) == [DECODE, DECODE, 1] and large.plan.spans[-1].sampling is not None
+    rig.take(small)
+    small = rig.next_step()
+    rig.take(large)
+    large = rig.next_step()
+    assert sizes(large) == [DECODE, DECODE]
+    rig.take(small)
+    assert sizes(rig.next_step()) == [DECODE, DECODE]
+
+
+def test_no_more_requests_run_than_there_are_places(make_rig) -> None:
+    rig = decoding(make_rig, 9, Batching(Mode.NO_BUBBLES, 2, 3, 2))
+    stats = rig.scheduler.stats
+    assert (stats.running, stats.waiting) == (6, 3)
+
+
+# Prompts
+
+
+def test_a_prompts_chunks_do_not_wait_for_each_other(make_rig) -> None:
+    rig = make_rig(batching=Batching(Mode.NO_BUBBLES, 3, 8, 2), chunking=Chunking(5))
+    rig.submit("r", list(range(13)), 1)
+    steps = [rig.next_step() for _ in range(4)]
     assert [s and [span.sample for span in s.plan.spans] for s in steps] == [[False], [False], [True], None]
 
 
-def test_requests_take_turns() -> None:
-    scheduler = make(window=1)
-    stages = Stages()
-    for name in ("a", "b"):
-        submit(scheduler, name, [1], 3)
-    order = [e.request_id for e in run_all(scheduler, stages) if isinstance(e, TokenOut)]
-    assert order == ["a", "b", "a", "b", "a", "b"]
+def test_short_prompts_are_composed_until_the_budget_is_full(make_rig) -> None:
+    rig = make_rig(blocks=40, chunking=Chunking(10))
+    for name, length in (("a", 4), ("b", 3), ("c", 8)):
+        rig.submit(name, list(range(length)), 1)
+    assert sizes(rig.next_step()) == [4, 3, 3]
+    assert sizes(rig.next_step()) == [5]
 
 
-def test_the_window_is_never_exceeded() -> None:
-    scheduler = make(window=2)
+def test_decodes_come_first_and_the_rest_of_the_budget_is_the_prompts(make_rig) -> None:
+    rig = decoding(make_rig, 3, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=Chunking(10))
+    rig.submit("long", list(range(40)), 2)
+    for _ in range(5):
+        step = rig.next_step()
+        assert sizes(step) == [DECODE] * 3 + [7] and step.plan.token_count == 10
+        rig.take(step)
+
+
+def test_places_in_the_window_that_decodes_leave_go_to_prompts(make_rig) -> None:
+    """One decode cannot keep two stages busy; a prompt's chunks can."""
+    rig = decoding(make_rig, 1, Batching(Mode.NO_BUBBLES, 2, 8, 2), chunking=Chunking(10))
+    rig.submit("long", list(range(60)), 2)
+    assert sizes(rig.next_step()) == [DECODE, 9]
+    assert sizes(rig.next_step()) == [10]
+
+
+@pytest.mark.parametrize(("window", "most"), [(1, 49), (2, 25)])
+def test_chunks_grow_to_what_the_promised_latency_allows(make_rig, window: int, most: int) -> None:
+    chunking = Chunking(
+        512, least_tokens=4, max_inter_token_latency_s=0.5,
+        inter_token_s=lambda pieces, in_flight: in_flight * sum(0.01 * count for _, count in pieces),
+    )  # fmt: skip
+    rig = decoding(make_rig, 1, Batching(Mode.NO_BUBBLES, window, 8, 1), chunking=chunking)
+    rig.submit("long", [i % 50 for i in range(150)], 2)
+    rig.run_all()
+    chunks = [span.token_count for step in rig.steps for span in step.plan.spans if span.request == 1]
+    assert chunks[:4] == [4, 8, 16, min(32, most)] and most in chunks
+    assert max(step.plan.token_count for step in rig.steps) <= 50 // window
+
+
+def test_prompts_come_through_though_the_decodes_alone_break_the_promise(make_rig) -> None:
+    chunking = Chunking(
+        512, least_tokens=4, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0
+    )  # fmt: skip
+    rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=chunking)
+    rig.submit("a", list(range(10)), 2)
+    rig.submit("b", list(range(10)), 2)
+    assert sizes(rig.next_step()) == [DECODE, DECODE, 4]
+
+
+def test_a_prompt_that_nobody_waits_behind_is_not_held_to_the_promise(make_rig) -> None:
+    chunking = Chunking(64, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0)
+    rig = make_rig(blocks=40, chunking=chunking)
+    rig.submit("r", list(range(40)), 2)
+    assert sizes(rig.next_step()) == [40]
+
+
+def test_slices_that_were_given_are_used_while_nobody_decodes(make_rig, alone) -> None:
+    chunking = Chunking(9, max_step_tokens=40, slices=lambda length: (length - 20, 8, 12))
+    rig = make_rig(blocks=40, batching=Batching(Mode.NO_BUBBLES, 3, 8, 2), chunking=chunking)
+    prompt = [i % 7 for i in range(30)]
+    rig.submit("r", prompt, 3)
+    steps = [rig.next_step() for _ in range(3)]
+    assert [sizes(step) for step in steps] == [[10], [8], [12]]
+    for step in steps:
+        rig.take(step)
+    rig.submit("second", prompt, 3)
+    assert sizes(rig.next_step()) == [DECODE, 8], "now somebody waits"
+    rig.take(rig.steps[-1])
+    rig.run_all()
+    assert rig.tokens("r") == rig.tokens("second") == alone(prompt, 3)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_no_decode_misses_a_step_and_no_step_exceeds_the_budget(make_rig, window: int) -> None:
+    """A long prompt among decodes: each stream goes on whenever its token is back."""
+    rig = decoding(make_rig, 6, Batching(Mode.NO_BUBBLES, window, 8, min(2, window)), chunking=Chunking(16))
+    rig.submit("long", [i % 50 for i in range(150)], 2)
+    pipe = []
+    while rig.scheduler.stats.prompt_tokens < 6 + 150:
+        while (step := rig.next_step()) is not None:
+            pipe.append(step)
+            assert step.plan.token_count <= 16
+        step = pipe.pop(0)
+        rig.take(step)
+        decoded = [s.request for s in step.plan.spans if s.token_count == DECODE]
+        following = rig.next_step()
+        pipe.append(following)
+        assert decoded == [s.request for s in following.plan.spans if s.token_count == DECODE]
+
+
+# Ends
+
+
+def test_the_window_is_never_exceeded(make_rig) -> None:
+    rig = make_rig(batching=Batching(Mode.NO_BUBBLES, 2, 8, 2), chunking=Chunking(1))
     for name in "abcd":
-        submit(scheduler, name, [1], 2)
-    assert scheduler.next_step() and scheduler.next_step()
-    assert scheduler.next_step() is None
+        rig.submit(name, [1], 2)
+    assert rig.next_step() and rig.next_step()
+    assert rig.next_step() is None
 
 
-def test_a_cancel_is_a_step_without_tokens() -> None:
-    scheduler, stages = make(window=2, chunk=2), Stages()
-    submit(scheduler, "r", [1, 2, 3, 4, 5, 6], 4)
-    step = scheduler.next_step()
-    assert step is not None
-    assert scheduler.cancel(RequestId("r")) == [RequestEnd(RequestId("r"), FinishReason.CANCELLED, "")]
-    assert scheduler.cancel(RequestId("r")) == []
-    scheduler.on_result(step.number, stages.run(step))
-    free = scheduler.next_step()
-    assert free is not None and free.plan.spans == () and free.tokens == ()
-    scheduler.on_result(free.number, stages.run(free))
-    assert not stages.owner and scheduler.idle
+def test_a_cancel_is_a_step_without_tokens(make_rig) -> None:
+    rig = make_rig(batching=Batching(Mode.NO_BUBBLES, 2, 8, 2), chunking=Chunking(2))
+    rig.submit("r", [1, 2, 3, 4, 5, 6], 4)
+    step = rig.next_step()
+    assert rig.cancel("r") and not rig.cancel("r")
+    rig.take(step)
+    free = rig.next_step()
+    assert free.plan.spans == () and free.tokens == ()
+    rig.take(free)
+    assert rig.ends("r") == [RequestEnd(RequestId("r"), FinishReason.CANCELLED, "")]
+    rig.check_empty()
 
 
-def test_a_waiting_request_enters_when_the_pool_can_promise_its_worst_case() -> None:
-    scheduler, stages = make(blocks=3), Stages(blocks=3)
-    submit(scheduler, "a", [1], 7)
-    submit(scheduler, "b", [2], 7)
-    assert scheduler.active == 1 and scheduler.waiting == 1
-    events = run_all(scheduler, stages)
-    assert tokens_of(events, "a") == expected([1], 7) and tokens_of(events, "b") == expected([2], 7)
+def test_a_waiting_request_enters_when_the_pool_can_promise_its_worst_case(make_rig, alone) -> None:
+    rig = make_rig(blocks=3)
+    rig.submit("a", [1], 7)
+    rig.submit("b", [2], 7)
+    stats = rig.scheduler.stats
+    assert (stats.running, stats.waiting) == (1, 1)
+    rig.run_all()
+    assert rig.tokens("a") == alone([1], 7) and rig.tokens("b") == alone([2], 7)
 
 
-def test_end_of_sequence_ends_unless_ignored() -> None:
+def test_end_of_sequence_ends_unless_ignored(make_rig, alone) -> None:
     prompt = [1, 2]
-    eos = frozenset({expected(prompt, 3)[2]})
-    scheduler, stages = make(eos=eos), Stages()
-    submit(scheduler, "r", prompt, 8)
-    submit(scheduler, "i", prompt, 8, ignore_eos=True)
-    events = run_all(scheduler, stages)
-    assert len(tokens_of(events, "r")) == 3 and len(tokens_of(events, "i")) == 8
-    assert RequestEnd(RequestId("r"), FinishReason.STOP, "") in events
+    rig = make_rig(eos=frozenset({alone(prompt, 3)[2]}))
+    rig.submit("r", prompt, 8)
+    rig.submit("i", prompt, 8, ignore_eos=True)
+    rig.run_all()
+    assert len(rig.tokens("r")) == 3 and len(rig.tokens("i")) == 8
+    assert rig.ends("r") == [RequestEnd(RequestId("r"), FinishReason.STOP, "")]
 
 
-def test_a_taken_over_request_goes_on_where_it_was() -> None:
-    prompt, all_tokens = [5, 6, 7], expected([5, 6, 7], 6)
-    scheduler, stages = make(), Stages()
+def test_a_taken_over_request_goes_on_where_it_was(make_rig, alone) -> None:
+    prompt, all_tokens = [5, 6, 7], alone([5, 6, 7], 6)
+    rig = make_rig()
     text = TextStream(lambda ids: "", prompt)
-    scheduler.submit(RequestId("r"), Generation(tuple(prompt), 6), prompt, text, tuple(all_tokens[:4]))
-    assert tokens_of(run_all(scheduler, stages), "r") == all_tokens[4:]
+    rig.scheduler.submit(RequestId("r"), Generation(tuple(prompt), 6), prompt, text, tuple(all_tokens[:4]))
+    rig.run_all()
+    assert rig.tokens("r") == all_tokens[4:]
 
 
-def test_refusals_are_typed_and_change_nothing() -> None:
-    scheduler = make(waiting=1, blocks=6)
+def test_refusals_are_typed_and_change_nothing(make_rig, alone) -> None:
+    rig = make_rig(blocks=6, limits=Limits(48, 1))
     with pytest.raises(InvalidArgumentError) as too_long:
-        submit(scheduler, "x", [1] * 40, 9)
+        rig.submit("x", [1] * 40, 9)
     assert too_long.value.reason == "CONTEXT_EXCEEDED" and too_long.value.field == "max_new_tokens"
     with pytest.raises(ResourceExhaustedError) as too_big:
-        submit(scheduler, "x", [1] * 20, 8)
+        rig.submit("x", [1] * 20, 8)
     assert too_big.value.reason == "KV_POOL_EXHAUSTED"
-    submit(scheduler, "a", [1] * 20, 4)  # the whole pool
+    rig.submit("a", [1] * 20, 4)  # the whole pool
     with pytest.raises(AlreadyExistsError):
-        submit(scheduler, "a", [1], 2)
-    submit(scheduler, "b", [1], 2)
+        rig.submit("a", [1], 2)
+    rig.submit("b", [1], 2)
     with pytest.raises(ResourceExhaustedError) as full:
-        submit(scheduler, "c", [1], 2)
+        rig.submit("c", [1], 2)
     assert full.value.reason == "QUEUE_FULL" and full.value.retry_after_s
-    events = run_all(scheduler, Stages(blocks=6))
-    assert tokens_of(events, "a") == expected([1] * 20, 4) and tokens_of(events, "b") == expected([1], 2)
+    rig.run_all()
+    assert rig.tokens("a") == alone([1] * 20, 4) and rig.tokens("b") == alone([1], 2)
+    rig.check_empty()
 
 
-REQUESTS = st.lists(st.tuples(st.integers(1, 18), st.integers(1, 12)), min_size=1, max_size=6)
+@pytest.mark.parametrize("field", ["window", "micro_batch", "micro_batches"])
+def test_a_batching_of_nothing_is_refused_by_name(field: str) -> None:
+    values = {"window": 1, "micro_batch": 1, "micro_batches": 1, field: 0}
+    with pytest.raises(InvalidArgumentError) as refused:
+        Batching(Mode.NO_BUBBLES, **values)
+    assert refused.value.field == field
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 7), REQUESTS, st.data())
-def test_any_schedule_gives_every_request_its_own_tokens(  # noqa: C901 (a dice-driven script reads best in one piece)
-    window: int, chunk: int, requests: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    """Random arrivals, cancels and delays of results: whoever is not cancelled gets exactly the reference's tokens."""
-    scheduler, stages = make(window, chunk), Stages()
-    waiting = [(f"r{i}", [(7 * i + j) % 50 for j in range(n)], new) for i, (n, new) in enumerate(requests)]
-    prompts = {name: (prompt, new) for name, prompt, new in waiting}
-    pipe: deque[HeadStep] = deque()
-    events: list[HeadEvent] = []
-    cancelled: set[str] = set()
-    for _ in range(2000):
-        choice = data.draw(st.sampled_from(["arrive", "step", "return", "step", "return", "cancel"]))
-        if choice == "arrive" and waiting:
-            name, prompt, new = waiting.pop()
-            submit(scheduler, name, prompt, new)
-        elif choice == "step" and (step := scheduler.next_step()) is not None:
-            pipe.append(step)
-            assert len(pipe) <= window
-        elif choice == "return" and pipe:
-            step = pipe.popleft()
-            events += scheduler.on_result(step.number, stages.run(step))
-        elif choice == "cancel" and data.draw(st.integers(0, 9)) == 0:
-            name = data.draw(st.sampled_from(sorted(prompts)))
-            ended = scheduler.cancel(RequestId(name))
-            events += ended
-            cancelled |= {name} if ended else set()
-        elif not waiting and not pipe and scheduler.idle:
-            break
-        elif not waiting:
-            while (step := scheduler.next_step()) is not None:
-                pipe.append(step)
-    while waiting or pipe or not scheduler.idle:
-        for name, prompt, new in waiting:
-            submit(scheduler, name, prompt, new)
-        waiting = []
-        while (step := scheduler.next_step()) is not None:
-            pipe.append(step)
-        step = pipe.popleft()
-        events += scheduler.on_result(step.number, stages.run(step))
-    for name, (prompt, new) in prompts.items():
-        got = tokens_of(events, name)
-        assert got == expected(prompt, new)[: len(got)]
-        assert len(got) == new or name in cancelled
-        assert sum(isinstance(e, RequestEnd) and e.request_id == name for e in events) == 1
-    assert not stages.owner and not stages.tables
+# Priorities and shares
+
+
+def test_a_higher_priority_goes_first(make_rig) -> None:
+    rig = make_rig(batching=Batching(Mode.NO_BUBBLES, 1, 1, 1))
+    for name, priority in (("running", 0), ("low", -1), ("plain", 0), ("high", 5)):
+        rig.submit(name, [1], 2, priority=priority)
+    rig.run_all()
+    assert [e.request_id for e in rig.events if isinstance(e, RequestEnd)] == ["running", "high", "plain", "low"]
+
+
+def test_clients_share_the_prompt_budget_however_many_requests_each_has(make_rig) -> None:
+    rig = make_rig(
+        blocks=200, batching=Batching(Mode.NO_BUBBLES, 1, 16, 1), chunking=Chunking(8), limits=Limits(200, 100)
+    )  # fmt: skip
+    for number in range(6):
+        rig.submit(f"greedy{number}", list(range(48)), 2, client="greedy")
+    rig.submit("modest", list(range(48)), 2, client="modest")
+    tokens = {"greedy": 0, "modest": 0}
+    for _ in range(10):
+        step = rig.next_step()
+        for span in step.plan.spans:
+            tokens["modest" if span.request == 6 else "greedy"] += span.token_count
+        rig.take(step)
+    assert tokens == {"greedy": 40, "modest": 40}
+
+
+def test_a_client_that_comes_late_has_saved_nothing_up(make_rig) -> None:
+    """It begins level with the one that was served all the while, and from then on they take turns."""
+    rig = make_rig(
+        blocks=200, batching=Batching(Mode.NO_BUBBLES, 1, 16, 1), chunking=Chunking(8), limits=Limits(200, 9)
+    )  # fmt: skip
+    rig.submit("old", list(range(100)), 2, client="old")
+    for _ in range(8):
+        rig.take(rig.next_step())
+    rig.submit("new", list(range(100)), 2, client="new")
+    served = []
+    for _ in range(4):
+        step = rig.next_step()
+        served += [span.request for span in step.plan.spans]
+        rig.take(step)
+    assert sorted(served) == [0, 0, 1, 1]
+
+
+# Overcommit
+
+
+def overcommitted(make_rig, blocks: int, **options):
+    return make_rig(
+        blocks=blocks, limits=Limits(48, 100, overcommit=True), chunking=Chunking(16),
+        batching=Batching(Mode.NO_BUBBLES, 2, 8, 2), **options,
+    )  # fmt: skip
+
+
+def test_overcommit_lets_more_in_and_sets_the_youngest_back(make_rig, alone) -> None:
+    rig = overcommitted(make_rig, 6)
+    for number in range(3):
+        rig.submit(f"r{number}", [number + 1] * 3, 16)
+    assert rig.scheduler.stats.running == 3, "their worst case, 15 blocks, is far more than there is"
+    rig.run_all()
+    for number in range(3):
+        assert rig.tokens(f"r{number}") == alone([number + 1] * 3, 16)
+    assert rig.scheduler.stats.preemptions > 0
+    assert next(e.request_id for e in rig.events if isinstance(e, RequestEnd)) == "r0"
+    rig.check_empty()
+
+
+def test_the_lowest_priority_gives_way_first(make_rig, alone) -> None:
+    rig = overcommitted(make_rig, 6)
+    rig.submit("low", [1, 1, 1], 16, priority=-1)
+    rig.submit("high", [2, 2, 2], 16)
+    rig.run_all()
+    assert [e.request_id for e in rig.events if isinstance(e, RequestEnd)] == ["high", "low"]
+    assert rig.tokens("low") == alone([1, 1, 1], 16)
+
+
+def test_without_overcommit_nobody_is_set_back(make_rig) -> None:
+    rig = make_rig(blocks=6)
+    for number in range(3):
+        rig.submit(f"r{number}", [number + 1] * 3, 16)
+    assert rig.scheduler.stats.running == 1
+    rig.run_all()
+    assert rig.scheduler.stats.preemptions == 0
+
+
+# Prefix cache
+
+
+def caching(make_rig, **options):
+    return make_rig(blocks=40, limits=Limits(48, 100, prefix_cache=True), chunking=Chunking(32), **options)
+
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+def test_an_equal_beginning_is_run_once(make_rig, alone) -> None:
+    rig = caching(make_rig)
+    rig.submit("first", PROMPT, 3)
+    rig.run_all()
+    rig.submit("second", [*PROMPT[:8], 7, 7], 3)
+    rig.run_all()
+    spans = [span for step in rig.steps for span in step.plan.spans if span.request == 1]
+    assert spans[0].first_position == 8 and spans[0].token_count == 2
+    assert rig.tokens("second") == alone([*PROMPT[:8], 7, 7], 3)
+    assert rig.scheduler.stats.prefix_hit_tokens == 8
+    rig.check_empty()
+
+
+def test_a_beginning_still_at_work_is_shared(make_rig, alone) -> None:
+    rig = caching(make_rig)
+    rig.submit("first", PROMPT, 20)
+    rig.take(rig.next_step())
+    rig.submit("second", PROMPT, 20)
+    assert rig.scheduler.stats.prefix_hit_tokens == 8
+    rig.run_all()
+    assert rig.tokens("first") == rig.tokens("second") == alone(PROMPT, 20)
+    rig.check_empty()
+
+
+def test_the_last_position_of_a_prompt_is_run_though_all_of_it_is_known(make_rig, alone) -> None:
+    rig = caching(make_rig)
+    for name in ("first", "second"):
+        rig.submit(name, PROMPT[:8], 3)
+        rig.run_all()
+    assert rig.scheduler.stats.prefix_hit_tokens == 4
+    assert rig.tokens("second") == alone(PROMPT[:8], 3)
+
+
+def test_what_was_generated_is_a_beginning_too(make_rig, alone) -> None:
+    """The next turn of a conversation."""
+    rig = caching(make_rig)
+    rig.submit("turn one", PROMPT, 8)
+    rig.run_all()
+    conversation = [*PROMPT, *rig.tokens("turn one"), 11, 12]
+    rig.submit("turn two", conversation, 4)
+    rig.run_all()
+    assert rig.scheduler.stats.prefix_hit_tokens == 16
+    assert rig.tokens("turn two") == alone(conversation, 4)
+
+
+def test_clients_share_nothing(make_rig) -> None:
+    rig = caching(make_rig)
+    rig.submit("first", PROMPT, 3, client="a")
+    rig.run_all()
+    rig.submit("second", PROMPT, 3, client="b")
+    rig.run_all()
+    assert rig.scheduler.stats.prefix_hit_tokens == 0
+
+
+def test_nothing_is_shared_unless_asked_for(make_rig) -> None:
+    rig = make_rig(blocks=40)
+    for name in ("first", "second"):
+        rig.submit(name, PROMPT, 3)
+        rig.run_all()
+    stats = rig.scheduler.stats
+    assert stats.prefix_hit_tokens == 0 and stats.kv_blocks_cached == 0
+
+
+def test_cached_blocks_give_way_to_requests(make_rig, alone) -> None:
+    rig = make_rig(blocks=8, limits=Limits(32, 100, prefix_cache=True), chunking=Chunking(32))
+    dice = random.Random(5)
+    for number in range(12):
+        prompt = [dice.randrange(50) for _ in range(20)]
+        rig.submit(f"r{number}", prompt, 8)
+        rig.run_all()
+        assert rig.tokens(f"r{number}") == alone(prompt, 8)
+    assert rig.scheduler.stats.kv_blocks_cached > 0
+    rig.check_empty()

@@ -150,15 +150,15 @@ async def test_a_box_survives_a_write_on_a_finished_control_stream(
     registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, facts, "i")
     client = ControlClient(channel, address, registration, lambda i, c: None, lambda: (), lambda: 1)
     broken = [True]
-    write_results = client._write_results
+    write_out = client._write
 
     async def write(call: Any) -> None:
         if broken:
             broken.pop()
             raise asyncio.InvalidStateError("RPC already finished.")
-        await write_results(call)
+        await write_out(call)
 
-    monkeypatch.setattr(client, "_write_results", write)
+    monkeypatch.setattr(client, "_write", write)
     running = asyncio.create_task(client.run())
     client.send_results((CommandResult(OperationId("op"), None),))
     async with asyncio.timeout(60):
@@ -216,10 +216,10 @@ async def test_a_request_may_fill_the_context_to_its_last_position(
 ) -> None:
     """In chunks that are no multiple of a block, more of them than the window holds."""
     import torch
-    from edgeshard_agent import hosted_stage
+    from edgeshard_agent import scheduling
     from transformers import LlamaForCausalLM
 
-    monkeypatch.setattr(hosted_stage, "CHUNK_TOKENS", 23)
+    monkeypatch.setattr(scheduling, "STEP_TOKENS", 23)
     ids = [(7 * i) % 90 for i in range(prompt)]
     model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     with torch.inference_mode():

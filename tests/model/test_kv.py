@@ -113,6 +113,63 @@ def test_a_step_is_refused_as_a_whole(pool: KvPool, bad: StepPlan) -> None:
     assert state(pool) == before
 
 
+@pytest.fixture
+def sharing(pool: KvPool) -> KvPool:
+    """Request 3 shares the full block 5 with request 1 and goes on in block 0."""
+    pool.commit(pool.check(StepPlan(grants=(KvGrant(3, 0, (5,), filled=4), KvGrant(3, 1, (0,))))))
+    pool.begin_span(3, 4, 2, truncate_allowed=True)
+    return pool
+
+
+def test_a_full_block_is_shared_from_where_it_ends(sharing: KvPool) -> None:
+    assert sharing.table(3) == KvTable((5, 0), 6, shared=4)
+    assert sharing.bytes_in_use == 4 * sharing.block_bytes, "a shared block counts once"
+
+
+def test_a_shared_block_is_free_when_its_last_holder_is(sharing: KvPool) -> None:
+    sharing.free(1)
+    with pytest.raises(FailedPreconditionError):
+        sharing.grant(4, 0, (5,))
+    sharing.free(3)
+    sharing.free(2)
+    assert sharing.bytes_in_use == 0
+    sharing.grant(4, 0, (5,))
+
+
+def test_a_block_left_full_can_be_shared_until_it_is_granted_anew(sharing: KvPool) -> None:
+    sharing.commit(sharing.check(StepPlan(frees=(1, 3))))
+    sharing.commit(sharing.check(StepPlan(grants=(KvGrant(4, 0, (5,), filled=4),))))
+    assert sharing.table(4) == KvTable((5,), 4, shared=4)
+    sharing.free(4)
+    sharing.grant(6, 0, (5,))
+    sharing.free(6)
+    with pytest.raises(FailedPreconditionError, match="not full"):
+        sharing.check(StepPlan(grants=(KvGrant(4, 0, (5,), filled=4),)))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        StepPlan(grants=(KvGrant(4, 0, (2,), filled=4),)),
+        StepPlan(grants=(KvGrant(4, 0, (5,), filled=3),)),
+        StepPlan(grants=(KvGrant(4, 0, (), filled=4),)),
+        StepPlan(grants=(KvGrant(4, 0, (5, 5), filled=8),)),
+        StepPlan(grants=(KvGrant(2, 1, (5,), filled=4),)),
+        StepPlan(spans=(Span(3, 3, 1, sampling=Sampling()),)),
+        StepPlan(spans=(Span(1, 2, 4, sampling=Sampling()),)),
+    ],
+    ids=[
+        "a block that is not full", "a part of a block", "no block", "a block twice", "behind other blocks",
+        "a sharer writes", "the one who filled it writes",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_refused(sharing: KvPool, bad: StepPlan) -> None:
+    before = state(sharing)
+    with pytest.raises(EdgeShardError) as caught:
+        sharing.check(bad)
+    assert caught.value.field and state(sharing) == before
+
+
 def test_a_step_applies_frees_then_grants_then_spans(pool: KvPool) -> None:
     plan = StepPlan(
         (1,), (KvGrant(1, 0, (2, 0)), KvGrant(2, 1, (5,))), (Span(1, 0, 8, sampling=Sampling()), Span(2, 0, 5))

@@ -12,7 +12,9 @@ from edgeshard.errors import EdgeShardError, FailedPreconditionError, InternalEr
 from edgeshard.generation import Generation
 from edgeshard.ids import RequestId
 from edgeshard.wire.frames import ReturnedStep
-from edgeshard_agent.engine.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler
+from edgeshard.wire.head import Start
+from edgeshard_agent.engine.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler, SchedulerStats
+from edgeshard_agent.engine.slices import PromptSlices
 from edgeshard_agent.engine.text import TextStream
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
@@ -56,12 +58,14 @@ class Head:
         limits: HeadLimits,
         offer: Callable[[HeadStep], None],
         emit: Callable[[HeadOutput], None],
+        slices: PromptSlices | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._limits = limits
         self._offer = offer
         self._emit = emit
+        self._slices = slices
         self._cancelled_early: set[RequestId] = set()
         self._tokenising: set[RequestId] = set()
         self._failure: EdgeShardError | None = None
@@ -71,19 +75,26 @@ class Head:
         """No request, nothing to free and no step in flight."""
         return self._scheduler.idle
 
-    async def start_request(self, request_id: RequestId, generation: Generation, emitted: Sequence[int] = ()) -> None:
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats
+
+    async def start_request(self, start: Start) -> None:
         """Admit a request or emit its refusal."""
+        request_id, generation, emitted = start.request_id, start.generation, start.emitted_tokens
         self._tokenising.add(request_id)
         try:
             if self._failure is not None:
                 raise self._failure
             generation.validate()
             prompt = await self._tokenise(generation)
+            self._check(generation, prompt)
+            if self._slices is not None:
+                await asyncio.to_thread(self._slices.prepare, len(prompt) + len(emitted))
             if self._failure is not None:
                 raise self._failure  # meanwhile
-            self._check(generation, prompt)
             text = TextStream(self._decode, [*prompt, *emitted], generation.stop_strings)
-            self._scheduler.submit(request_id, generation, prompt, text, tuple(emitted))
+            self._scheduler.submit(request_id, generation, prompt, text, emitted, start.client)
         except EdgeShardError as error:
             self._emit(RequestRefused(request_id, error))
             return

@@ -147,7 +147,9 @@ class StageRunner:
             result = ReturnedStep(step.number, StepResult(output.tokens, timings))
         else:
             result = ForwardStep(step.number, step.plan, hidden, timings)
-        return result, encode_step(self.deployment, self.epoch, result)
+        # The only stage of a pipeline hands its result to the head beside it: nothing travels.
+        alone = self._model.is_first and self._model.is_last
+        return result, [] if alone else encode_step(self.deployment, self.epoch, result)
 
     def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:
         if isinstance(step, HeadStep):

@@ -2,12 +2,14 @@
 
 The pool holds no allocator: the head grants blocks, the pool checks and obeys. A step is validated as a whole against a
 draft of the tables it touches and only then committed, so a refused step changes nothing.
+
+Several tables may hold one block, as long as it is full: they share what it holds, and nobody writes to it any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,18 +23,23 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 @dataclass(frozen=True, slots=True)
 class KvTable:
-    """A request's blocks in order of position, and how many positions hold keys and values."""
+    """A request's blocks in order of position, and how many positions hold keys and values.
+
+    The first `shared` positions were filled by others; the request reads them only.
+    """
 
     blocks: tuple[int, ...] = ()
     length: int = 0
+    shared: int = 0
 
 
 @dataclass(slots=True)
 class KvDraft:
-    """What a validated step will change: None for a freed table, and the owner of each block that changes hands."""
+    """What a validated step will change: None for a freed table, and of each block touched its holders and state."""
 
-    tables: dict[int, KvTable | None]
-    owners: dict[int, int | None]
+    tables: dict[int, KvTable | None] = field(default_factory=dict)
+    holders: dict[int, int] = field(default_factory=dict)
+    full: dict[int, bool] = field(default_factory=dict)
 
 
 class KvPool:
@@ -68,7 +75,10 @@ class KvPool:
                 f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
             ) from error
         self._tables: dict[int, KvTable] = {}
-        self._owners: dict[int, int] = {}
+        self._holders: dict[int, int] = {}
+        """How many tables hold a block, for blocks that any does."""
+        self._full: set[int] = set()
+        """Blocks all of whose positions are filled, whether held or left by the last request that did."""
 
     @property
     def bytes_capacity(self) -> int:
@@ -76,8 +86,8 @@ class KvPool:
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes of the blocks that are in a request's table, filled or not."""
-        return len(self._owners) * self.block_bytes
+        """Bytes of the blocks that are in a request's table, filled or not; a shared block counts once."""
+        return len(self._holders) * self.block_bytes
 
     @property
     def requests(self) -> frozenset[int]:
@@ -102,7 +112,7 @@ class KvPool:
         Raises InvalidArgumentError for what can never be right (a block that does not exist, an empty span) and
         FailedPreconditionError for what does not fit the tables as they are.
         """
-        draft = KvDraft({}, {})
+        draft = KvDraft()
         for request in plan.frees:
             self._draft_free(draft, request)
         for grant in plan.grants:
@@ -122,20 +132,31 @@ class KvPool:
                 self._tables.pop(request, None)
             else:
                 self._tables[request] = table
-        for block, owner in draft.owners.items():
-            if owner is None:
-                self._owners.pop(block, None)
+        for block, holders in draft.holders.items():
+            if holders:
+                self._holders[block] = holders
             else:
-                self._owners[block] = owner
+                self._holders.pop(block, None)
+        for block, full in draft.full.items():
+            if full:
+                self._full.add(block)
+            else:
+                self._full.discard(block)
 
     def _peek(self, draft: KvDraft, request: int) -> KvTable:
         if request in draft.tables:
             return draft.tables[request] or KvTable()
         return self._tables.get(request, KvTable())
 
+    def _holders_of(self, draft: KvDraft, block: int) -> int:
+        return draft.holders[block] if block in draft.holders else self._holders.get(block, 0)
+
+    def _is_full(self, draft: KvDraft, block: int) -> bool:
+        return draft.full[block] if block in draft.full else block in self._full
+
     def _draft_free(self, draft: KvDraft, request: int) -> None:
         for block in self._peek(draft, request).blocks:
-            draft.owners[block] = None
+            draft.holders[block] = self._holders_of(draft, block) - 1
         draft.tables[request] = None
 
     def _draft_grant(self, draft: KvDraft, grant: KvGrant) -> None:
@@ -147,6 +168,8 @@ class KvPool:
                 field="grants.first_index",
                 reason="KV_GRANT_OUT_OF_ORDER",
             )
+        if grant.filled:
+            self._check_shared(draft, grant)
         for block in grant.blocks:
             if not 0 <= block < self.blocks:
                 raise InvalidArgumentError(
@@ -154,15 +177,34 @@ class KvPool:
                     field="grants.blocks",
                     reason="KV_BLOCK_OUT_OF_RANGE",
                 )
-            owner = draft.owners[block] if block in draft.owners else self._owners.get(block)
-            if owner is not None:
+            if not grant.filled and self._holders_of(draft, block):
                 raise FailedPreconditionError(
-                    f"KV block {block}, granted to request {grant.request}, belongs to request {owner}",
+                    f"KV block {block}, granted to request {grant.request}, belongs to another",
                     field="grants.blocks",
                     reason="KV_BLOCK_IN_USE",
                 )
-            draft.owners[block] = grant.request
-        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), table.length)
+            draft.holders[block] = self._holders_of(draft, block) + 1
+            if not grant.filled:
+                draft.full[block] = False
+        length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
+        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared)
+
+    def _check_shared(self, draft: KvDraft, grant: KvGrant) -> None:
+        """Blocks that others filled begin a table and are full."""
+        blocks = set(grant.blocks)
+        if grant.first_index or grant.filled != len(blocks) * self.block_tokens or len(blocks) != len(grant.blocks):
+            raise InvalidArgumentError(
+                f"a grant to request {grant.request} shares {grant.filled} positions in {len(grant.blocks)} blocks from "
+                f"index {grant.first_index}; only whole blocks at the beginning of a table can be shared",
+                field="grants.filled",
+            )
+        for block in grant.blocks:
+            if not self._is_full(draft, block):
+                raise FailedPreconditionError(
+                    f"KV block {block}, to be shared by request {grant.request}, is not full",
+                    field="grants.filled",
+                    reason="KV_BLOCK_NOT_FULL",
+                )
 
     def _draft_span(self, draft: KvDraft, span: Span) -> None:
         if span.token_count < 1 or span.first_position < 0:
@@ -192,7 +234,17 @@ class KvPool:
                 field="spans.token_count",
                 reason="KV_TABLE_TOO_SHORT",
             )
-        draft.tables[span.request] = KvTable(table.blocks, span.end_position)
+        size = self.block_tokens
+        written = table.blocks[span.first_position // size : -(-span.end_position // size)]
+        if span.first_position < table.shared or any(self._holders_of(draft, block) > 1 for block in written):
+            raise FailedPreconditionError(
+                f"a span of request {span.request} begins at {span.first_position}, within KV that it shares",
+                field="spans.first_position",
+                reason="KV_SHARED",
+            )
+        for index, block in enumerate(written, span.first_position // size):
+            draft.full[block] = (index + 1) * size <= span.end_position
+        draft.tables[span.request] = KvTable(table.blocks, span.end_position, table.shared)
 
     # -- the same, one at a time ---------------------------------------------------------------------------------
 
@@ -206,7 +258,7 @@ class KvPool:
 
     def begin_span(self, request: int, first_position: int, token_count: int, truncate_allowed: bool) -> None:
         """Extend (or, where allowed, cut) a request's KV length for a span about to run. Raises as `check` does."""
-        draft = KvDraft({}, {})
+        draft = KvDraft()
         sampling = Sampling() if truncate_allowed else None
         self._draft_span(draft, Span(request, first_position, token_count, sampling=sampling))
         self.commit(draft)

@@ -1,0 +1,98 @@
+"""How much of a prompt goes into a step: within the token budget, the link's bytes and the latency promised. Pure.
+
+Sarathi: a step takes its decodes first and fills up with a chunk of a prompt. FastGen: short prompts are composed until
+the budget is full. HPipe: a prompt that nobody waits behind goes in the slices its planner chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.step_cost import Piece
+from edgeshard_agent.engine.batching import InterTokenSeconds
+
+Slices = Callable[[int], Sequence[int]]
+"""Tokens of a prompt -> lengths of the slices to cut it into, in order, which sum to it. Must answer at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """What bounds a step.
+
+    step_tokens       tokens of a step, decodes included; a chunk of a prompt gets what the decodes leave
+    slices            for prompts that nobody waits behind; a slice may go beyond `step_tokens`, to `max_step_tokens`,
+                      which is what the stages accept
+    least_tokens      a chunk is never made smaller by a limit, so that prompts come through whatever was promised
+    inter_token_s     the cost of a step; with it chunks keep within `max_inter_token_latency_s` while anybody decodes
+    """
+
+    step_tokens: int
+    max_step_tokens: int = 0
+    least_tokens: int = 16
+    max_inter_token_latency_s: float | None = None
+    inter_token_s: InterTokenSeconds | None = None
+    slices: Slices | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step_tokens", "least_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be 1 or more", field=name)
+
+
+class Chunks:
+    """Sizes the chunks of the steps of one pipeline, of which `window` are in flight at most."""
+
+    def __init__(self, chunking: Chunking, window: int) -> None:
+        self._chunking = chunking
+        self._window = window
+        self._before = 0
+
+    def formed(self, prompt_tokens: int) -> None:
+        """A step was formed with so many tokens of prompts."""
+        self._before = prompt_tokens
+
+    def length(self, pieces: Sequence[Piece], first: int, end: int, decoding: bool) -> int:
+        """Tokens of the next chunk of the positions [first, end) of a prompt that ends there; 0 when none fits.
+
+        `pieces` are what the step has already; `decoding` is whether any request waits for a token meanwhile.
+        """
+        chunking = self._chunking
+        slices = () if chunking.slices is None or decoding else chunking.slices(end)
+        stop, budget = end, chunking.step_tokens
+        if len(slices) > 1:
+            stop = next(stop for stop in accumulate(slices) if stop > first)
+            budget = max(budget, chunking.max_step_tokens)
+        most = min(stop - first, budget - sum(count for _, count in pieces))
+        if most < 1:
+            return 0
+        return self._within_latency(pieces, first, most) if decoding else most
+
+    def _within_latency(self, pieces: Sequence[Piece], first: int, most: int) -> int:
+        """The most tokens with which the step keeps its promise.
+
+        The cost holds for steps that follow others like themselves. Behind a step that is over sooner, one waits for
+        its own turn besides; so they grow from step to step, at most twofold.
+        """
+        cost, limit = self._chunking.inter_token_s, self._chunking.max_inter_token_latency_s
+        if cost is None or limit is None:
+            return most
+
+        def keeps(tokens: int) -> bool:
+            return cost((*pieces, (first, tokens)), self._window) <= limit
+
+        most = min(most, max(self._chunking.least_tokens, 2 * self._before))
+        if keeps(most):
+            return most
+        # One chunk a step is let through even where the decodes alone take longer than was promised.
+        prompts = any(count > 1 for _, count in pieces)
+        fits, too_many = (0 if prompts else min(most, self._chunking.least_tokens)), most
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if keeps(middle):
+                fits = middle
+            else:
+                too_many = middle
+        return fits
