@@ -42,6 +42,16 @@ PERFORMANCE = """\
   ms and Cloud-Edge-Opt {opt:.0f} ms, beside the paper's 319 and 243.
 """
 
+LAB = """\
+`python -m bench.edgeshard_paper --lab` runs these plans in sixteen real processes ([docs/lab.md](../lab.md)): a
+coordinator and the fifteen boxes, each of which does a small model's mathematics and then waits until the box it
+emulates would have finished. Emulated boxes know devices and links, not the plan. "off" is the prediction less the
+measurement, over the measurement. What plans of many boxes take longer is the software of a hop, which no data sheet
+has: {hop} ms for each stage here, with all sixteen processes on one machine's cores. (A box's `step_overhead_s` in the
+cluster file tells the planner of it.) The rates are of eight requests in micro-batches of one, so that they are not
+those of the table above, whose b x m is the plan's.
+"""
+
 SWEEP = """\
 The paper: from 1 to 10 Mb/s helps steeply, from 10 to 50 little; at 1 Mb/s Cloud-Edge-Opt falls back to the source
 alone. So it is here: Cloud-Edge-Opt gains {steep:.0f} ms up to 10 Mb/s and {flat:.0f} ms beyond. EdgeShard hardly

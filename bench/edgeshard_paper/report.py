@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.edgeshard_paper import prose
+from bench.edgeshard_paper.by_lab import LabRow
 from bench.edgeshard_paper.experiments import SWEPT, Modes, Results, Row
 from bench.edgeshard_paper.paper_numbers import (
     NO_BUBBLES_GAIN_TPS,
@@ -24,11 +25,12 @@ NONE = "–"
 DRAWN = (*STRATEGIES, "edgeshard-paper")
 
 
-def page(results: Results) -> str:
+def page(results: Results, lab: Sequence[LabRow]) -> str:
     """docs/paper/README.md."""
     parts = [
         prose.INTRODUCTION,
         *_performance(results),
+        *_lab(lab),
         *_sweep(results),
         *_sources(results),
         *_profiling(results),
@@ -89,6 +91,47 @@ def _performance(results: Results) -> list[str]:
         _table(["model", "strategy", "latency plan", "throughput plan", "b x m"], places),
         "</details>\n",
     ]
+
+
+def _lab(lab: Sequence[LabRow]) -> list[str]:
+    alone = [
+        [*_lab_cells(row, "time_per_token_s", 1e3), _percent(row.deviation("ttft_s"))] for row in lab if _alone(row)
+    ]
+    many = [_lab_cells(row, "throughput_tps", 1.0) for row in lab if not _alone(row)]
+    added = [seconds for row in lab if (seconds := _added_for_each_stage(row)) is not None]
+    return [
+        "## The 7B row by the lab\n",
+        _table(["latency plan of", "paper, ms/token", "predicted", "lab", "off", "TTFT off"], alone),
+        _table(["throughput plan of", "paper, tokens/s", "predicted, 1 x 8", "lab", "off"], many),
+        prose.LAB.format(hop=f"{1e3 * min(added):.1f} to {1e3 * max(added):.1f}" if added else NONE),
+    ]
+
+
+def _added_for_each_stage(row: LabRow) -> float | None:
+    """Seconds that a token of one request alone took longer than predicted, for each stage of several."""
+    stages = len(row.run.stages)
+    if row.measured is None or stages == 1 or not _alone(row):
+        return None
+    return (row.measured.time_per_token_s - row.predicted.time_per_token_s) / stages
+
+
+def _alone(row: LabRow) -> bool:
+    return row.run.streams == 1
+
+
+def _lab_cells(row: LabRow, figure: str, unit: float) -> list[str]:
+    predicted, measured = unit * getattr(row.predicted, figure), row.measured
+    return [
+        row.strategy,
+        NONE if row.paper is None else _quoted(row.paper),
+        _number(predicted),
+        NONE if measured is None else _number(unit * getattr(measured, figure)),
+        _percent(row.deviation(figure)),
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:+.1f} %"
 
 
 def _placement(row: Row) -> list[str]:

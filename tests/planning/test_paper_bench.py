@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bench.edgeshard_paper import by_lab
+from bench.edgeshard_paper.__main__ import MEASURED
 from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, profiling, table, unlimited
 from bench.edgeshard_paper.paper_numbers import PERFORMANCE
+from edgeshard.cli.lab_site import Measured
 from edgeshard.planning.timing import Mode
 
 
@@ -70,3 +75,28 @@ def test_no_bubbles_gains_within_what_theory_allows() -> None:
 def test_thirteen_billion_parameters_on_two_boxes_are_compared_without_the_limit_of_memory() -> None:
     even = next(item for item in unlimited("llama2-13b") if item.strategy == "cloud-edge-even")
     assert even.ms_per_token == pytest.approx(319.44, rel=0.15)
+
+
+def test_what_the_lab_measured_is_of_the_plans_there_are_now(small: dict[str, Row]) -> None:
+    """Else `python -m bench.edgeshard_paper --lab` is to be run again."""
+    rows = by_lab.lab_rows(list(small.values()), by_lab.read(MEASURED))
+    assert {row.strategy for row in rows if row.run.streams == 1} == set(small)
+    for row in rows:
+        assert row.measured is not None, f"{row.strategy}: {row.run.placement} with {row.run.streams} streams"
+
+
+def test_the_lab_is_asked_for_the_planners_own_figures(small: dict[str, Row]) -> None:
+    alone = next(row for row in by_lab.lab_rows([small["edgeshard"]], {}) if row.run.streams == 1)
+    assert alone.run.placement == small["edgeshard"].latency.placement
+    assert 1e3 * alone.predicted.time_per_token_s == pytest.approx(milliseconds(small["edgeshard"]), rel=0.01)
+    assert alone.measured is None and alone.deviation("ttft_s") is None
+
+
+def test_measurements_come_back_from_their_file_as_they_were(small: dict[str, Row], tmp_path: Path) -> None:
+    rows = by_lab.lab_rows([small["edgeshard"]], {})
+    measured = {row.run: Measured(0.5, 2 * row.predicted.time_per_token_s, 3.0) for row in rows}
+    by_lab.write(tmp_path / "lab.json", measured)
+    assert by_lab.read(tmp_path / "lab.json") == measured
+    assert by_lab.read(tmp_path / "nothing.json") == {}
+    again = by_lab.lab_rows([small["edgeshard"]], measured)
+    assert again[0].deviation("time_per_token_s") == pytest.approx(-0.5)

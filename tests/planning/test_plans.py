@@ -140,7 +140,7 @@ def test_a_measured_box_is_taken_as_measured() -> None:
         def head_s(self, phase: Any) -> float:
             return 0.02
 
-        def step_s(self) -> float:
+        def step_s(self, hidden_bytes: float) -> float:
             return 0.5
 
     result = plan(problem_of(cluster_of(device("a", 20)), times={"a": Measured()}))

@@ -12,8 +12,10 @@ import pytest
 from edgeshard.dtypes import DType
 from edgeshard.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.planning.catalogue import CATALOGUE
+from edgeshard.planning.costs import Roofline
 from edgeshard.planning.devices import parse_cluster, with_bandwidth, with_boxes, without_boxes
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, built_in_model, model_from_config
+from edgeshard.planning.problem import Phase
+from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 
 ROOT = Path(__file__).resolve().parents[2]
 NAN, INFINITY = float("nan"), float("inf")
@@ -202,6 +204,37 @@ def test_a_mixture_reads_the_experts_its_tokens_choose() -> None:
     assert block.active_parameters == pytest.approx(block.parameters - 6 * expert)
     assert block.touched_parameters(2) == pytest.approx(block.parameters - 8 * expert * 0.75**2)
     assert block.touched_parameters(1000) == pytest.approx(block.parameters)
+
+
+def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
+    full, sliding = (
+        model_from_config("m", BUILT_IN_CONFIGS["llama2-7b"] | {"model_type": "mistral", "sliding_window": window})
+        for window in (None, 512)
+    )
+    assert {block.window for block in sliding.blocks} == {512}
+    assert sliding.kv_bytes_per_token(DType.FLOAT16) == full.kv_bytes_per_token(DType.FLOAT16)
+    kv_bytes = full.kv_bytes_per_token(DType.FLOAT16)
+    device = CATALOGUE["orin-nx"]
+
+    def seconds(model: ModelSpec, context: int) -> float:
+        times = Roofline(device, model, 2, kv_bytes, device.flops[DType.FLOAT16])
+        return times.block_s(model.blocks[0], Phase(1, 1, context, context))
+
+    assert seconds(sliding, 400) == seconds(full, 400)
+    assert seconds(sliding, 3000) == pytest.approx(seconds(full, 512))
+    assert seconds(full, 3000) > 1.05 * seconds(full, 512)
+
+
+def test_a_windowed_prompt_sees_as_many_keys_as_are_counted_one_by_one() -> None:
+    tokens, before, window = 100, 30, 50
+    seen = [min(before + position, window) for position in range(1, tokens + 1)]
+    whole = Phase(1, tokens, before + (tokens + 1) / 2, before + tokens)
+    bounded = whole.within(window)
+    assert bounded.context == pytest.approx(sum(seen) / tokens)
+    # The first query still sees all that were there before it.
+    assert bounded.kv_tokens == 130
+    assert Phase(1, 10, 95.5, 100).within(window).kv_tokens == 59
+    assert whole.within(0) is whole and whole.within(130) is whole
 
 
 @pytest.mark.parametrize("key", ["model_type", "hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"])

@@ -31,7 +31,9 @@ def paper(model: str, objective: Objective = Objective.LATENCY) -> PlanProblem:
     assert spec is not None and cluster.dtype is DType.FLOAT32
     work = cluster.workload
     assert (work.prompt_tokens, work.new_tokens) == (32, 96)
-    return PlanProblem(spec, cluster, objective, 32, 96, work.batch, work.concurrency, dtype=DType.FLOAT32)
+    return PlanProblem(
+        spec, cluster, objective, 32, 96, batch=work.batch, concurrency=work.concurrency, dtype=DType.FLOAT32
+    )
 
 
 def table(model: str, objective: Objective = Objective.LATENCY) -> dict[str, StrategyRow]:

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from edgeshard.dtypes import DType
+from edgeshard.errors import InvalidArgumentError
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, parse_cluster
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import predict
 from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
-from edgeshard.planning.rings import ring, traffic
+from edgeshard.planning.rings import ring, serving_ring, traffic
 from edgeshard.planning.scoring import score
+from edgeshard.planning.serving import Schedule, ServedRequest, StepSpan, serve
 from edgeshard.planning.shapes import BlockSpec, ModelSpec, built_in_model
 from edgeshard.planning.simulator import simulate
 from edgeshard.planning.timing import Traffic
@@ -82,7 +84,7 @@ def test_a_measured_box_is_simulated_with_its_own_times() -> None:
         def head_s(self, phase: Phase) -> float:
             return 0.25
 
-        def step_s(self) -> float:
+        def step_s(self, hidden_bytes: float) -> float:
             return 0.125
 
     measured: ComputeTimes = Measured()
@@ -99,3 +101,27 @@ def test_slices_bring_the_first_token_sooner_where_computing_is_what_takes_time(
     whole = simulate(pipeline, traffic(costs.problem, 1, 1)).ttft_s
     sliced = simulate(pipeline, traffic(costs.problem, 1, 1, slices=(256,) * 8)).ttft_s
     assert sliced < 0.75 * whole
+
+
+def test_a_served_batch_takes_what_the_plan_says() -> None:
+    """Prompts in steps of their own, then decodes alone: the mixed ring's steps are those of the two phases."""
+    costs = Costs(problem(prompt_tokens=64, new_tokens=40))
+    cut = CUTS[2]
+    expected = simulate(ring(costs, cut, 1), traffic(costs.problem, 1, 2))
+    requests = [ServedRequest(0.0, 64, 40)] * 2
+    result = serve(serving_ring(costs, cut), requests, Schedule(micro_batches=2, token_budget=64))
+    for times, wanted in zip(result.token_s, expected.token_s, strict=True):
+        assert times == pytest.approx(wanted)
+
+
+def test_a_chunk_among_decodes_costs_less_than_a_step_of_its_own() -> None:
+    """Weights are read once for both, and the chunk's own hop and overhead fall away."""
+    (stage,) = serving_ring(Costs(problem()), CUTS[0]).stages
+    decodes = [StepSpan(index, 1, 500, True) for index in range(4)]
+    chunk = [StepSpan(9, 32, 64, False)]
+    assert max(stage(decodes), stage(chunk)) < stage(decodes + chunk) < 0.75 * (stage(decodes) + stage(chunk))
+
+
+def test_a_head_on_the_source_is_not_served() -> None:
+    with pytest.raises(InvalidArgumentError, match="head_on_source"):
+        serving_ring(Costs(problem(head_on_source=True)), CUTS[1])

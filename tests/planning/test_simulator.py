@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from itertools import pairwise
 
@@ -164,14 +163,6 @@ def test_times_are_read_between_the_measured_points() -> None:
     assert [table(1, 0), table(3, 10), table(2, 0), table(2, 5), table(5, 0)] == [1.0, 6.0, 2.0, 3.0, 5.0]
     assert TimeTable((4,), (7,), ((2.0,),))(100, 100) == 2.0
     assert TimeTable((1, 2), (0,), ((0.0,), (1.0,)))(0, 0) == 0.0
-
-
-def test_large_runs_are_quick() -> None:
-    """Generous beside what they take (0.1 s and 0.015 s): it is to catch a change of complexity, not a busy machine."""
-    traffic = Traffic(batch=8, micro_batches=16)
-    began = time.perf_counter()
-    simulate(tandem(1, 15), traffic)
-    assert time.perf_counter() - began < 3.0
 
 
 # What must hold for every ring and traffic.

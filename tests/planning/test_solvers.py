@@ -12,13 +12,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from bench import cpsat
+from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from edgeshard.planning import solvers
 from edgeshard.planning.instance import Instance, Solution
 from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import classes, labels, subset
 from edgeshard.planning.solvers.problem import equal_kinds
 
-SEEDS = range(200)
 SAME = 1e-9
 
 
@@ -33,18 +34,14 @@ def _load(name: str) -> ModuleType:
     return sys.modules[full_name]
 
 
-brute, cpsat, instances = _load("brute"), _load("cpsat"), _load("instances")
-
-
-def micro_batches(seed: int) -> int:
-    return 1 + seed % 6
+brute = _load("brute")
 
 
 @cache
 def reference(seed: int) -> tuple[Solution | None, Solution | None]:
     """Subset DP's latency and throughput."""
-    instance = instances.random_instance(seed)
-    return subset.solve_latency(instance), subset.solve_throughput(instance, micro_batches(seed))
+    instance = random_instance(seed)
+    return subset.solve_latency(instance), subset.solve_throughput(instance, random_micro_batches(seed))
 
 
 def check_plan(instance: Instance, found: Solution, m: int | None) -> None:
@@ -66,8 +63,8 @@ def check_same(found: Solution | None, expected: Solution | None, instance: Inst
 
 
 def test_the_random_instances_cover_the_cases() -> None:
-    made = [instances.random_instance(seed) for seed in SEEDS]
-    solved = [reference(seed)[0] for seed in SEEDS]
+    made = [random_instance(seed) for seed in RANDOM_SEEDS]
+    solved = [reference(seed)[0] for seed in RANDOM_SEEDS]
     assert {one.boxes for one in made} == set(range(2, 9))
     assert {one.layers for one in made} == set(range(4, 25))
     for flag in ("relays", "asynchronous", "head_on_source"):
@@ -79,8 +76,8 @@ def test_the_random_instances_cover_the_cases() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_class_dp_equals_subset_dp(part: int) -> None:
-    for seed in SEEDS[part::4]:
-        instance, m = instances.random_instance(seed), micro_batches(seed)
+    for seed in RANDOM_SEEDS[part::4]:
+        instance, m = random_instance(seed), random_micro_batches(seed)
         latency, throughput = reference(seed)
         check_same(classes.solve_latency(instance), latency, instance, None)
         check_same(classes.solve_throughput(instance, m), throughput, instance, m)
@@ -88,9 +85,9 @@ def test_class_dp_equals_subset_dp(part: int) -> None:
 
 def test_subset_dp_equals_every_plan_counted_out() -> None:
     compared = 0
-    for seed in SEEDS:
+    for seed in RANDOM_SEEDS:
         boxes, layers = 2 + seed % 4, 4 + seed % 7
-        instance, m = instances.random_instance(seed, boxes, layers), micro_batches(seed)
+        instance, m = random_instance(seed, boxes, layers), random_micro_batches(seed)
         for found, wanted in (
             (subset.solve_latency(instance), brute.best(instance)[0]),
             (subset.solve_throughput(instance, m), brute.best(instance, m)[0]),
@@ -101,8 +98,8 @@ def test_subset_dp_equals_every_plan_counted_out() -> None:
 
 
 def test_least_round_under_a_threshold_equals_every_plan_counted_out() -> None:
-    for seed in SEEDS[:60]:
-        instance = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6)
+    for seed in RANDOM_SEEDS[:60]:
+        instance = random_instance(seed, 2 + seed % 4, 4 + seed % 6)
         stations = sorted({float(one) for _, _, _, busiest in brute.every_plan(instance) for one in busiest})
         for threshold in stations[:: max(1, len(stations) // 4)]:
             values = [one.min() for _, _, one, _ in brute.every_plan(instance, threshold) if len(one)]
@@ -118,7 +115,7 @@ def test_least_round_under_a_threshold_equals_every_plan_counted_out() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_cp_sat_agrees(seed: int) -> None:
-    instance, m = instances.random_instance(seed, 2 + seed % 5, 4 + seed % 9), micro_batches(seed)
+    instance, m = random_instance(seed, 2 + seed % 5, 4 + seed % 9), random_micro_batches(seed)
     for wanted, found in (
         (cpsat.least(instance), solvers.solve_latency(instance)),
         (cpsat.least(instance, m), solvers.solve_throughput(instance, m)),
@@ -130,8 +127,8 @@ def test_cp_sat_agrees(seed: int) -> None:
 
 def test_label_dp_never_claims_more_than_it_proves() -> None:
     worse = 0
-    for seed in SEEDS[::2]:
-        instance, m = instances.random_instance(seed), micro_batches(seed)
+    for seed in RANDOM_SEEDS[::2]:
+        instance, m = random_instance(seed), random_micro_batches(seed)
         for expected, found, count in (
             (reference(seed)[0], labels.solve_latency(instance), None),
             (reference(seed)[1], labels.solve_throughput(instance, m), m),
@@ -179,8 +176,8 @@ def test_the_four_layer_case_takes_27_ms(solver: ModuleType) -> None:
 def test_the_least_bottleneck_is_not_the_best_rate() -> None:
     """Where least B and least max(R, m B) differ, the latter is what is returned."""
     differ = 0
-    for seed in SEEDS[:60]:
-        instance = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6)
+    for seed in RANDOM_SEEDS[:60]:
+        instance = random_instance(seed, 2 + seed % 4, 4 + seed % 6)
         expected, _ = brute.best(instance, 2)
         ranked = [
             (float(b), float(max(r, 2 * b)))
@@ -197,7 +194,7 @@ def test_the_least_bottleneck_is_not_the_best_rate() -> None:
 def grouped(seed: int) -> Instance:
     """A random instance whose boxes come in threes that nothing tells apart; box 0 is alone."""
     rng = np.random.default_rng(seed)
-    base = instances.random_instance(seed, boxes=4, layers=int(rng.integers(5, 14)))
+    base = random_instance(seed, boxes=4, layers=int(rng.integers(5, 14)))
     kind = np.array([0, 1, 1, 2, 2, 2, 3, 3])[rng.permutation(8)]
     kind = np.concatenate([[0], kind[kind != 0]])
     spread = np.ix_(kind, kind)
@@ -214,7 +211,7 @@ def grouped(seed: int) -> Instance:
 def test_class_dp_on_real_classes_equals_subset_dp() -> None:
     shared = 0
     for seed in range(60):
-        instance, m = grouped(seed), micro_batches(seed)
+        instance, m = grouped(seed), random_micro_batches(seed)
         kinds = equal_kinds(instance, 8)
         assert kinds is not None and sorted(map(len, kinds.members)) == [1, 2, 2, 3]
         expected = subset.solve_latency(instance)
@@ -227,9 +224,7 @@ def test_class_dp_on_real_classes_equals_subset_dp() -> None:
 @pytest.mark.parametrize("bounds", [(1, 2), (3, 8), (2, 3), (1, 1)])
 def test_stage_bounds_hold(bounds: tuple[int, int]) -> None:
     for seed in range(40):
-        instance = replace(
-            instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6), min_boxes=bounds[0], max_boxes=bounds[1]
-        )
+        instance = replace(random_instance(seed, 2 + seed % 4, 4 + seed % 6), min_boxes=bounds[0], max_boxes=bounds[1])
         wanted, _ = brute.best(instance)
         for solver in (subset, classes):
             found = solver.solve_latency(instance)
@@ -239,7 +234,7 @@ def test_stage_bounds_hold(bounds: tuple[int, int]) -> None:
 
 def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
     for seed in range(60):
-        made = instances.random_instance(seed, 2 + seed % 4, 4 + seed % 6)
+        made = random_instance(seed, 2 + seed % 4, 4 + seed % 6)
         rng = np.random.default_rng(seed)
         hop = np.where(rng.random(made.hop_s.shape) < 0.4, np.inf, made.hop_s)
         most = rng.integers(0, made.layers + 1, made.boxes)

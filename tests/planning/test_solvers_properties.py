@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,24 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bench.instances import random_instance
 from edgeshard.planning import solvers
 from edgeshard.planning.instance import Cut, Instance
 from edgeshard.planning.scoring import score, stage_bytes, violations
 from edgeshard.planning.solvers import classes, labels, subset
-
-
-def _load(name: str) -> ModuleType:
-    full_name = f"edgeshard_planning_{name}"
-    if full_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full_name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full_name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[full_name]
-
-
-instances = _load("instances")
 
 PER_BOX = ("compute_s", "embed_s", "head_s", "overhead_s", "capacity_bytes", "max_layers")
 LINKS = ("hop_s", "return_s", "latency_s")
@@ -48,7 +32,7 @@ def chosen(instance: Instance, boxes: np.ndarray) -> Instance:
 
 
 def small(seed: int) -> Instance:
-    return instances.random_instance(seed, boxes=2 + seed % 5, layers=4 + seed % 9)
+    return random_instance(seed, boxes=2 + seed % 5, layers=4 + seed % 9)
 
 
 def value(solver: ModuleType, instance: Instance, m: int | None) -> float:
@@ -105,7 +89,7 @@ def test_relabelling_boxes_changes_nothing(seed: int, m: int | None) -> None:
 
 
 def test_violations_name_every_broken_rule() -> None:
-    instance = instances.random_instance(0, 3, 6, relays=False)
+    instance = random_instance(0, 3, 6, relays=False)
     roomy = replace(instance, capacity_bytes=np.full(3, 1e9))
     assert violations(roomy, Cut((0, 1), (3, 6))) == ()
     for cut, word in (
@@ -128,7 +112,7 @@ def test_violations_name_every_broken_rule() -> None:
 def test_a_score_is_what_the_definitions_say() -> None:
     ones = np.ones((2, 2))
     instance = replace(
-        instances.random_instance(0, 2, 4),
+        random_instance(0, 2, 4),
         compute_s=np.array([[1.0] * 4, [2.0] * 4]),
         embed_s=np.array([0.5, 9.0]),
         head_s=np.array([0.25, 0.75]),

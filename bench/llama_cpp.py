@@ -1,0 +1,152 @@
+"""llama.cpp's RPC backend over the same random weights, for `bench.engine`, where a build of it is at hand.
+
+A build is a folder with `ggml-rpc-server` and `llama-batched-bench` (made with -DGGML_RPC=ON). The weights are written
+with the `gguf` package, which only this needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.random_llama import CONFIG, RandomWeights
+
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER_NAMES = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+_SERVER_READY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of `streams` at once: tokens a second while generating, and seconds of the prompts before."""
+
+    streams: int
+    tokens_per_s: float
+    prompt_s: float
+
+
+def is_build(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("ggml-rpc-server", "llama-batched-bench"))
+
+
+def write_gguf(path: Path, weights: RandomWeights) -> None:
+    """The random Llama in bfloat16. Random rows need no reordering for llama.cpp's rotary layout: any order is random."""
+    import gguf
+    import torch
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(CONFIG["max_position_embeddings"])
+    writer.add_embedding_length(CONFIG["hidden_size"])
+    writer.add_block_count(CONFIG["num_hidden_layers"])
+    writer.add_feed_forward_length(CONFIG["intermediate_size"])
+    writer.add_head_count(CONFIG["num_attention_heads"])
+    writer.add_head_count_kv(CONFIG["num_key_value_heads"])
+    writer.add_rope_dimension_count(CONFIG["head_dim"])
+    writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
+    writer.add_vocab_size(CONFIG["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    for name in weights.names():
+        tensor = weights.read(name)
+        if tensor.dim() == 1:
+            writer.add_tensor(_gguf_name(name), tensor.float().numpy())
+        else:
+            raw = tensor.contiguous().view(torch.uint8).numpy()
+            writer.add_tensor(_gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_name(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{_LAYER_NAMES[rest]}"
+
+
+class LlamaCppRpc:
+    """Two servers of one thread and one core each, for as long as the `with` lasts."""
+
+    def __init__(self, folder: Path, model: Path, cores: Sequence[int]) -> None:
+        self._folder, self._model, self._cores = folder, model, tuple(cores)
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._ports: list[int] = []
+
+    def __enter__(self) -> LlamaCppRpc:
+        for core in self._cores:
+            port = _free_port()
+            command = [str(self._folder / "ggml-rpc-server"), "-t", "1", "-H", "127.0.0.1", "-p", str(port)]
+            self._servers.append(self._started(command, core))
+            self._ports.append(port)
+        for port in self._ports:
+            _wait_listening(port)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self._servers:
+            server.terminate()
+        for server in self._servers:
+            server.wait(10)
+
+    def rates(self, prompt_tokens: int, new_tokens: int, streams: Sequence[int]) -> list[Rate]:
+        """As `llama-batched-bench` tells them, every number of streams once."""
+        servers = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        context = max(streams) * (prompt_tokens + new_tokens)
+        command = [str(self._folder / "llama-batched-bench"), "-m", str(self._model), "--rpc", servers, "-ngl", "99"]
+        command += ["-t", "1", "-tb", "1", "-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
+        command += ["-npl", ",".join(str(count) for count in streams), "--output-format", "jsonl"]
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=self._environment(), timeout=600, check=True
+        )
+        found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+        return [Rate(int(row["pl"]), float(row["speed_tg"]), float(row["t_pp"])) for row in found]
+
+    def _started(self, command: list[str], core: int) -> subprocess.Popen[bytes]:
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(["taskset", "-c", str(core), *command], env=self._environment(), **quiet)
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "LD_LIBRARY_PATH": str(self._folder)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_listening(port: int) -> None:
+    give_up = time.monotonic() + _SERVER_READY_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.05)

@@ -1,0 +1,23 @@
+"""The solvers against CP-SAT on all of the tests' random instances; `make test` compares twenty small ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import cpsat
+from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
+from edgeshard.planning import solvers
+
+ROUNDING_S = 1e-8
+
+
+@pytest.mark.parametrize("seed", RANDOM_SEEDS)
+def test_the_plans_are_those_that_cp_sat_proves_best(seed: int) -> None:
+    instance, micro_batches = random_instance(seed), random_micro_batches(seed)
+    for found, proven in (
+        (solvers.solve_latency(instance), cpsat.least(instance)),
+        (solvers.solve_throughput(instance, micro_batches), cpsat.least(instance, micro_batches)),
+    ):
+        assert (found is None) == (proven is None)
+        if found is not None:
+            assert found.value_s == pytest.approx(proven, abs=ROUNDING_S)

@@ -1,0 +1,134 @@
+"""How long the planner takes with many boxes, and how much better than its answers an optimum could be.
+
+pytest-benchmark measures; a limit that is broken fails. Three families of 80 layers: a thousand boxes in four classes,
+where the class DP is exact; the same with Llama2-70B, cuts and load chosen together; and a hundred boxes with any link
+matrix and memory for 1.5x the layers, where the label DP certifies a gap (`bench.instances`). Limits are for a machine
+that does nothing else.
+
+    pytest bench/test_planner_speed.py --benchmark-json FILE
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.instances import arbitrary, classed
+from edgeshard.dtypes import DType
+from edgeshard.planning.devices import parse_cluster
+from edgeshard.planning.instance import Instance, Solution
+from edgeshard.planning.plan import PlanResult, plan
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.shapes import built_in_model
+from edgeshard.planning.simulator import simulate
+from edgeshard.planning.solvers import solve_latency, solve_throughput
+from edgeshard.planning.timing import Pipeline, Traffic, linear_hop, steady_stage
+
+# Some problems are solved a hundred times over.
+pytestmark = pytest.mark.timeout(600)
+
+TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.toml"
+CLASS_SIZES = ((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930))
+# Room for this many layers in a box, about: at 1 nearly every layer is a hop, which is the hardest.
+CLASS_ROOMS = (1.0, 2.0, 4.0, 10.0)
+# A kind of box and what it receives in bits a second; it sends a quarter of that.
+KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
+MICRO_BATCHES = 8
+ARBITRARY_SEEDS = range(20)
+
+CLASS_LIMIT_S = 1.0
+JOINT_LIMIT_S = 20.0
+ARBITRARY_LIMIT_S = 20.0
+OFFLINE_LIMIT_S = 2.0
+GAP_LIMIT = 0.05
+# Of the twenty arbitrary matrices as many may miss the gap.
+MOST_MISSES = 2
+
+ObjectiveName = Literal["latency", "throughput"]
+OBJECTIVES = ("latency", "throughput")
+
+
+def solve(instance: Instance, objective: ObjectiveName) -> Solution | None:
+    return solve_latency(instance) if objective == "latency" else solve_throughput(instance, MICRO_BATCHES)
+
+
+def slowest_s(benchmark: BenchmarkFixture) -> float:
+    """Seconds of the slowest round."""
+    assert benchmark.stats is not None, "nothing was measured"
+    return float(benchmark.stats.stats.max)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("room", CLASS_ROOMS)
+@pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
+def test_a_thousand_boxes_in_four_classes(
+    benchmark: BenchmarkFixture, sizes: tuple[int, ...], room: float, objective: ObjectiveName
+) -> None:
+    found = benchmark.pedantic(solve, args=(classed(0, sizes, room), objective), rounds=3)
+    assert found is not None and found.gap == 0
+    assert slowest_s(benchmark) < CLASS_LIMIT_S
+
+
+def joint_problem(sizes: tuple[int, ...], **changes: Any) -> PlanProblem:
+    """Llama2-70B over boxes of four kinds, each with access links of its own; the weakest is the source."""
+    devices = [
+        {"name": kind, "kind": kind, "count": size, "down_bps": rate_bps, "up_bps": rate_bps / 4}
+        for (kind, rate_bps), size in zip(KINDS.items(), sizes, strict=True)
+    ]
+    cluster = {"source": "orin-nx-1", "device": devices, "link": {"bandwidth_bps": 10e9, "latency_s": 0.0005}}
+    model = built_in_model("llama2-70b")
+    assert model is not None
+    fields: dict[str, Any] = {"objective": Objective.THROUGHPUT, "dtype": DType.FLOAT16, **changes}
+    return PlanProblem(model=model, cluster=parse_cluster(cluster), **fields)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"objective": Objective.AUTO, "concurrency": 64}, {"dtype": DType.FLOAT32}],
+    ids=["throughput", "auto, 64 requests", "throughput, fp32"],
+)
+@pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
+def test_cuts_and_load_together(benchmark: BenchmarkFixture, sizes: tuple[int, ...], changes: dict[str, Any]) -> None:
+    found: PlanResult = benchmark.pedantic(plan, args=(joint_problem(sizes, **changes),), rounds=1)
+    assert found.prediction is not None and found.gap is not None
+    load = found.prediction.load
+    benchmark.extra_info.update(gap=found.gap, batch=load.batch, micro_batches=load.micro_batches)
+    assert slowest_s(benchmark) < JOINT_LIMIT_S
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_hundred_boxes_with_any_links(benchmark: BenchmarkFixture, objective: ObjectiveName) -> None:
+    """A round is a link matrix."""
+    seeds, gaps = iter(ARBITRARY_SEEDS), list[float]()
+
+    def solve_next(instance: Instance) -> None:
+        found = solve(instance, objective)
+        assert found is not None
+        gaps.append(found.gap)
+
+    def next_instance() -> tuple[tuple[Instance], dict[str, Any]]:
+        return (arbitrary(next(seeds)),), {}
+
+    benchmark.pedantic(solve_next, setup=next_instance, rounds=len(ARBITRARY_SEEDS))
+    benchmark.extra_info["gaps"] = gaps
+    assert slowest_s(benchmark) < ARBITRARY_LIMIT_S
+    assert sum(gap > GAP_LIMIT for gap in gaps) <= MOST_MISSES
+
+
+def test_edgectl_plans_fifteen_boxes_offline(benchmark: BenchmarkFixture) -> None:
+    """The whole command, from starting Python to the printed plan."""
+    edgectl = Path(sys.executable).with_name("edgectl")
+    command = [edgectl, "plan", "--cluster", TESTBED, "--model", "llama2-7b"]
+    benchmark.pedantic(subprocess.run, args=(command,), kwargs={"check": True, "capture_output": True}, rounds=5)
+    assert slowest_s(benchmark) < OFFLINE_LIMIT_S
+
+
+def test_simulating_fifteen_stages(benchmark: BenchmarkFixture) -> None:
+    """128 requests of 96 tokens each: 23 thousand steps around the ring."""
+    pipeline = Pipeline((steady_stage(0.2, 0.01),) * 15, (linear_hop(0.001, latency_s=0.01),) * 15)
+    benchmark(simulate, pipeline, Traffic(batch=8, micro_batches=16))
