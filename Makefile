@@ -19,9 +19,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## build .venv (again only when pyproject.toml changes)
+setup: $(STAMP) ## build .venv (again only when pyproject.toml or the kernels change)
 
-$(STAMP): pyproject.toml tools/setup_environment.py
+$(STAMP): pyproject.toml tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
 	@$(PYTHON) tools/setup_environment.py
 
 demo: $(STAMP) ## a coordinator and three agents tell a story
@@ -50,10 +50,13 @@ proto: $(STAMP) ## generate edgeshard/proto from proto/
 proto-baseline: $(STAMP) ## accept the protocol as it is: what `buf breaking` compares with
 	$(BIN)/buf build -o $(BASELINE)
 
-bench: $(STAMP) ## what a hop between two stages costs, as JSON
-	@$(BIN)/python -m bench.hop $(ARGS)
+bench: $(STAMP) ## what a hop costs; how right and how quick the planner is: JSON in .benchmarks (5 minutes)
+	@mkdir -p .benchmarks
+	$(BIN)/python -m bench.hop | tee .benchmarks/hop.json
+	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py
+	$(BIN)/python -m pytest bench/test_planner_speed.py --benchmark-json=.benchmarks/planner.json
 
-bench-plan: $(STAMP) ## how good and how true plans are: solvers, the lab, two real boxes (10 minutes)
-	$(BIN)/python -m bench.planner
+bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real boxes (20 minutes)
 	$(BIN)/python -m bench.lab
+	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.real_plan

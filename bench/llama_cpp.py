@@ -53,7 +53,7 @@ def is_build(folder: Path) -> bool:
 
 def write_gguf(path: Path, weights: RandomWeights) -> None:
     """The random Llama in bfloat16. Random rows need no reordering for llama.cpp's rotary layout: any order is random."""
-    import gguf
+    import gguf  # type: ignore[import-not-found]
     import torch
 
     writer = gguf.GGUFWriter(str(path), "llama")

@@ -1,8 +1,9 @@
 """Build `.venv`: what `make setup` runs. Needs only the standard library and Python 3.11 or newer.
 
-Does nothing, and needs no network, when `.venv` already holds what pyproject.toml asks for: a stamp file in it keeps
-the hash of the sections that say what is installed. `TORCH_INDEX_URL` may name a package index to take torch (and only
-torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves.
+Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml asks for: a stamp
+file in it keeps the hash of the sections that say what is installed. `TORCH_INDEX_URL` may name a package index to take
+torch (and only torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration
+resolves.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ def main() -> int:
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = fingerprint(project)
-    if STAMP.exists() and STAMP.read_text() == wanted and PYTHON.exists():
-        STAMP.touch()  # newer than pyproject.toml, so that make does not come here again
-        return 0
-    if importlib.util.find_spec("ensurepip") is None:
+    finished = STAMP.exists() and STAMP.read_text() == wanted and PYTHON.exists()
+    if not finished and importlib.util.find_spec("ensurepip") is None:
         return fail("this Python cannot create virtual environments: on Debian, apt-get install python3-venv")
     if not PYTHON.exists():
         run(sys.executable, "-m", "venv", str(VENV))
-    STAMP.unlink(missing_ok=True)
     try:
-        install(project)
+        if not finished:
+            STAMP.unlink(missing_ok=True)
+            install(project)
+        # Compiles the kernels where they are out of date, and says so, which pip would hide, where it cannot.
+        run(str(PYTHON), "hatch_build.py")
     except subprocess.CalledProcessError as error:
         return fail(f"`{' '.join(error.cmd[1:])}` failed with status {error.returncode}; its output is above")
-    STAMP.write_text(wanted)
+    STAMP.write_text(wanted)  # and newer than what make compares it with, so that make does not come here again
     return 0
 
 

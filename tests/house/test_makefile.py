@@ -46,6 +46,14 @@ def test_every_target_has_a_recipe(target: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_bench_runs_what_the_suite_leaves_out(project: dict[str, Any]) -> None:
+    """Both are pytest files, so that pytest-benchmark measures; only the one target names them."""
+    assert project["tool"]["pytest"]["ini_options"]["testpaths"] == ["tests"]
+    result = subprocess.run(["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    for path in sorted((ROOT / "bench").glob("test_*.py")):
+        assert f"bench/{path.name}" in result.stdout
+
+
 def test_setup_is_done_again_only_for_what_is_installed(setup_environment: ModuleType, project: dict[str, Any]) -> None:
     before = setup_environment.fingerprint(project)
     lint_only, dependency, group = (copy.deepcopy(project) for _ in range(3))
@@ -88,7 +96,7 @@ def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_f
     assert "--editable" in calls.read_text() and "torch" not in calls.read_text()
     calls.unlink()
     assert setup() == 0
-    assert not calls.exists(), "a finished set-up was done again"
+    assert calls.read_text() == "hatch_build.py\n", "a finished set-up was done again, not only the kernels looked at"
 
     stamp.unlink()
     assert setup(TORCH_INDEX_URL="file:///somewhere") == 0

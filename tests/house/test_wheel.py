@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -88,6 +90,17 @@ def test_edgectl_help(clean: Path, tmp_path: Path) -> None:
     text = checked(clean / "edgectl", "--help", cwd=tmp_path)
     for word in ("Usage", "demo", "deploy", "generate", "get"):
         assert word in text
+
+
+def test_edgectl_plans_offline(clean: Path, tmp_path: Path) -> None:
+    """Fifteen boxes, from data sheets: no daemon, no weights, and none of the extras, solvers' included."""
+    shutil.copy(ROOT / "deploy" / "examples" / "paper-testbed.toml", tmp_path)
+    command = [clean / "edgectl", "plan", "--cluster", "paper-testbed.toml", "--model", "llama2-7b"]
+    rows = {row["strategy"]: row for row in json.loads(checked(*command, "--compare", "-o", "json", cwd=tmp_path))}
+    assert rows["edgeshard"]["feasible"] and rows["edgeshard"]["gap"] == 0
+    assert rows["edgeshard"]["time_per_token_s"] < 0.6 * rows["edge-solo"]["time_per_token_s"]
+    refused = run(*command, "--source", "nobody", cwd=tmp_path)
+    assert refused.returncode == 2 and "nobody" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["agent", "coordinator"])

@@ -1,0 +1,25 @@
+"""The CPU's compute operators: packed linear layers, norms, rotary embedding and paged decode attention.
+
+Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and chosen for the CPU at run time) and a
+fallback in plain torch that gives the same numbers up to the order of summation.
+"""
+
+from edgeshard_agent.ops.attention import paged_attention
+from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
+from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.native import native_available
+from edgeshard_agent.ops.quantize import Scheme
+
+__all__ = [
+    "BlockParts",
+    "NativeBlock",
+    "PackedLinear",
+    "Scheme",
+    "native_available",
+    "paged_attention",
+    "rms_norm",
+    "rotary_",
+    "run_blocks",
+    "swiglu",
+]

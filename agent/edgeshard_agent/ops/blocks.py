@@ -1,0 +1,149 @@
+"""A decode step through consecutive Llama blocks as one native call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+
+from edgeshard.errors import InternalError
+from edgeshard_agent.ops import native
+from edgeshard_agent.ops.attention import can_attend
+from edgeshard_agent.ops.linear import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """A block: norm, q|k|v, (norms of queries and keys,) rotation, attention, output, norm, gate|up, silu, down.
+
+    `window` 0 is full attention.
+    """
+
+    qkv: PackedLinear
+    output: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    input_norm: torch.Tensor
+    post_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    window: int
+
+
+class _BlockStruct(ctypes.Structure):
+    """`Block` of blocks.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, c_int32) for name in ("hidden", "heads", "kv_heads", "head_dim", "inner", "window", "element")),
+        *((name, c_float) for name in ("eps", "scale")),
+    )
+
+
+class _StepStruct(ctypes.Structure):
+    """`Step` of blocks.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("cos", "sin", "block_tables", "lengths")),
+        ("table_stride", c_int64),
+        *((name, c_int32) for name in ("rows", "rotary_dim", "block_tokens", "table_blocks", "arena_blocks")),
+        *((name, c_int32) for name in ("kv_element", "threads")),
+    )
+
+
+class NativeBlock:
+    """A block as the native call takes it; made by `compile`. Keeps what the struct points to."""
+
+    __slots__ = ("_parts", "_struct", "address")
+
+    def __init__(self, parts: BlockParts, struct: _BlockStruct) -> None:
+        self._parts = parts
+        self._struct = struct
+        self.address = ctypes.addressof(struct)
+
+    @classmethod
+    def compile(cls, parts: BlockParts) -> NativeBlock | None:
+        """None where there is no native library, or it lacks what this block needs."""
+        norms = [norm for norm in (parts.input_norm, parts.post_norm, parts.q_norm, parts.k_norm) if norm is not None]
+        linears = [parts.qkv, parts.output, parts.gate_up, parts.down]
+        dtype = parts.input_norm.dtype
+        addresses = [linear.native_address for linear in linears]
+        if native.active() is None or None in addresses or dtype not in native.ELEMENTS:
+            return None
+        if not can_attend(parts.head_dim) or any(norm.dtype is not dtype or not norm.is_cpu for norm in norms):
+            return None
+        pointers = [
+            None if norm is None else norm.data_ptr()
+            for norm in (parts.input_norm, parts.post_norm, parts.q_norm, parts.k_norm)
+        ]
+        struct = _BlockStruct(
+            *addresses,
+            *pointers,
+            parts.qkv.in_features,
+            parts.heads,
+            parts.kv_heads,
+            parts.head_dim,
+            parts.down.in_features,
+            parts.window,
+            native.ELEMENTS[dtype],
+            parts.eps,
+            parts.scale,
+        )
+        return cls(parts, struct)
+
+
+def run_blocks(
+    blocks: Sequence[NativeBlock],
+    arenas: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    hidden: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    block_tokens: int,
+) -> torch.Tensor:
+    """Hidden states [rows, width] behind the blocks, one new token of each of `rows` requests.
+
+    `arenas` are each block's keys and values; the rest is as `paged_attention` and `rotary_` take it, contiguous. A
+    row's result depends on that row alone, bit for bit.
+    """
+    library = native.active()
+    assert library is not None
+    keys, _ = arenas[0]
+    addend, residual = hidden.clone(), torch.empty_like(hidden)
+    step = _StepStruct(
+        cos.data_ptr(),
+        sin.data_ptr(),
+        block_tables.data_ptr(),
+        lengths.data_ptr(),
+        block_tables.stride(0),
+        len(hidden),
+        cos.shape[1],
+        block_tokens,
+        block_tables.shape[1],
+        keys.shape[0] // block_tokens,
+        native.ELEMENTS[keys.dtype],
+        torch.get_num_threads(),
+    )
+    pointers = c_void_p * len(blocks)
+    refused = library.edgeshard_blocks(
+        pointers(*(block.address for block in blocks)),
+        pointers(*(keys.data_ptr() for keys, _ in arenas)),
+        pointers(*(values.data_ptr() for _, values in arenas)),
+        len(blocks),
+        ctypes.addressof(step),
+        addend.data_ptr(),
+        residual.data_ptr(),
+    )
+    if refused >= 0:
+        raise InternalError(f"the length or a block of row {refused} lies outside its table or the arena")
+    return addend.add_(residual)

@@ -1,0 +1,115 @@
+"""What stands between the linear layers: RMS norm, rotary embedding and the gated activation.
+
+Numbers are rounded to the dtype where transformers' modules round them, so that a model gives the same with either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch.nn.functional import silu
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard_agent.ops import native
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(normalised, sum): s = x + residual (x itself without one), and s / rms(s) * weight, both [rows, width].
+
+    As transformers' LlamaRMSNorm: in float32, and rounded to x's dtype before the multiplication by `weight` [width].
+    """
+    if weight.shape != x.shape[1:] or (residual is not None and residual.shape != x.shape):
+        raise InvalidArgumentError(
+            f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}: they must be [rows, width] and [width], and a "
+            "residual shaped as x",
+            field="x",
+        )
+    library = _library(x, weight, x if residual is None else residual)
+    if library is None:
+        summed = x if residual is None else x + residual
+        wide = summed.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype), summed
+    normalised = torch.empty_like(x)
+    summed = x if residual is None else torch.empty_like(x)
+    library.edgeshard_rms_norm(
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        normalised.data_ptr(),
+        summed.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        eps,
+        native.ELEMENTS[x.dtype],
+    )
+    return normalised, summed
+
+
+def rotary_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate q [rows, heads, head_dim] and k [rows, kv_heads, head_dim] in place, half-split style.
+
+    `cos` and `sin` are [rows, rotary_dim], both halves equal, and rounded to q's dtype first, as transformers does;
+    dimensions from rotary_dim on stay as they are. q and k may be views into packed q|k|v rows.
+    """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim % 2 or rotary_dim > q.shape[-1] or sin.shape != cos.shape or len(cos) != len(q):
+        raise InvalidArgumentError(
+            f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}; they must be [{len(q)}, an even number up to "
+            f"{q.shape[-1]}]",
+            field="cos",
+        )
+    library = _library(cos, sin)
+    for x in (q, k):
+        rows, heads, head_dim = x.shape
+        if library is not None and x.dtype in native.ELEMENTS and x.stride(2) == 1 and x.stride(1) == head_dim:
+            library.edgeshard_rotary(
+                x.data_ptr(),
+                x.stride(0),
+                rows,
+                heads,
+                head_dim,
+                native.ELEMENTS[x.dtype],
+                cos.data_ptr(),
+                sin.data_ptr(),
+                rotary_dim,
+                native.ELEMENTS[cos.dtype],
+            )
+        else:
+            _rotate(x[..., :rotary_dim], cos.to(x.dtype).unsqueeze(1), sin.to(x.dtype).unsqueeze(1))
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    x.copy_(x * cos + turned * sin)
+
+
+def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up, [rows, inner], from gate|up side by side, [rows, 2 * inner]."""
+    rows, width = gate_up.shape
+    if width % 2 or (out is not None and out.shape != (rows, width // 2)):
+        raise InvalidArgumentError(
+            f"gate_up is {tuple(gate_up.shape)}; it must be [rows, 2 * inner], and out [rows, inner]", field="gate_up"
+        )
+    if out is None:
+        out = torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
+    library = _library(gate_up, out)
+    if library is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.mul(silu(gate), up, out=out)
+    library.edgeshard_swiglu(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, native.ELEMENTS[gate_up.dtype])
+    return out
+
+
+def _library(first: torch.Tensor, *others: torch.Tensor) -> ctypes.CDLL | None:
+    """The native kernels where they take these: contiguous, on the CPU, of one dtype they know."""
+    if first.dtype not in native.ELEMENTS or not first.is_cpu or not first.is_contiguous():
+        return None
+    for tensor in others:
+        if tensor.dtype is not first.dtype or not tensor.is_contiguous():
+            return None
+    return native.active()

@@ -1,0 +1,117 @@
+// A decode step through a run of Llama blocks in one call: no Python, and no wait for Python's lock, between operators.
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+extern "C" {
+void edgeshard_linear(const Linear*, const void* x, int64_t x_stride, int32_t rows, void* out, int64_t out_stride,
+                      int32_t element, int32_t threads);
+void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
+                        int32_t rows, int32_t width, float eps, int32_t element);
+void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element);
+void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
+                      const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element);
+int32_t edgeshard_attention(const Attention*, const void* new_keys, const void* new_values, int64_t new_stride,
+                            int32_t threads);
+}
+
+namespace {
+
+// What a block is; blocks.py fills it in. Norm weights are of `element`; q_norm and k_norm may be null.
+struct Block {
+    const Linear *qkv, *output, *gate_up, *down;
+    const void *input_norm, *post_norm, *q_norm, *k_norm;
+    int32_t hidden, heads, kv_heads, head_dim, inner, window, element;
+    float eps, scale;
+};
+
+// What the blocks of one step share: a row of each of `rows` requests.
+struct Step {
+    const void *cos, *sin;
+    const int32_t *block_tables, *lengths;
+    int64_t table_stride;
+    int32_t rows, rotary_dim, block_tokens, table_blocks, arena_blocks, kv_element, threads;
+};
+
+// Between the operators of a block; kept, for each calling thread.
+struct Buffers {
+    std::vector<char> normed, qkv, attended, gate_up, inner;
+};
+thread_local Buffers buffers;
+
+char* room(std::vector<char>& buffer, int64_t bytes) {
+    if (static_cast<int64_t>(buffer.size()) < bytes) buffer.resize(static_cast<size_t>(bytes));
+    return buffer.data();
+}
+
+int32_t run(const Block& b, const Step& s, const void* keys, const void* values, void* addend, void* residual,
+            bool first) {
+    const int64_t size = b.element == ELEMENT_BF16 ? 2 : 4, rows = s.rows;
+    const int64_t query = static_cast<int64_t>(b.heads) * b.head_dim, kv = static_cast<int64_t>(b.kv_heads) * b.head_dim;
+    const int64_t packed = query + 2 * kv;
+    char* normed = room(buffers.normed, rows * b.hidden * size);
+    char* qkv = room(buffers.qkv, rows * packed * size);
+    char* attended = room(buffers.attended, rows * query * size);
+    char* gate_up = room(buffers.gate_up, rows * 2 * b.inner * size);
+    char* inner = room(buffers.inner, rows * b.inner * size);
+    auto linear = [&](const Linear* weight, const void* x, int64_t width, void* out) {
+        edgeshard_linear(weight, x, width, s.rows, out, weight->out_features, b.element, s.threads);
+    };
+
+    edgeshard_rms_norm(addend, first ? nullptr : residual, b.input_norm, normed, residual, s.rows, b.hidden, b.eps,
+                       b.element);
+    linear(b.qkv, normed, b.hidden, qkv);
+    for (int64_t r = 0; b.q_norm && r < rows; r++) {
+        char* row = qkv + r * packed * size;
+        edgeshard_rms_norm(row, nullptr, b.q_norm, row, row, b.heads, b.head_dim, b.eps, b.element);
+        row += query * size;
+        edgeshard_rms_norm(row, nullptr, b.k_norm, row, row, b.kv_heads, b.head_dim, b.eps, b.element);
+    }
+    edgeshard_rotary(qkv, packed, s.rows, b.heads + b.kv_heads, b.head_dim, b.element, s.cos, s.sin, s.rotary_dim,
+                     b.element);
+    Attention attention{};
+    attention.query = qkv;
+    attention.keys = keys;
+    attention.values = values;
+    attention.block_tables = s.block_tables;
+    attention.lengths = s.lengths;
+    attention.out = attended;
+    attention.query_stride = packed;
+    attention.out_stride = query;
+    attention.table_stride = s.table_stride;
+    attention.rows = s.rows;
+    attention.heads = b.heads;
+    attention.kv_heads = b.kv_heads;
+    attention.head_dim = b.head_dim;
+    attention.block_tokens = s.block_tokens;
+    attention.table_blocks = s.table_blocks;
+    attention.arena_blocks = s.arena_blocks;
+    attention.window = b.window;
+    attention.element = b.element;
+    attention.kv_element = s.kv_element;
+    attention.scale = b.scale;
+    const int32_t refused =
+        edgeshard_attention(&attention, qkv + query * size, qkv + (query + kv) * size, packed, s.threads);
+    if (refused >= 0) return refused;
+    linear(b.output, attended, query, addend);
+    edgeshard_rms_norm(addend, residual, b.post_norm, normed, residual, s.rows, b.hidden, b.eps, b.element);
+    linear(b.gate_up, normed, b.hidden, gate_up);
+    edgeshard_swiglu(gate_up, inner, s.rows, b.inner, b.element);
+    linear(b.down, inner, b.inner, addend);
+    return -1;
+}
+
+}  // namespace
+
+// Runs the blocks in order. `addend` [rows][hidden] holds the input; afterwards the output is `addend` + `residual`.
+// Returns as edgeshard_attention does.
+extern "C" int32_t edgeshard_blocks(const Block* const* blocks, const void* const* keys, const void* const* values,
+                                    int32_t count, const Step* step, void* addend, void* residual) {
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t refused = run(*blocks[i], *step, keys[i], values[i], addend, residual, i == 0);
+        if (refused >= 0) return refused;
+    }
+    return -1;
+}

@@ -1,0 +1,285 @@
+// The kernels, compiled once for each instruction set (ES_ISA names it). Every result is computed by the same
+// operations in the same order whatever the number of rows, so that a row alone equals the row in a batch bit for bit.
+#include "kernels.h"
+#include "layers.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr int PANEL = 2 * LANES;
+// The rows computed together: as many as leave registers for their sums. Fewer where vectors are several registers.
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 12;
+#else
+constexpr int MOST_ROWS = 3;
+#endif
+// Rows whose activations stay in the second-level cache while all panels pass.
+constexpr int ROW_BLOCK = 96;
+// A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow. As in
+// quantize.py.
+constexpr float NEGLIGIBLE = 1e-30f;
+template <int ROWS>
+struct Sums {
+    Float16 at[ROWS][2];
+};
+
+// One policy for each scheme: the sums of ROWS rows (from `rows` on) times one panel.
+
+struct Fp32Policy {
+    static int64_t panel_bytes(const Linear& linear) { return int64_t{4} * PANEL * linear.in_padded; }
+
+    template <int ROWS>
+    static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
+        const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
+        Sums<ROWS> sums = {};
+        for (int64_t k = 0; k < linear.in_padded; k++, weights += 128, rows += 4) {
+            Float16 w[2] = {load<Float16>(weights), load<Float16>(weights + 64)};
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                Float16 value = splat(load<float>(rows + r * x.row_bytes));
+                for (int p = 0; p < 2; p++) sums.at[r][p] = fma16(w[p], value, sums.at[r][p]);
+            }
+        }
+        return sums;
+    }
+};
+
+struct Bf16Policy {
+    static int64_t panel_bytes(const Linear& linear) { return int64_t{2} * PANEL * linear.in_padded; }
+
+    template <int ROWS>
+    static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
+        const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
+        Sums<ROWS> sums = {};
+        for (int64_t k = 0; k < linear.in_padded; k += 2, weights += 128, rows += 4) {
+            Word16 w[2] = {load<Word16>(weights), load<Word16>(weights + 64)};
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                uint32_t pair = load<uint32_t>(rows + r * x.row_bytes);
+                for (int p = 0; p < 2; p++) sums.at[r][p] = dot_bf16(sums.at[r][p], w[p], pair);
+            }
+        }
+        return sums;
+    }
+};
+
+template <bool IS_INT4>
+struct IntegerPolicy {
+    static constexpr int CHUNK = IS_INT4 ? 8 : 4;  // inputs in one vector
+
+    static int64_t panel_bytes(const Linear& linear) {
+        const int64_t group_bytes = 2 * PANEL + linear.group / CHUNK * 128;
+        return linear.in_padded / linear.group * group_bytes;
+    }
+
+    template <int ROWS>
+    static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
+        const int groups = linear.in_padded / linear.group;
+        const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
+        const float* row_scales = x.scales + static_cast<int64_t>(row) * groups;
+        const int32_t* offsets = x.offsets + static_cast<int64_t>(row) * groups;
+        Sums<ROWS> sums = {};
+        for (int g = 0; g < groups; g++) {
+            Float16 scales[2];
+            for (int p = 0; p < 2; p++) scales[p] = load_bf16(reinterpret_cast<const uint16_t*>(weights) + p * LANES);
+            weights += 2 * PANEL;
+            Int16 dots[ROWS][2];
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = splat(offsets[r * groups + g]);
+            for (int k = 0; k < linear.group; k += CHUNK, weights += 128, rows += CHUNK) {
+                Word16 w[2] = {load<Word16>(weights), load<Word16>(weights + 64)};
+#pragma GCC unroll 12
+                for (int r = 0; r < ROWS; r++) {
+                    uint32_t first = load<uint32_t>(rows + r * x.row_bytes);
+                    if constexpr (IS_INT4) {
+                        uint32_t second = load<uint32_t>(rows + r * x.row_bytes + 4);
+                        for (int p = 0; p < 2; p++) {
+                            dots[r][p] = dot_u8s8(dots[r][p], w[p] & 0x0f0f0f0fu, first);
+                            dots[r][p] = dot_u8s8(dots[r][p], (w[p] >> 4) & 0x0f0f0f0fu, second);
+                        }
+                    } else {
+                        for (int p = 0; p < 2; p++) dots[r][p] = dot_u8s8(dots[r][p], w[p], first);
+                    }
+                }
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                Float16 row_scale = splat(row_scales[r * groups + g]);
+                for (int p = 0; p < 2; p++)
+                    sums.at[r][p] = fma16(to_float(dots[r][p]), scales[p] * row_scale, sums.at[r][p]);
+            }
+        }
+        return sums;
+    }
+};
+
+template <class T>
+ES_INLINE void write(const Linear& linear, const Output& out, int row, int column, Float16 sums) {
+    T* address = static_cast<T*>(out.rows) + row * out.stride + column;
+    if (linear.bias) sums += load<Float16>(linear.bias + column);
+    int left = linear.out_features - column;
+    if (left >= LANES) {
+        store_float(address, sums);
+    } else {
+        for (int i = 0; i < left; i++) put_float(address + i, sums[i]);
+    }
+}
+
+template <class Policy, int ROWS>
+void run_tile(const Linear& linear, const Activations& x, const Output& out, int row, int panel) {
+    const char* weights = static_cast<const char*>(linear.weights) + panel * Policy::panel_bytes(linear);
+    Sums<ROWS> sums = Policy::template sums<ROWS>(linear, x, row, weights);
+    for (int r = 0; r < ROWS; r++) {
+        for (int p = 0; p < 2; p++) {
+            int column = panel * PANEL + p * LANES;
+            if (out.element == ELEMENT_BF16)
+                write<uint16_t>(linear, out, row + r, column, sums.at[r][p]);
+            else
+                write<float>(linear, out, row + r, column, sums.at[r][p]);
+        }
+    }
+}
+
+template <class Policy, int ROWS>
+ES_INLINE void run_tile_of(int count, const Linear& linear, const Activations& x, const Output& out, int row, int panel) {
+    if (count == ROWS) return run_tile<Policy, ROWS>(linear, x, out, row, panel);
+    if constexpr (ROWS > 1) run_tile_of<Policy, ROWS - 1>(count, linear, x, out, row, panel);
+}
+
+template <class Policy>
+void run_linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+    for (int block = 0; block < x.count; block += ROW_BLOCK) {
+        const int end = block + ROW_BLOCK < x.count ? block + ROW_BLOCK : x.count;
+        for (int panel = first_panel; panel < end_panel; panel++) {
+            // Tiles of nearly equal size: 13 rows run as 7 and 6, not as 12 and a wasteful 1.
+            int tiles = (end - block + MOST_ROWS - 1) / MOST_ROWS;
+            for (int row = block; tiles > 0; tiles--) {
+                int count = (end - row + tiles - 1) / tiles;
+                run_tile_of<Policy, MOST_ROWS>(count, linear, x, out, row, panel);
+                row += count;
+            }
+        }
+    }
+}
+
+void linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+    switch (linear.scheme) {
+        case FP32: return run_linear<Fp32Policy>(linear, x, out, first_panel, end_panel);
+        case BF16: return run_linear<Bf16Policy>(linear, x, out, first_panel, end_panel);
+        case INT8: return run_linear<IntegerPolicy<false>>(linear, x, out, first_panel, end_panel);
+        case INT4: return run_linear<IntegerPolicy<true>>(linear, x, out, first_panel, end_panel);
+    }
+}
+
+template <class T>
+void quantize_row(const Linear& linear, const T* x, int8_t* row, float* scales, int32_t* offsets) {
+    const int zero_point = linear.scheme == INT4 ? 8 : 128;
+    for (int first = 0, g = 0; first < linear.in_padded; first += linear.group, g++) {
+        Float16 values[8];
+        Word16 largest = {};
+        const int vectors = linear.group / LANES;
+        for (int v = 0; v < vectors; v++) {
+            int column = first + v * LANES;
+            if (column + LANES <= linear.in_features) {
+                values[v] = load_as_float(x + column);
+            } else {
+                values[v] = Float16{};
+                for (int i = 0; column + i < linear.in_features; i++) values[v][i] = as_float(x[column + i]);
+            }
+            // Compared as integers, so that a NaN or an infinity is the largest of all and reaches the scale.
+            Word16 bits = (Word16)values[v] & 0x7fffffffu;
+            largest = bits > largest ? bits : largest;
+        }
+        uint32_t peak = 0;
+        for (int i = 0; i < LANES; i++) peak = largest[i] > peak ? largest[i] : peak;
+        const float magnitude = bits_to_float(peak);
+        const bool finite = peak < 0x7f800000u;
+        if (!finite || magnitude < NEGLIGIBLE) {
+            std::memset(row + first, 0, static_cast<size_t>(linear.group));
+            scales[g] = finite ? 0.0f : bits_to_float(0x7fc00000u);
+            offsets[g] = 0;
+            continue;
+        }
+        scales[g] = magnitude / 127.0f;
+        const Float16 inverse = splat(127.0f / magnitude);
+        Int16 total = {};
+        for (int v = 0; v < vectors; v++) {
+            // Adding and taking away 1.5 * 2^23 rounds to nearest, ties to even.
+            Float16 shifted = values[v] * inverse + splat(12582912.0f);
+            Int16 rounded = (Int16)shifted - 0x4b400000;
+            total += rounded;
+            for (int i = 0; i < LANES; i++) row[first + v * LANES + i] = static_cast<int8_t>(rounded[i]);
+        }
+        int32_t sum = 0;
+        for (int i = 0; i < LANES; i++) sum += total[i];
+        offsets[g] = -zero_point * sum;
+    }
+}
+
+// From here on: the element type of a call chosen once.
+
+void quantize(const Linear& linear, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets) {
+    if (element == ELEMENT_BF16)
+        quantize_row(linear, static_cast<const uint16_t*>(x), row, scales, offsets);
+    else
+        quantize_row(linear, static_cast<const float*>(x), row, scales, offsets);
+}
+
+template <class T>
+void rms_norm_of(const void* x, const void* residual, const void* weight, void* normalised, void* sum, int32_t width,
+                 float eps) {
+    rms_norm_row(static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<const T*>(weight),
+                 static_cast<T*>(normalised), static_cast<T*>(sum), width, eps);
+}
+
+void rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum, int32_t width,
+              float eps, int32_t element) {
+    auto run = element == ELEMENT_BF16 ? rms_norm_of<uint16_t> : rms_norm_of<float>;
+    run(x, residual, weight, normalised, sum, width, eps);
+}
+
+void swiglu(const void* gate_up, void* out, int32_t inner, int32_t element) {
+    if (element == ELEMENT_BF16)
+        swiglu_row(static_cast<const uint16_t*>(gate_up), static_cast<uint16_t*>(out), inner);
+    else
+        swiglu_row(static_cast<const float*>(gate_up), static_cast<float*>(out), inner);
+}
+
+template <class T, class Angle>
+void rotary_of(void* head, const void* cos, const void* sin, int32_t rotary_dim) {
+    rotary_head(static_cast<T*>(head), static_cast<const Angle*>(cos), static_cast<const Angle*>(sin), rotary_dim);
+}
+
+void rotary(void* head, const void* cos, const void* sin, int32_t rotary_dim, int32_t element, int32_t angle_element) {
+    const bool angle_bf16 = angle_element == ELEMENT_BF16;
+    if (element == ELEMENT_BF16)
+        (angle_bf16 ? rotary_of<uint16_t, uint16_t> : rotary_of<uint16_t, float>)(head, cos, sin, rotary_dim);
+    else
+        (angle_bf16 ? rotary_of<float, uint16_t> : rotary_of<float, float>)(head, cos, sin, rotary_dim);
+}
+
+void attention(const Attention& a, int32_t first, int32_t end) {
+    const bool query_bf16 = a.element == ELEMENT_BF16, kv_bf16 = a.kv_element == ELEMENT_BF16;
+    if (query_bf16)
+        (kv_bf16 ? attend_all<uint16_t, uint16_t> : attend_all<uint16_t, float>)(a, first, end);
+    else
+        (kv_bf16 ? attend_all<float, uint16_t> : attend_all<float, float>)(a, first, end);
+}
+
+template <class From, class To>
+void convert_of(const void* from, void* to, int32_t count) {
+    for (int i = 0; i < count; i += LANES)
+        store_some(static_cast<To*>(to) + i, load_some(static_cast<const From*>(from) + i, count - i), count - i);
+}
+
+void convert(const void* from, int32_t from_element, void* to, int32_t to_element, int32_t count) {
+    if (from_element == ELEMENT_BF16)
+        (to_element == ELEMENT_BF16 ? convert_of<uint16_t, uint16_t> : convert_of<uint16_t, float>)(from, to, count);
+    else
+        (to_element == ELEMENT_BF16 ? convert_of<float, uint16_t> : convert_of<float, float>)(from, to, count);
+}
+
+}  // namespace
+
+extern const Kernels ES_ISA;
+const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, attention, convert};

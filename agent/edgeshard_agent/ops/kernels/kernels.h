@@ -1,0 +1,66 @@
+// What the library of dispatch and threads (library.cpp) and the kernels of one instruction set (kernels.cpp) share.
+#pragma once
+
+#include <cstdint>
+
+enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 };
+enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1 };
+
+// A packed weight; packing.py lays it out. Outputs come in panels of 32 (two vectors), and a panel is one stretch of
+// memory in the order the kernels read it, so that a core streams it at the speed of memory:
+//   fp32  [panel][k][32]
+//   bf16  [panel][k / 2][32][2]
+//   int8  [panel][group]: scales [32] bfloat16, then [k / 4][32][4] of value + 128
+//   int4  [panel][group]: scales [32] bfloat16, then [k / 8][32][4] of value + 8: inputs 0-3 in the low nibbles, 4-7 high
+// Inputs are padded with zeros to whole pairs or groups.
+struct Linear {
+    const void* weights;
+    const float* bias;  // [panels * 32], or null
+    int32_t scheme, group;
+    int32_t in_features, in_padded;
+    int32_t out_features, panels;
+};
+
+// The rows of one call, as the kernels read them. For fp32 and bf16 `rows` are the (padded) activations; for the integer
+// schemes they are int8 with a scale and the zero point's share of each group's sum.
+struct Activations {
+    const void* rows;
+    int64_t row_bytes;
+    const float* scales;    // [rows][groups]
+    const int32_t* offsets;  // [rows][groups]
+    int32_t count;
+};
+
+struct Output {
+    void* rows;
+    int64_t stride;  // elements
+    int32_t element;
+};
+
+// Decode attention of `rows` requests, one new token each. Strides are in elements.
+struct Attention {
+    const void* query;  // [rows][heads][head_dim]
+    const void* keys;   // [slots][kv_heads][head_dim], and values alike
+    const void* values;
+    const int32_t* block_tables;
+    const int32_t* lengths;
+    void* out;
+    int64_t query_stride, out_stride, table_stride;
+    int32_t rows, heads, kv_heads, head_dim, block_tokens, table_blocks, arena_blocks, window;
+    int32_t element, kv_element;
+    float scale, softcap;
+};
+
+struct Kernels {
+    void (*linear)(const Linear&, const Activations&, const Output&, int32_t first_panel, int32_t end_panel);
+    void (*quantize)(const Linear&, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets);
+    // One row of rms_norm; `residual` may be null. Both outputs are written.
+    void (*rms_norm)(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
+                     int32_t width, float eps, int32_t element);
+    void (*swiglu)(const void* gate_up, void* out, int32_t inner, int32_t element);
+    // One head, rotated in place.
+    void (*rotary)(void* head, const void* cos, const void* sin, int32_t rotary_dim, int32_t element,
+                   int32_t angle_element);
+    void (*attention)(const Attention&, int32_t first, int32_t end);  // of rows * kv_heads
+    void (*convert)(const void* from, int32_t from_element, void* to, int32_t to_element, int32_t count);
+};

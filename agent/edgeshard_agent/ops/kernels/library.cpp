@@ -1,0 +1,150 @@
+// The C interface: picks the kernels for this CPU, prepares activations, shares work among threads. Strides are in
+// elements; the caller (native.py) has checked shapes and types.
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+
+extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+
+namespace {
+
+struct Choice {
+    const char* name;
+    const Kernels* kernels;
+};
+
+// The best first.
+std::vector<Choice> runnable() {
+    std::vector<Choice> choices;
+    // hatch_build.py says which ones the compiler could make.
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#endif
+#if defined(ES_WITH_AVX512BF16)
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) choices.push_back({"avx512bf16", &kernels_avx512bf16});
+#endif
+#if defined(ES_WITH_AVX512)
+    if (avx512) choices.push_back({"avx512", &kernels_avx512});
+#endif
+#if defined(ES_WITH_AVX2)
+    if (avx2) choices.push_back({"avx2", &kernels_avx2});
+#endif
+    choices.push_back({"portable", &kernels_portable});
+    return choices;
+}
+
+const std::vector<Choice> choices = runnable();
+Choice chosen = choices.front();
+Threads& threads = *new Threads;
+
+// The integer kernels' copy of the activations, kept between calls; one for each calling thread.
+struct Scratch {
+    std::vector<int8_t> rows;
+    std::vector<float> scales;
+    std::vector<int32_t> offsets;
+};
+thread_local Scratch scratch;
+
+Activations quantized(const Linear& linear, const char* x, int64_t row_bytes, int32_t rows, int32_t element) {
+    const int64_t groups = linear.in_padded / linear.group;
+    scratch.rows.resize(static_cast<size_t>(rows) * linear.in_padded);
+    scratch.scales.resize(static_cast<size_t>(rows * groups));
+    scratch.offsets.resize(static_cast<size_t>(rows * groups));
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->quantize(linear, x + r * row_bytes, element, scratch.rows.data() + r * linear.in_padded,
+                                 scratch.scales.data() + r * groups, scratch.offsets.data() + r * groups);
+    return {scratch.rows.data(), linear.in_padded, scratch.scales.data(), scratch.offsets.data(), rows};
+}
+
+bool is_within(const Attention& a, int32_t row) {
+    const int64_t length = a.lengths[row];
+    if (length < 1 || length > static_cast<int64_t>(a.table_blocks) * a.block_tokens) return false;
+    for (int64_t b = 0; b * a.block_tokens < length; b++) {
+        const int32_t block = a.block_tables[row * a.table_stride + b];
+        if (block < 0 || block >= a.arena_blocks) return false;
+    }
+    return true;
+}
+
+int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
+
+}  // namespace
+
+extern "C" {
+
+// The name of the i-th kernels this CPU can run, the best first, or null.
+const char* edgeshard_kernels(int32_t index) {
+    return index >= 0 && index < static_cast<int32_t>(choices.size()) ? choices[index].name : nullptr;
+}
+
+// For tests: run the i-th kernels from now on.
+void edgeshard_use_kernels(int32_t index) { chosen = choices[index]; }
+
+void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int32_t rows, void* out,
+                      int64_t out_stride, int32_t element, int32_t thread_count) {
+    const int64_t row_bytes = x_stride * size_of(element);
+    Activations activations{x, row_bytes, nullptr, nullptr, rows};
+    if (linear->group) activations = quantized(*linear, static_cast<const char*>(x), row_bytes, rows, element);
+    const Output output{out, out_stride, element};
+    threads.share(linear->panels, thread_count, [&](int32_t first, int32_t end) {
+        chosen.kernels->linear(*linear, activations, output, first, end);
+    });
+}
+
+void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
+                        int32_t rows, int32_t width, float eps, int32_t element) {
+    const int64_t row_bytes = width * size_of(element);
+    for (int64_t offset = 0; offset < rows * row_bytes; offset += row_bytes)
+        chosen.kernels->rms_norm(static_cast<const char*>(x) + offset,
+                                 residual ? static_cast<const char*>(residual) + offset : nullptr, weight,
+                                 static_cast<char*>(normalised) + offset, static_cast<char*>(sum) + offset, width, eps,
+                                 element);
+}
+
+void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element) {
+    const int64_t row_bytes = inner * size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->swiglu(static_cast<const char*>(gate_up) + 2 * r * row_bytes,
+                               static_cast<char*>(out) + r * row_bytes, inner, element);
+}
+
+void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
+                      const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element) {
+    const int64_t angle_bytes = rotary_dim * size_of(angle_element);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < heads; h++)
+            chosen.kernels->rotary(static_cast<char*>(x) + (r * row_stride + h * head_dim) * size_of(element),
+                                   static_cast<const char*>(cos) + r * angle_bytes,
+                                   static_cast<const char*>(sin) + r * angle_bytes, rotary_dim, element, angle_element);
+}
+
+// Writes each request's new key and value (where given) at its last position, then attends. Returns the row whose
+// length or blocks lie outside its table or the arena, before anything is written, or -1.
+int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values, int64_t new_stride,
+                         int32_t thread_count) {
+    const Attention& a = *attention;
+    for (int32_t r = 0; r < a.rows; r++)
+        if (!is_within(a, r)) return r;
+    const int64_t width = static_cast<int64_t>(a.kv_heads) * a.head_dim;
+    for (int64_t r = 0; new_keys && r < a.rows; r++) {
+        const int32_t position = a.lengths[r] - 1;
+        const int64_t block = a.block_tables[r * a.table_stride + position / a.block_tokens];
+        const int64_t slot = (block * a.block_tokens + position % a.block_tokens) * width * size_of(a.kv_element);
+        const int64_t from = r * new_stride * size_of(a.element);
+        chosen.kernels->convert(static_cast<const char*>(new_keys) + from, a.element,
+                                static_cast<char*>(const_cast<void*>(a.keys)) + slot, a.kv_element, width);
+        chosen.kernels->convert(static_cast<const char*>(new_values) + from, a.element,
+                                static_cast<char*>(const_cast<void*>(a.values)) + slot, a.kv_element, width);
+    }
+    threads.share(a.rows * a.kv_heads, thread_count,
+                  [&](int32_t first, int32_t end) { chosen.kernels->attention(a, first, end); });
+    return -1;
+}
+}

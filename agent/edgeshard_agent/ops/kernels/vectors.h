@@ -1,0 +1,189 @@
+// Sixteen lanes of float or int32: one AVX-512 register, two of AVX2, four of NEON. The compiler lowers them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define ES_INLINE inline __attribute__((always_inline))
+
+// Everything is in an unnamed namespace: this header is compiled once for each instruction set, and a function shared
+// between those by the linker could run where its instructions do not exist.
+namespace {
+
+typedef float Float16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Int16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t Word16 __attribute__((vector_size(64), aligned(4), may_alias));
+
+constexpr int LANES = 16;
+
+template <class T>
+ES_INLINE T load(const void* address) {
+    T value;
+    std::memcpy(&value, address, sizeof(T));
+    return value;
+}
+
+template <class T>
+ES_INLINE void store(void* address, T value) {
+    std::memcpy(address, &value, sizeof(T));
+}
+
+ES_INLINE Float16 splat(float value) { return Float16{} + value; }
+ES_INLINE Int16 splat(int32_t value) { return Int16{} + value; }
+
+ES_INLINE float bits_to_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+ES_INLINE uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+ES_INLINE float from_bf16(uint16_t half) { return bits_to_float(static_cast<uint32_t>(half) << 16); }
+
+// To nearest, ties to even, as torch rounds; a NaN stays one.
+ES_INLINE uint16_t to_bf16(float value) {
+    uint32_t bits = float_to_bits(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+ES_INLINE Float16 load_bf16(const uint16_t* address) {
+#if defined(__AVX512F__)
+    __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
+    return (Float16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#else
+    Word16 words;
+    for (int i = 0; i < LANES; i++) words[i] = static_cast<uint32_t>(address[i]) << 16;
+    return (Float16)words;
+#endif
+}
+
+ES_INLINE void store_bf16(uint16_t* address, Float16 value) {
+#if defined(__AVX512F__)
+    Word16 bits = (Word16)value;
+    Word16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    Word16 is_nan = (Word16)((bits & 0x7fffffffu) > 0x7f800000u);
+    rounded = (is_nan & 0x7fc0u) | (~is_nan & rounded);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), _mm512_cvtepi32_epi16((__m512i)rounded));
+#else
+    for (int i = 0; i < LANES; i++) address[i] = to_bf16(value[i]);
+#endif
+}
+
+ES_INLINE Float16 load_as_float(const float* address) { return load<Float16>(address); }
+ES_INLINE Float16 load_as_float(const uint16_t* address) { return load_bf16(address); }
+ES_INLINE void store_float(float* address, Float16 value) { store(address, value); }
+ES_INLINE void store_float(uint16_t* address, Float16 value) { store_bf16(address, value); }
+ES_INLINE float as_float(float value) { return value; }
+ES_INLINE float as_float(uint16_t value) { return from_bf16(value); }
+ES_INLINE void put_float(float* address, float value) { *address = value; }
+ES_INLINE void put_float(uint16_t* address, float value) { *address = to_bf16(value); }
+
+ES_INLINE Float16 fma16(Float16 a, Float16 b, Float16 c) {
+#if defined(__AVX512F__)
+    return (Float16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
+ES_INLINE Float16 to_float(Int16 value) { return __builtin_convertvector(value, Float16); }
+
+// acc + even(w) * even(x) + odd(w) * odd(x): 16 pairs of bfloat16 times one broadcast pair.
+ES_INLINE Float16 dot_bf16(Float16 acc, Word16 w, uint32_t x) {
+#if defined(__AVX512BF16__)
+    return (Float16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)w, (__m512bh)_mm512_set1_epi32((int)x));
+#else
+    acc = fma16((Float16)(w << 16), splat(bits_to_float(x << 16)), acc);
+    return fma16((Float16)(w & 0xffff0000u), splat(bits_to_float(x & 0xffff0000u)), acc);
+#endif
+}
+
+// acc + the sum of four products, unsigned bytes of w times signed bytes of the broadcast x.
+ES_INLINE Int16 dot_u8s8(Int16 acc, Word16 w, uint32_t x) {
+#if defined(__AVX512VNNI__)
+    return (Int16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32((int)x));
+#elif defined(__AVX2__)
+    // vpmaddubsw saturates; the bytes are widened to 16 bits instead, the even ones and the odd ones.
+    const __m256i mask = _mm256_set1_epi32(0x00ff00ff);
+    __m256i wide = _mm256_set1_epi32((int)x);
+    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 8), odd = _mm256_srai_epi16(wide, 8);
+    __m256i parts[2], sums[2];
+    std::memcpy(parts, &w, 64);
+    std::memcpy(sums, &acc, 64);
+    for (int i = 0; i < 2; i++) {
+        __m256i low = _mm256_madd_epi16(_mm256_and_si256(parts[i], mask), even);
+        __m256i high = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(parts[i], 8), mask), odd);
+        sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(low, high));
+    }
+    std::memcpy(&acc, sums, 64);
+    return acc;
+#else
+    for (int byte = 0; byte < 4; byte++) {
+        Int16 part = (Int16)((w >> (8 * byte)) & 0xffu);
+        acc += part * splat(static_cast<int32_t>(static_cast<int8_t>(x >> (8 * byte))));
+    }
+    return acc;
+#endif
+}
+
+ES_INLINE Float16 select(Int16 mask, Float16 yes, Float16 no) {
+    return (Float16)(((Int16)yes & mask) | ((Int16)no & ~mask));
+}
+
+ES_INLINE Float16 max16(Float16 a, Float16 b) { return select(a > b, a, b); }
+
+// The lanes added as a tree, always in the same order.
+ES_INLINE float sum_lanes(Float16 value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)value);
+#else
+    float lanes[LANES];
+    store(lanes, value);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+#endif
+}
+
+ES_INLINE float max_lanes(Float16 value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
+    float largest = value[0];
+    for (int i = 1; i < LANES; i++) largest = value[i] > largest ? value[i] : largest;
+    return largest;
+#endif
+}
+
+// e^x within 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' coefficients).
+ES_INLINE Float16 exp16(Float16 x) {
+    x = select(x < splat(-87.0f), splat(-87.0f), x);
+    x = select(x > splat(88.0f), splat(88.0f), x);
+    const Float16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    Float16 shifted = fma16(x, splat(1.44269504f), magic);
+    Int16 exponent = (Int16)shifted - 0x4b400000;
+    Float16 whole = shifted - magic;
+    Float16 rest = fma16(whole, splat(-0.693359375f), x);
+    rest = fma16(whole, splat(2.12194440e-4f), rest);
+    Float16 y = splat(1.9875691500e-4f);
+    y = fma16(y, rest, splat(1.3981999507e-3f));
+    y = fma16(y, rest, splat(8.3334519073e-3f));
+    y = fma16(y, rest, splat(4.1665795894e-2f));
+    y = fma16(y, rest, splat(1.6666665459e-1f));
+    y = fma16(y, rest, splat(5.0000001201e-1f));
+    y = fma16(y, rest * rest, rest + splat(1.0f));
+    return y * (Float16)((exponent + 127) << 23);
+}
+
+}  // namespace

@@ -1,0 +1,250 @@
+"""Linear layers with weights packed once for the kernels that read them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import linear, pad
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard_agent.ops import native, packing
+from edgeshard_agent.ops.quantize import (
+    DEFAULT_GROUPS,
+    GROUPS,
+    QuantizedWeight,
+    Scheme,
+    quantize_activation,
+    quantize_weight,
+)
+
+# The numbers of `Scheme` in kernels.h.
+_SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3}
+_DTYPES = {
+    Scheme.FLOAT32: (torch.float32,),
+    Scheme.BFLOAT16: (torch.bfloat16,),
+    Scheme.INT8: (torch.float32, torch.bfloat16),
+    Scheme.INT4: (torch.float32, torch.bfloat16),
+}
+
+
+class PackedLinear:
+    """y = x W^T + b, with W stored as `scheme` says; accumulated in float32.
+
+    A row's result depends on that row alone: in the native kernels it is the same, bit for bit, however many rows are
+    computed together. The integer schemes round x too, to 8 bits with a scale for each row and group.
+    """
+
+    __slots__ = ("_native", "_reference", "group", "in_features", "out_features", "scheme")
+
+    def __init__(self, weight: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None, group: int) -> None:
+        self.scheme = scheme
+        self.group = group
+        self.out_features, self.in_features = weight.shape
+        self._native: _NativeWeight | None = None
+        self._reference: _ReferenceWeight | None = None
+        stored = quantize_weight(weight, scheme, group) if scheme.is_quantized else weight
+        if native.native_available():
+            self._native = _NativeWeight(stored, scheme, bias, weight.shape, group)
+        else:
+            self._reference = _ReferenceWeight(stored, scheme, bias)
+
+    @classmethod
+    def pack(
+        cls,
+        weight: torch.Tensor | Sequence[torch.Tensor],
+        scheme: str,
+        bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+        group: int | None = None,
+    ) -> PackedLinear:
+        """Pack a weight [out, in], or several of the same `in`, whose outputs then follow one another.
+
+        `bias` is [out], or one (or None) for each weight. `group` is for the integer schemes: how many inputs share a
+        scale. The weights may be dropped afterwards. Raises InvalidArgumentError for an unknown scheme or group, and
+        for shapes that do not fit.
+        """
+        chosen = Scheme.parse(scheme)
+        weights = [weight] if isinstance(weight, torch.Tensor) else list(weight)
+        biases = [bias] if bias is None or isinstance(bias, torch.Tensor) else list(bias)
+        _check_weights(weights)
+        size = DEFAULT_GROUPS.get(chosen, 0) if group is None else group
+        if size not in (GROUPS if chosen.is_quantized else (0,)):
+            allowed = f"use one of {GROUPS}" if chosen.is_quantized else "only the integer schemes have groups"
+            raise InvalidArgumentError(f"group is {size} for {chosen}: {allowed}", field="group")
+        joined = weights[0].detach() if len(weights) == 1 else torch.cat([part.detach() for part in weights])
+        return cls(joined, chosen, _joined_bias(weights, biases), size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: weights, scales and bias, and what pads them. Native kernels read all of them in every call."""
+        held = self._native or self._reference
+        assert held is not None
+        return held.nbytes
+
+    @property
+    def native_address(self) -> int | None:
+        """Of the kernels' description of this layer; None where it has none, or where rows must be padded for it."""
+        return None if self._native is None or self._native.needs_padding else self._native.address
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows [n, in] of a weight that is not quantised, by their indices [n]: a tied embedding is looked up so."""
+        held = self._native or self._reference
+        assert held is not None and not self.scheme.is_quantized
+        return held.rows(indices, self.scheme)[:, : self.in_features]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[rows, out] in x's dtype from x [rows, in]; into `out` where given.
+
+        Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16 rows, fp32 weights
+        float32 ones, and the integer schemes both.
+        """
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _DTYPES[self.scheme]:
+            raise InvalidArgumentError(
+                f"x is {x.dtype} {tuple(x.shape)}; this {self.scheme} layer takes [rows, {self.in_features}] of "
+                f"{' or '.join(map(str, _DTYPES[self.scheme]))}",
+                field="x",
+            )
+        rows = x.shape[0]
+        if out is None:
+            out = torch.empty((rows, self.out_features), dtype=x.dtype)
+        elif out.shape != (rows, self.out_features) or out.dtype is not x.dtype or out.stride(1) != 1:
+            raise InvalidArgumentError(
+                f"out is {out.dtype} {tuple(out.shape)}; it must be {x.dtype} ({rows}, {self.out_features}), each row "
+                "contiguous",
+                field="out",
+            )
+        if self._native is not None:
+            self._native.apply(x, out)
+        else:
+            assert self._reference is not None
+            self._reference.apply(x, out, self.group)
+        return out
+
+
+class _NativeWeight:
+    """A weight in the layout of the native kernels, and the struct that describes it to them."""
+
+    __slots__ = ("_address", "_bias", "_function", "_packed", "_padding", "_struct")
+
+    def __init__(
+        self,
+        stored: torch.Tensor | QuantizedWeight,
+        scheme: Scheme,
+        bias: torch.Tensor | None,
+        shape: tuple[int, ...],
+        group: int,
+    ) -> None:
+        library = native.active()
+        assert library is not None
+        self._function = library.edgeshard_linear
+        out_features, in_features = shape
+        step = group or (2 if scheme is Scheme.BFLOAT16 else 1)
+        padding = -in_features % step
+        if isinstance(stored, QuantizedWeight):
+            self._packed = packing.pack_quantized(stored, scheme)
+            self._padding = 0  # done where rows are rounded to integers
+        else:
+            self._packed = packing.pack_float(stored, scheme)
+            self._padding = padding
+        panels = -(-out_features // packing.PANEL)
+        self._bias = None if bias is None else pad(bias.float(), (0, panels * packing.PANEL - out_features))
+        self._struct = native.LinearStruct(
+            self._packed.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            _SCHEMES[scheme],
+            group,
+            in_features,
+            in_features + padding,
+            out_features,
+            panels,
+        )
+        self._address = ctypes.addressof(self._struct)
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.numel() + (0 if self._bias is None else self._bias.nbytes)
+
+    def rows(self, indices: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+        return packing.float_rows(self._packed, scheme, self._struct.in_padded, indices)
+
+    @property
+    def needs_padding(self) -> bool:
+        return self._padding > 0
+
+    @property
+    def address(self) -> int:
+        return self._address
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if self._padding:
+            x = pad(x, (0, self._padding))
+        elif x.stride(1) != 1:
+            x = x.contiguous()
+        self._function(
+            self._address,
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            out.data_ptr(),
+            out.stride(0),
+            native.ELEMENTS[x.dtype],
+            torch.get_num_threads(),
+        )
+
+
+class _ReferenceWeight:
+    """The same in plain torch; integers are made floats at every call, which is slow and says what is meant."""
+
+    __slots__ = ("_bias", "_weight")
+
+    def __init__(self, stored: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None) -> None:
+        if isinstance(stored, torch.Tensor):
+            dtype = torch.float32 if scheme is Scheme.FLOAT32 else torch.bfloat16
+            self._weight: torch.Tensor | QuantizedWeight = stored.to(dtype, copy=True)
+        else:
+            self._weight = stored
+        self._bias = None if bias is None else bias.float()
+
+    @property
+    def nbytes(self) -> int:
+        bias = 0 if self._bias is None else self._bias.nbytes
+        return bias + self._weight.nbytes
+
+    def rows(self, indices: torch.Tensor, _: Scheme) -> torch.Tensor:
+        assert isinstance(self._weight, torch.Tensor)
+        return self._weight[indices]
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor, group: int) -> None:
+        if isinstance(self._weight, QuantizedWeight):
+            rounded = quantize_activation(pad(x, (0, -x.shape[1] % group)), group)
+            result = linear(rounded, self._weight.dequantize(), self._bias)
+        else:
+            result = linear(x, self._weight, None if self._bias is None else self._bias.to(x.dtype))
+        out.copy_(result)
+
+
+def _check_weights(weights: Sequence[torch.Tensor]) -> None:
+    shapes = [tuple(weight.shape) for weight in weights]
+    if not shapes or any(len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes):
+        raise InvalidArgumentError(
+            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one `in`",
+            field="weight",
+        )
+
+
+def _joined_bias(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    total = sum(weight.shape[0] for weight in weights)
+    if len(biases) == len(weights):
+        parts = [
+            torch.zeros(weight.shape[0]) if bias is None else bias.detach().float()
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        joined = torch.cat(parts)
+        if joined.shape == (total,):
+            return joined
+    elif len(biases) == 1 and biases[0] is not None and biases[0].shape == (total,):
+        return biases[0].detach().float()
+    raise InvalidArgumentError(f"bias must have {total} elements, or one bias (or None) for each weight", field="bias")

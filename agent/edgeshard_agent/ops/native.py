@@ -1,0 +1,124 @@
+"""The library of native kernels: found, loaded, and called by address.
+
+It has a plain C interface and knows nothing of torch, so it outlives torch's upgrades. `hatch_build.py` compiles it
+when EdgeShard is installed, for every instruction set of the machine's family; which of them runs is decided when it is
+loaded. Set the environment variable EDGESHARD_NATIVE_OPS to 0 to do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+LIBRARY = Path(__file__).with_name("libedgeshard_ops.so")
+SWITCH = "EDGESHARD_NATIVE_OPS"
+# The numbers of `Element` in kernels.h.
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+
+_log = logging.getLogger(__name__)
+
+
+class LinearStruct(ctypes.Structure):
+    """`Linear` of kernels.h."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("scheme", c_int32),
+        ("group", c_int32),
+        ("in_features", c_int32),
+        ("in_padded", c_int32),
+        ("out_features", c_int32),
+        ("panels", c_int32),
+    )
+
+
+class AttentionStruct(ctypes.Structure):
+    """`Attention` of kernels.h."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_tables", c_void_p),
+        ("lengths", c_void_p),
+        ("out", c_void_p),
+        ("query_stride", c_int64),
+        ("out_stride", c_int64),
+        ("table_stride", c_int64),
+        ("rows", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_tokens", c_int32),
+        ("table_blocks", c_int32),
+        ("arena_blocks", c_int32),
+        ("window", c_int32),
+        ("element", c_int32),
+        ("kv_element", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
+
+
+_POINTER, _INT, _LONG = c_void_p, c_int32, c_int64
+_SIGNATURES = {
+    "edgeshard_kernels": (c_char_p, (_INT,)),
+    "edgeshard_use_kernels": (None, (_INT,)),
+    "edgeshard_linear": (None, (_POINTER, _POINTER, _LONG, _INT, _POINTER, _LONG, _INT, _INT)),
+    "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT)),
+    "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
+    "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
+    "edgeshard_blocks": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
+    "edgeshard_attention": (_INT, (_POINTER, _POINTER, _POINTER, _LONG, _INT)),
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None, after one warning, where it was not built or does not load."""
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        _log.warning(
+            "native kernels are not in use, so layers on the CPU run several times slower: %s. "
+            "Install a C++ compiler (on Debian: g++) and install EdgeShard again.",
+            error,
+        )
+        return None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def active() -> ctypes.CDLL | None:
+    """The library where it is to be used, or None."""
+    return None if os.environ.get(SWITCH) == "0" else library()
+
+
+def native_available() -> bool:
+    """Whether what is packed and called from now on runs in the native kernels."""
+    return active() is not None
+
+
+def kernel_names() -> tuple[str, ...]:
+    """The instruction sets whose kernels this CPU can run, the best (and default) first."""
+    loaded = library()
+    names: list[str] = []
+    while loaded is not None and (name := loaded.edgeshard_kernels(len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+def use_kernels(name: str) -> None:
+    """Run the kernels of this name from now on, in the whole process; for tests and benchmarks."""
+    loaded = library()
+    assert loaded is not None
+    loaded.edgeshard_use_kernels(kernel_names().index(name))

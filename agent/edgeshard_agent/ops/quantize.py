@@ -1,0 +1,119 @@
+"""Weight-only number formats: symmetric integers with one scale for each group of consecutive inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from edgeshard.errors import InvalidArgumentError
+
+
+class Scheme(StrEnum):
+    """How a packed weight is stored."""
+
+    FLOAT32 = "fp32"
+    BFLOAT16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @classmethod
+    def parse(cls, text: str) -> Scheme:
+        try:
+            return cls(text)
+        except ValueError:
+            choices = ", ".join(cls)
+            raise InvalidArgumentError(f"scheme {text!r} is unknown: use one of {choices}", field="scheme") from None
+
+    @property
+    def is_quantized(self) -> bool:
+        return self in (Scheme.INT8, Scheme.INT4)
+
+
+# Smaller groups follow the weights more closely and cost more scales: 2 bytes each.
+DEFAULT_GROUPS = {Scheme.INT8: 64, Scheme.INT4: 32}
+GROUPS = (32, 64, 128)
+_LIMITS = {Scheme.INT8: (-127, 127), Scheme.INT4: (-8, 7)}
+_ACTIVATION_LIMIT = 127.0
+# A group none of whose numbers is larger counts as zeros: the inverse of its scale could overflow.
+_NEGLIGIBLE = 1e-30
+_ELEMENTS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """`values` [out, in] int8 and `scales` [out, groups] bfloat16; group g is the inputs [g * group, (g+1) * group).
+
+    `in` is padded with zeros to whole groups.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    group: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    def dequantize(self) -> torch.Tensor:
+        """[out, in] float32, padding included."""
+        out_features = self.values.shape[0]
+        grouped = self.values.view(out_features, -1, self.group).float() * self.scales.float().unsqueeze(-1)
+        return grouped.view(out_features, -1)
+
+
+def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> QuantizedWeight:
+    """Round a weight [out, in] to the nearest integers times a scale.
+
+    int8 takes the scale from the largest magnitude. int4 tries several scales for each group, of either sign (-8 has
+    no positive counterpart), and keeps the one with the least squared error.
+    """
+    out_features, in_features = weight.shape
+    groups = -(-in_features // group)
+    values = torch.empty((out_features, groups, group), dtype=torch.int8)
+    scales = torch.empty((out_features, groups), dtype=torch.bfloat16)
+    # A few rows at a time: what lies between stays in the cache, and takes no memory to speak of.
+    at_once = max(1, _ELEMENTS_AT_ONCE // (groups * group))
+    for first in range(0, out_features, at_once):
+        rows = slice(first, first + at_once)
+        padded = torch.nn.functional.pad(weight[rows].float(), (0, -in_features % group)).view(-1, groups, group)
+        scales[rows] = _int4_scales(padded) if scheme is Scheme.INT4 else (padded.abs().amax(-1) / 127).bfloat16()
+        values[rows] = _rounded(padded, scales[rows], scheme)
+    return QuantizedWeight(values.view(out_features, -1), scales, group)
+
+
+def _int4_scales(grouped: torch.Tensor) -> torch.Tensor:
+    extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    best = (extreme / -8).bfloat16()
+    best_error = _squared_error(grouped, best)
+    for divisor in (-9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0):
+        scales = (extreme / divisor).bfloat16()
+        error = _squared_error(grouped, scales)
+        better = error < best_error
+        best = torch.where(better, scales, best)
+        best_error = torch.where(better, error, best_error)
+    return best
+
+
+def _squared_error(grouped: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    restored = _rounded(grouped, scales, Scheme.INT4).float() * scales.float().unsqueeze(-1)
+    return (restored - grouped).square_().sum(-1)
+
+
+def _rounded(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    lowest, highest = _LIMITS[scheme]
+    divisors = scales.float().unsqueeze(-1)
+    inverse = torch.where(divisors.abs() < _NEGLIGIBLE, 0.0, 1.0 / divisors)
+    return (grouped * inverse).round_().clamp_(lowest, highest).to(torch.int8)
+
+
+def quantize_activation(rows: torch.Tensor, group: int) -> torch.Tensor:
+    """Rows [rows, in] as the integer kernels see them: rounded to 8 bits with one scale per row and group, in float32.
+
+    `in` must be whole groups. A row's numbers depend on that row alone.
+    """
+    grouped = rows.float().view(rows.shape[0], rows.shape[1] // group, group)
+    largest = grouped.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest < _NEGLIGIBLE, 0.0, _ACTIVATION_LIMIT / largest)
+    return ((grouped * inverse).round_() * (largest / _ACTIVATION_LIMIT)).view(rows.shape)
