@@ -28,6 +28,7 @@ class DeploymentSpec(BaseModel):
     `concurrency` requests of `max_context` tokens fit the KV pool at once; with `kv_overcommit` twice as many are let
     in, and the youngest is set back when memory runs out. `prefix_cache` shares the KV of equal beginnings among a
     client's requests. `max_inter_token_latency_s` keeps prompts from holding up those that are generating.
+    `micro_batches` decode steps are in flight at once, however many the planner and the head would choose (0).
     `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`.
     """
 
@@ -48,6 +49,7 @@ class DeploymentSpec(BaseModel):
     kv_overcommit: bool = False
     prefix_cache: bool = False
     mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
+    micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
     exclude: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     quantisation: dict[str, Quantisation] = Field(default_factory=dict)
@@ -82,6 +84,14 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     if spec.privacy == "source-only":
         raise InvalidArgumentError(
             "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"
+        )
+    most = 1 if spec.mode == "sequential" else spec.concurrency
+    if spec.micro_batches > most:
+        raise InvalidArgumentError(
+            f"micro_batches: {spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency "
+            f"{spec.concurrency}; at most {most} can",
+            field="micro_batches",
+            reason="TOO_MANY_MICRO_BATCHES",
         )
     return spec
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import structlog
 
-from edgeshard.architectures import ModelShape, stage_tensors
+from edgeshard.architectures import ModelShape, held_bytes, stage_tensors
 from edgeshard.commands import PrepareStage
 from edgeshard.errors import DataLossError, InternalError
-from edgeshard.model import ModelManifest, TensorInfo, parameter_bytes
+from edgeshard.model import ModelManifest, TensorInfo
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosted_stage import LoadedModel, model_key
+from edgeshard_agent.hosted_stage import LoadedModel, model_key, quantisation_of
 from edgeshard_agent.model.cached_source import CachedTensorSource
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.store.cache import BlobCache, Pin
@@ -44,7 +44,7 @@ class StageLoader:
         try:
             paths = {file.name: pin.path(file.sha256) for file in files}
             model = await self._worker.run(self._load_weights, prepare, manifest, tensors, pin)
-            expected = parameter_bytes(tensors, prepare.spec.dtype)
+            expected = held_bytes(manifest.config, tensors, prepare.spec.dtype, quantisation_of(prepare))
             if model.parameter_bytes != expected:
                 raise InternalError(
                     f"stage {prepare.stage} holds {model.parameter_bytes} parameter bytes, its manifest {expected}"
@@ -70,6 +70,7 @@ class StageLoader:
             kv_blocks=prepare.placement.kv_blocks,
             block_tokens=prepare.placement.kv_block_tokens,
             device=self._device,
+            quantisation=quantisation_of(prepare),
         )
 
 

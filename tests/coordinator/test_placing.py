@@ -10,10 +10,10 @@ from edgeshard_coordinator.core.placing import WORKSPACE_BYTES, Candidate, Simpl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.architectures import parse_config, stage_tensors
+from edgeshard.architectures import held_bytes, parse_config, stage_tensors
 from edgeshard.deployment import parse_spec
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -44,6 +44,20 @@ def place(make_manifest: Callable[..., Any]) -> Callable[..., Placement]:
     return run
 
 
+def test_micro_batches_are_one_for_each_stage_or_what_the_spec_says(place: Any) -> None:
+    halves = "a=0:6,b=6:12"
+    assert place(*ABC, layers=halves, concurrency=8).micro_batches == 2
+    assert place(*ABC, layers=halves, concurrency=8, micro_batches=4).micro_batches == 4
+    assert place(*ABC, layers=halves, concurrency=8, mode="sequential").micro_batches == 1
+
+
+@pytest.mark.parametrize("changes", [{"micro_batches": 3}, {"micro_batches": 2, "mode": "sequential"}], ids=str)
+def test_more_micro_batches_than_could_be_in_flight_are_refused(place: Any, changes: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        place(*ABC, **changes)
+    assert refused.value.field == "micro_batches"
+
+
 def cuts(placement: Placement) -> str:
     return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
 
@@ -61,6 +75,21 @@ def test_by_hand(place: Any, make_manifest: Any) -> None:
         assert stage.index == index and stage.node_id == f"id-{stage.node_name}"
         assert stage.parameter_bytes == parameter_bytes(stage_tensors(manifest, stage.layers), DType.BFLOAT16)
         assert stage.kv_bytes == 14 * 16 * shape.kv_bytes_per_token(stage.layers, DType.FLOAT32)
+
+
+def test_quantised_boxes_hold_less(place: Any, make_manifest: Any) -> None:
+    manifest = make_manifest()
+    placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", quantisation={"*": "int8", "b": "int4"})
+    for stage, kept in zip(placement.stages, (Quantisation.INT8, Quantisation.INT4, Quantisation.INT8), strict=True):
+        tensors = stage_tensors(manifest, stage.layers)
+        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, DType.BFLOAT16, kept)
+        assert stage.parameter_bytes < parameter_bytes(tensors, DType.BFLOAT16)
+
+
+def test_quantisation_of_a_box_that_is_not_there(place: Any) -> None:
+    with pytest.raises(NotFoundError) as info:
+        place(*ABC, quantisation={"d": "int8"})
+    assert info.value.field == "quantisation"
 
 
 def test_the_model_gives_the_context_when_the_spec_does_not(place: Any) -> None:

@@ -96,7 +96,7 @@ def _rotary(config_class: str, sharded: bool = False, **options: Any) -> Variant
 
 
 VARIANTS = {
-    "llama-plain": _rotary("LlamaConfig"),
+    "llama-plain": _rotary("LlamaConfig", head_dim=16),
     "llama-options": _rotary(
         "LlamaConfig",
         sharded=True,
@@ -112,7 +112,9 @@ VARIANTS = {
     "llama-yarn": _rotary("LlamaConfig", rope_parameters=_YARN, hidden_act="gelu", num_key_value_heads=1),
     "mistral-window": _rotary("MistralConfig", sharded=True, sliding_window=WINDOW, head_dim=16),
     "mistral-full": _rotary("MistralConfig", sliding_window=None, tie_word_embeddings=True),
-    "qwen2-windows": _rotary("Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2),
+    "qwen2-windows": _rotary(
+        "Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, head_dim=16
+    ),
     "qwen2-tied": _rotary("Qwen2Config", sharded=True, tie_word_embeddings=True),
     "qwen3-windows": _rotary(
         "Qwen3Config",
@@ -123,7 +125,7 @@ VARIANTS = {
         sliding_window=WINDOW,
         layer_types=_ALTERNATING,
     ),
-    "qwen3-tied": _rotary("Qwen3Config", head_dim=8, tie_word_embeddings=True),
+    "qwen3-tied": _rotary("Qwen3Config", head_dim=16, tie_word_embeddings=True),
     "qwen3_moe-dense-layer": _rotary(
         "Qwen3MoeConfig",
         sharded=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from edgeshard.architectures import (
     ARCHITECTURES,
@@ -273,7 +275,9 @@ def test_transformers_agrees_on_every_shape(checkpoint_of: Callable[[str], Any])
     for name in ("qwen3-windows", "gemma3-nested", "phi3-partial", "mixtral-tied", "llama-options"):
         config = json.loads(json.dumps(checkpoint_of(name).config))
         shape = parse_config(config)
-        modules = build_modules(config, shape, LayerRange(1, 2), DType.FLOAT32, "cpu")
-        attention = modules.get_submodule("layers.1.self_attn")
+        library = build_modules(config, shape, LayerRange(1, 2), DType.FLOAT32, "cpu").context.config
+        module = importlib.import_module(f"transformers.models.{shape.architecture}.modeling_{shape.architecture}")
+        with torch.device("meta"):
+            attention = getattr(module, name.split("-")[0].capitalize() + "Attention")(library, layer_idx=1)
         assert attention.head_dim == shape.head_dim
         assert attention.num_key_value_groups == shape.attention_heads // shape.kv_heads

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.model import attention as attention_module
-from edgeshard_agent.model.adapters import StageModules
+from edgeshard_agent.model.adapters import LibraryModules
 from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.llama_family import LlamaFamilyModules, block_tensors
 
 from edgeshard.dtypes import DType
 from edgeshard.model import LayerRange
@@ -182,17 +184,22 @@ def test_a_local_layer_index_is_caught(
 ) -> None:
     cut = (LayerRange(0, 1), LayerRange(1, 4))
 
-    def blocks(self: StageModules, block_class: Any) -> torch.nn.ModuleDict:
+    def library_blocks(self: LibraryModules, block_class: Any) -> torch.nn.ModuleDict:
         first = self.context.layers.first
         with torch.device("meta"):
             made = {
                 str(first + i): block_class(self.context.config, layer_idx=i) for i in range(len(self.context.layers))
             }
         for name, block in made.items():
-            (block.attn if hasattr(block, "attn") else block.self_attn).layer_idx = int(name)
+            block.attn.layer_idx = int(name)
         return torch.nn.ModuleDict(made)
 
-    monkeypatch.setattr(StageModules, "_blocks", blocks)
+    def own_block(self: LlamaFamilyModules, index: int) -> Block:
+        local = index - self.context.layers.first
+        return Block(block_tensors(checkpoint.config, LayerRange(0, LAYERS))[local], self._options(local), index)
+
+    monkeypatch.setattr(LibraryModules, "_blocks", library_blocks)
+    monkeypatch.setattr(LlamaFamilyModules, "_block", own_block)
     if variant.startswith("qwen3_moe"):
         # Which blocks are mixtures depends on the index, so the tensors do not even fit.
         with pytest.raises((AttributeError, ValueError)):
@@ -236,10 +243,10 @@ def test_softcap_follows_its_formula(count: int) -> None:
     pool = KvPool(LayerRange(3, 4), 4, 4, 2, 8, DType.FLOAT32, "cpu")
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
-    query, key, value = torch.randn(1, 4, count, 8), torch.randn(1, 2, count, 8), torch.randn(1, 2, count, 8)
+    query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)
     step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
     found = step.attend(3, query, key, value, 0.5, None, 2.0)
-    keys, values = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
-    scores = 2.0 * torch.tanh(query @ keys.mT * 0.5 / 2.0)
+    keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))
+    scores = 2.0 * torch.tanh(query.transpose(0, 1) @ keys.mT * 0.5 / 2.0)
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
-    torch.testing.assert_close(found, (scores.softmax(-1) @ values).transpose(1, 2))
+    torch.testing.assert_close(found, (scores.softmax(-1) @ values).transpose(0, 1))

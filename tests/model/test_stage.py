@@ -15,8 +15,8 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES, bytes_to_hidden, hidden_to_bytes
 from safetensors.torch import load_file, save_file
 
-from edgeshard.architectures import stage_tensors
-from edgeshard.dtypes import DType
+from edgeshard.architectures import held_bytes, stage_tensors
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import (
     DataLossError,
     EdgeShardError,
@@ -65,6 +65,34 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
     assert stage.parameter_bytes == parameter_bytes(wanted, DType.BFLOAT16) == seen[-1]
     assert seen == sorted(seen) and len(seen) == len(wanted)
     assert {parameter.dtype for parameter in stage._modules.parameters()} <= {torch.bfloat16}
+
+
+@pytest.mark.parametrize("variant", ["llama-options", "qwen3_moe-sparse-step", "mixtral-window", "phi3-partial"])
+@pytest.mark.parametrize("quantisation", list(Quantisation))
+def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisation: Quantisation) -> None:
+    for layers in RANGES:
+        stage = load(checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation)
+        wanted = stage_tensors(checkpoint.manifest, layers)
+        assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, DType.FLOAT32, quantisation)
+        assert stage.parameter_bytes < parameter_bytes(wanted, DType.FLOAT32)
+
+
+def test_quantised_logits_stay_near(checkpoint_of: Callable[[str], Any], tiny_head: Any) -> None:
+    checkpoint = checkpoint_of("llama-plain")
+    errors = []
+    for quantisation in Quantisation:
+        source = SafetensorsDirectory(checkpoint.path)
+        stage = load(checkpoint, source, LayerRange(0, 4), quantisation=quantisation, kv_blocks=40)
+        logits = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
+        errors.append(float((logits - checkpoint.reference[0]).abs().mean() / checkpoint.reference[0].std()))
+    assert 0 < errors[0] < 0.03 < errors[1] < 0.4
+
+
+@pytest.mark.parametrize("variant", ["gpt2-plain", "opt-plain"])
+def test_quantisation_is_refused_where_the_layers_are_not_ours(checkpoint: Any) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 1), quantisation=Quantisation.INT8)
+    assert caught.value.field == "quantisation"
 
 
 @pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-dense-layer", "opt-350m"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from edgeshard.ids import DeploymentName, Epoch
 from edgeshard.model import LayerRange
 from edgeshard.step import StepPlan, StepResult
 from edgeshard.wire.frames import ForwardStep, Frame, ReturnedStep, Tensor, WireStep, encode_step
+from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
 from edgeshard_agent.engine.scheduler import HeadStep
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageModel
@@ -47,11 +49,21 @@ Pace = Callable[[LayerRange, StepPlan], float]
 """Seconds a step of these layers has to take: how the lab's boxes pretend to be others."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A step that was computed, as it goes on; the compute thread was at it from `began_s` to `ended_s`."""
+
+    result: WireStep
+    frames: list[Frame]
+    began_s: float
+    ended_s: float
+
+
 class StageRunner:
     """One stage of one epoch.
 
     The head keeps at most a window of steps in flight, so the inbox never holds more than that and `offer` never waits.
-    A step that cannot be run fails the stage.
+    A step that cannot be run fails the stage. Steps are told to `recorder` while there is one.
     """
 
     def __init__(
@@ -77,6 +89,9 @@ class StageRunner:
         self._inbox: asyncio.Queue[tuple[float, HeadStep | ForwardStep]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._steps_done = 0
+        self._tokens_done = 0
+        self._busy = BusyMeter(clock.now())
+        self.recorder: StepRecorder | None = None
         self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
@@ -112,6 +127,9 @@ class StageRunner:
             kv_bytes_capacity=pool.bytes_capacity,
             kv_bytes_in_use=pool.bytes_in_use,
             steps_done=self._steps_done,
+            tokens_done=self._tokens_done,
+            busy_share=self._busy.share(self._clock.now()),
+            steps_waiting=self._inbox.qsize(),
         )
 
     async def _run(self) -> None:
@@ -119,9 +137,9 @@ class StageRunner:
             arrived, step = await self._inbox.get()
             waited = self._clock.now() - arrived
             try:
-                result, frames = await self._worker.run(self._compute, step, waited)
-                self._steps_done += 1
-                self._around.send(result, frames)
+                ran = await self._worker.run(self._compute, step, waited)
+                self._note(step, arrived, ran)
+                self._around.send(ran.result, ran.frames)
                 if step.plan.frees:
                     self._around.freed()
             except EdgeShardError as error:
@@ -130,7 +148,14 @@ class StageRunner:
                 log.exception("stage_crashed", deployment=self.deployment, stage=self.index)
                 self.fail(InternalError(f"stage {self.index} crashed: {type(error).__name__}", reason="STAGE_CRASHED"))
 
-    def _compute(self, step: HeadStep | ForwardStep, waited_s: float) -> tuple[WireStep, list[Frame]]:
+    def _note(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran) -> None:
+        self._steps_done += 1
+        self._tokens_done += step.plan.token_count
+        self._busy.add(ran.ended_s - ran.began_s)
+        if self.recorder is not None:
+            self.recorder.ran(step.number, step.plan, arrived_s, ran.began_s, ran.ended_s)
+
+    def _compute(self, step: HeadStep | ForwardStep, waited_s: float) -> _Ran:
         """On the compute thread: run the step and make its frames."""
         began = self._clock.now()
         output = self._model.execute(step.plan, self._inputs(step))
@@ -149,7 +174,8 @@ class StageRunner:
             result = ForwardStep(step.number, step.plan, hidden, timings)
         # The only stage of a pipeline hands its result to the head beside it: nothing travels.
         alone = self._model.is_first and self._model.is_last
-        return result, [] if alone else encode_step(self.deployment, self.epoch, result)
+        frames = [] if alone else encode_step(self.deployment, self.epoch, result)
+        return _Ran(result, frames, began, self._clock.now())
 
     def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:
         if isinstance(step, HeadStep):

@@ -1,8 +1,9 @@
-"""Attention over the paged KV pool, plugged into transformers' decoder layers as the implementation "edgeshard".
+"""Attention over the paged KV pool: for our own blocks, and as "edgeshard" for transformers' layers.
 
-A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and handed to every layer
-as the keyword `step`; it holds what the layers share: where each span's keys and values go, where they are read, and
-the masks. Reads and writes use the layer's global index, `module.layer_idx`.
+A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and handed to every
+layer; it holds what the layers share: which rows are one new token of a request (decodes, attended together) and which
+are a longer piece of one (chunks, attended one by one), where their keys and values go, and the masks. Reads and writes
+use the layer's global index.
 """
 
 from __future__ import annotations
@@ -10,21 +11,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.step import Span
 from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.ops import NativeBlock, paged_attention, run_blocks
 
 IMPLEMENTATION = "edgeshard"
 
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a step's positions, [T, rotary_dim] each."""
 
-@dataclass(slots=True)
-class _SpanAccess:
-    """Where one span's tokens are in the packed row, and its request's slots in the arena.
+
+class _Scores(NamedTuple):
+    """How queries and keys become weights; no window and no cap are None."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One span of several tokens: its place in the packed row, and its request's slots in the arena.
 
     `base` is the slot of position 0 when the table's blocks follow one another in the arena, so that keys are read
     as a view; otherwise `slots` lists the slot of every position.
@@ -40,27 +54,40 @@ class _SpanAccess:
     def end(self) -> int:
         return self.first + self.count
 
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """The spans of one token: their rows (a slice where they are neighbours), block tables and lengths, int32."""
+
+    rows: slice | torch.Tensor
+    tables: torch.Tensor
+    lengths: torch.Tensor
+
 
 class StepAttention:
     """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
 
-    __slots__ = ("_accesses", "_arenas", "_masks", "_write_slice", "_write_slots")
+    __slots__ = ("_arenas", "_block_tokens", "_chunks", "_decodes", "_masks", "_native")
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
+        self._block_tokens = pool.block_tokens
+        self._native = device.type == "cpu"
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
-        self._accesses: list[_SpanAccess] = []
+        self._chunks: list[_Chunk] = []
+        decodes: list[tuple[int, Span]] = []
         row = 0
         for span in spans:
-            self._accesses.append(_access(pool, span, row, device))
+            if span.token_count == 1:
+                decodes.append((row, span))
+            else:
+                self._chunks.append(_chunk(pool, span, row, device))
             row += span.token_count
-        self._write_slice: tuple[int, int] | None = None
-        self._write_slots: torch.Tensor | None = None
-        if len(self._accesses) == 1 and self._accesses[0].slots is None:
-            only = self._accesses[0]
-            self._write_slice = (only.base + only.first, only.base + only.end)
-        else:
-            self._write_slots = torch.cat([_write_slots(access, device) for access in self._accesses])
+        self._decodes = _decodes(pool, decodes, device) if decodes else None
 
     def attend(
         self,
@@ -72,106 +99,192 @@ class StepAttention:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Write the step's keys and values, then attend span by span.
+        """Write the step's keys and values, then attend.
 
-        `query` is [1, heads, T, head_dim], `key` and `value` [1, kv_heads, T, head_dim]. A query at position p sees
-        the positions in (p - window, p]. Returns [1, T, heads, head_dim].
+        `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor. A
+        query at position p sees the positions in (p - window, p]. Returns [T, heads, head_dim], contiguous.
         """
         keys, values = self._arenas(layer)
-        new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        if self._write_slice is not None:
-            first, end = self._write_slice
-            keys[first:end].copy_(new_keys)
-            values[first:end].copy_(new_values)
-        else:
-            assert self._write_slots is not None
-            keys.index_copy_(0, self._write_slots, new_keys.to(keys.dtype))
-            values.index_copy_(0, self._write_slots, new_values.to(values.dtype))
-        if len(self._accesses) == 1:
-            return self._span(self._accesses[0], keys, values, query, scaling, window, softcap).transpose(1, 2)
-        output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
-        for access in self._accesses:
-            rows = slice(access.row, access.row + access.count)
-            attended = self._span(access, keys, values, query[:, :, rows], scaling, window, softcap)
-            output[:, rows] = attended.transpose(1, 2)
+        scores = _Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap)
+        decodes = self._decodes
+        if decodes is not None and not self._chunks:
+            return self._decode(decodes, keys, values, query, key, value, scores)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if decodes is not None:
+            rows = decodes.rows
+            output[rows] = self._decode(decodes, keys, values, query[rows], key[rows], value[rows], scores)
+        for chunk in self._chunks:
+            _write(chunk, keys, key)
+            _write(chunk, values, value)
+            output[chunk.rows] = self._attend_chunk(chunk, keys, values, query[chunk.rows], scores)
         return output
 
-    def _span(
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every span is one new token."""
+        return not self._chunks
+
+    def run_native(
+        self, blocks: Sequence[NativeBlock], layers: Sequence[int], hidden: torch.Tensor, rotary: Rotary
+    ) -> torch.Tensor:
+        """A step of decodes through consecutive blocks in one call: [T, width] from [T, width]."""
+        decodes = self._decodes
+        assert decodes is not None and self.only_decodes
+        arenas = [self._arenas(layer) for layer in layers]
+        return run_blocks(blocks, arenas, hidden, *rotary, decodes.tables, decodes.lengths, self._block_tokens)
+
+    def _decode(
         self,
-        access: _SpanAccess,
+        decodes: _Decodes,
         keys: torch.Tensor,
         values: torch.Tensor,
         query: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scores: _Scores,
     ) -> torch.Tensor:
-        """[1, heads, T, head_dim] of one span."""
-        start = 0 if window is None else max(0, access.first - window + 1)
-        if access.slots is None:
-            seen = slice(access.base + start, access.base + access.end)
+        attend = paged_attention if self._native else gathered_attention
+        return attend(
+            query,
+            keys,
+            values,
+            decodes.tables,
+            decodes.lengths,
+            self._block_tokens,
+            scores.scale,
+            scores.window or 0,
+            scores.softcap or 0.0,
+            key,
+            value,
+        )
+
+    def _attend_chunk(
+        self,
+        chunk: _Chunk,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        scores: _Scores,
+    ) -> torch.Tensor:
+        """[count, heads, head_dim] of one chunk."""
+        scale, window, softcap = scores
+        start = 0 if window is None else max(0, chunk.first - window + 1)
+        if chunk.slots is None:
+            seen = slice(chunk.base + start, chunk.base + chunk.end)
             seen_keys, seen_values = keys[seen], values[seen]
         else:
-            slots = access.slots[start:]
+            slots = chunk.slots[start:]
             seen_keys, seen_values = keys.index_select(0, slots), values.index_select(0, slots)
         if seen_keys.dtype != query.dtype:
             seen_keys, seen_values = seen_keys.to(query.dtype), seen_values.to(query.dtype)
-        # [kv_heads, seen, head_dim], without a copy.
-        seen_keys, seen_values = seen_keys.transpose(0, 1), seen_values.transpose(0, 1)
-        _, heads, count, head_dim = query.shape
-        kv_heads = seen_keys.shape[0]
-        if count == 1 and softcap is None:
-            # The heads of a group share their keys, and one token sees all of them: the group stands in the place of
-            # the query axis, so that keys are read once for each group.
-            grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
-            attended = scaled_dot_product_attention(
-                grouped, seen_keys.unsqueeze(0), seen_values.unsqueeze(0), scale=scaling
-            )
-            return attended.reshape(1, heads, 1, head_dim)
+        count, heads, head_dim = query.shape
+        length, kv_heads, _ = seen_keys.shape
         # KV heads in the place of the batch axis: a group's keys are repeated by a stride of 0.
-        grouped = query.view(kv_heads, heads // kv_heads, count, head_dim)
-        size = (kv_heads, heads // kv_heads, seen_keys.shape[1], head_dim)
-        seen_keys, seen_values = seen_keys.unsqueeze(1).expand(size), seen_values.unsqueeze(1).expand(size)
-        plain_causal = access.first == 0 and (window is None or access.end <= window)
+        grouped = query.view(count, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+        size = (kv_heads, heads // kv_heads, length, head_dim)
+        seen_keys = seen_keys.transpose(0, 1).unsqueeze(1).expand(size)
+        seen_values = seen_values.transpose(0, 1).unsqueeze(1).expand(size)
+        plain_causal = chunk.first == 0 and (window is None or chunk.end <= window)
         if softcap is not None:
-            mask = self._mask(access, start, window, query.device)
-            attended = _softcapped(grouped, seen_keys, seen_values, mask, scaling, softcap)
+            mask = self._mask(chunk, start, window, query)
+            attended = _softcapped(grouped, seen_keys, seen_values, mask, scale, softcap)
         elif plain_causal:
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, is_causal=True, scale=scaling)
+            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, is_causal=True, scale=scale)
         else:
-            mask = self._mask(access, start, window, query.device)
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scaling)
-        return attended.reshape(1, heads, count, head_dim)
+            mask = self._mask(chunk, start, window, query)
+            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
+        return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
 
-    def _mask(self, access: _SpanAccess, start: int, window: int | None, device: torch.device) -> torch.Tensor:
-        """[T, seen] of booleans: which of the positions from `start` on each query sees. Shared by the layers."""
-        key = (access.row, start, window or 0)
+    def _mask(self, chunk: _Chunk, start: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
+        """[count, seen]: 0 where a query sees a position from `start` on, -inf elsewhere. Shared by the layers."""
+        key = (chunk.row, start, window or 0)
         mask = self._masks.get(key)
         if mask is None:
-            queries = torch.arange(access.first, access.end, device=device).unsqueeze(1)
-            positions = torch.arange(start, access.end, device=device).unsqueeze(0)
-            mask = positions <= queries
+            queries = torch.arange(chunk.first, chunk.end, device=query.device).unsqueeze(1)
+            positions = torch.arange(start, chunk.end, device=query.device).unsqueeze(0)
+            hidden = positions > queries
             if window is not None:
-                mask &= positions > queries - window
+                hidden |= positions <= queries - window
+            mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
             self._masks[key] = mask
         return mask
 
 
-def _access(pool: KvPool, span: Span, row: int, device: torch.device) -> _SpanAccess:
+def _decodes(pool: KvPool, spans: Sequence[tuple[int, Span]], device: torch.device) -> _Decodes:
+    tables = [pool.table(span.request).blocks for _, span in spans]
+    used = [-(-span.end_position // pool.block_tokens) for _, span in spans]
+    padded = np.zeros((len(spans), max(used)), dtype=np.int32)
+    for index, (table, count) in enumerate(zip(tables, used, strict=True)):
+        padded[index, :count] = table[:count]
+    rows = [row for row, _ in spans]
+    lengths = torch.tensor([span.end_position for _, span in spans], dtype=torch.int32, device=device)
+    together = rows[-1] - rows[0] == len(rows) - 1
+    return _Decodes(
+        slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device),
+        torch.from_numpy(padded).to(device),
+        lengths,
+    )
+
+
+def _chunk(pool: KvPool, span: Span, row: int, device: torch.device) -> _Chunk:
     size = pool.block_tokens
     blocks = pool.table(span.request).blocks[: -(-span.end_position // size)]
     base = blocks[0] * size
     if all(later - earlier == 1 for earlier, later in pairwise(blocks)):
-        return _SpanAccess(row, span.token_count, span.first_position, base, None)
+        return _Chunk(row, span.token_count, span.first_position, base, None)
     starts = torch.tensor(blocks, device=device).unsqueeze(1) * size
     slots = (starts + torch.arange(size, device=device)).view(-1)[: span.end_position]
-    return _SpanAccess(row, span.token_count, span.first_position, base, slots)
+    return _Chunk(row, span.token_count, span.first_position, base, slots)
 
 
-def _write_slots(access: _SpanAccess, device: torch.device) -> torch.Tensor:
-    if access.slots is not None:
-        return access.slots[access.first :]
-    return torch.arange(access.base + access.first, access.base + access.end, device=device)
+def _write(chunk: _Chunk, arena: torch.Tensor, packed: torch.Tensor) -> None:
+    new = packed[chunk.rows]
+    if chunk.slots is None:
+        arena[chunk.base + chunk.first : chunk.base + chunk.end].copy_(new)
+    else:
+        arena.index_copy_(0, chunk.slots[chunk.first :], new.to(arena.dtype))
+
+
+def gathered_attention(  # noqa: PLR0913 (as paged_attention)
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    block_tokens: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    new_keys: torch.Tensor,
+    new_values: torch.Tensor,
+) -> torch.Tensor:
+    """`ops.paged_attention` for an accelerator: all keys are gathered and padded, then attended in one call.
+
+    Nothing is read back to the host. A row's bits may depend on the longest request beside it.
+    """
+    batch, heads, head_dim = query.shape
+    positions = torch.arange(tables.shape[1] * block_tokens, device=query.device)
+    slots = (tables.long().unsqueeze(2) * block_tokens + positions.view(-1, block_tokens)[0]).view(batch, -1)
+    ends = lengths.long().unsqueeze(1)
+    written = slots.gather(1, ends - 1).squeeze(1)
+    for arena, newest in ((keys, new_keys), (values, new_values)):
+        arena.index_copy_(0, written, newest.to(arena.dtype))
+    hidden = positions >= ends
+    if window:
+        hidden |= positions < ends - window
+    mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
+    kv_heads = keys.shape[1]
+    # The heads of a group share their keys, and one token sees all of them: the group stands in the place of the query
+    # axis, so that keys are read once for each group.
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
+    seen_keys = keys[slots].to(query.dtype).transpose(1, 2)
+    seen_values = values[slots].to(query.dtype).transpose(1, 2)
+    mask = mask.view(batch, 1, 1, -1)
+    if softcap:
+        attended = _softcapped(grouped, seen_keys, seen_values, mask, scale, softcap)
+    else:
+        attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
+    return attended.reshape(batch, heads, head_dim)
 
 
 def _softcapped(
@@ -179,12 +292,10 @@ def _softcapped(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
-    scaling: float | None,
+    scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * scale / softcap) * softcap
-    scores = scores.masked_fill(~mask, -torch.inf)
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * scale / softcap) * softcap + mask
     weights: torch.Tensor = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return weights @ values
 
@@ -202,8 +313,13 @@ def attention(  # noqa: PLR0913 (the arguments are those transformers gives)
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function transformers' layers call; `step` reaches it through their keyword arguments."""
-    return step.attend(module.layer_idx, query, key, value, scaling, sliding_window, softcap), None
+    """The attention function transformers' layers call; `step` reaches it through their keyword arguments.
+
+    Theirs is [1, heads, T, head_dim]; the result is [1, T, heads, head_dim].
+    """
+    packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    attended = step.attend(module.layer_idx, packed_query, packed_key, packed_value, scaling, sliding_window, softcap)
+    return attended.unsqueeze(0), None
 
 
 def register() -> None:

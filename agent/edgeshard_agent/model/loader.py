@@ -9,12 +9,10 @@ from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from edgeshard.architectures import ExpectedTensor, canonical_name
 from edgeshard.errors import DataLossError, InternalError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from edgeshard_agent.model.adapters import StageModules, Target
-from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.modules import StageModules
 
 
 class TensorSource(Protocol):
@@ -112,39 +110,12 @@ def load_parameters(
                 reason="WRONG_TENSOR_SHAPE",
             )
         try:
-            _place(modules, modules.target_of(name), value)
+            modules.accept(name, value)
         except torch.OutOfMemoryError as error:
             raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
         loaded += value.numel() * context.dtype.itemsize
         if progress is not None:
             progress(loaded)
-    left = [name for name, parameter in modules.named_parameters() if parameter.is_meta]
-    left += [name for name, buffer in modules.named_buffers() if buffer.is_meta]
-    if left:
-        raise InternalError(f"nothing was loaded into {left[0]}")
-
-
-def _place(modules: StageModules, targets: tuple[Target, ...], value: torch.Tensor) -> None:
-    dtype, device = TORCH_DTYPES[modules.context.dtype], modules.context.device
-    if len(targets) == 1 and targets[0].expert is not None:
-        target = targets[0]
-        parameter = modules.get_parameter(target.parameter)
-        if parameter.is_meta:
-            memory = torch.empty(parameter.shape, dtype=dtype, device=device)
-            parameter = _assign(modules, (target,), nn.Parameter(memory, requires_grad=False))
-        parameter.data[target.expert, target.first : target.end].copy_(value)
-        return
-    # A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
-    memory = value.to(device=device, dtype=dtype, copy=True).contiguous()
-    _assign(modules, targets, nn.Parameter(memory, requires_grad=False))
-
-
-def _assign(modules: StageModules, targets: tuple[Target, ...], parameter: nn.Parameter) -> nn.Parameter:
-    """One parameter in all its places, so that a tied one is in memory once."""
-    for target in targets:
-        owner, _, name = target.parameter.rpartition(".")
-        place = modules.get_submodule(owner)
-        if place.get_parameter(name).shape != parameter.shape:
-            raise InternalError(f"{target.parameter} and its tensor differ in shape")
-        setattr(place, name, parameter)
-    return parameter
+    left = modules.missing()
+    if left is not None:
+        raise InternalError(f"nothing was loaded into {left}")

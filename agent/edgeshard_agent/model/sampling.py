@@ -156,14 +156,14 @@ class Sampler:
         largest, greedy = logits.max(dim=-1)
         if not bool(torch.isfinite(largest).all()):
             raise InternalError("the model's logits are not finite; try another dtype", reason="LOGITS_NOT_FINITE")
-        tokens = []
-        for row, ((request, position), best) in enumerate(zip(wanted, greedy.tolist(), strict=True)):
-            sampler = self._requests[request]
-            if sampler.is_plain_greedy:
-                tokens.append(SampledToken(request, position, best))
-                continue
-            values = logits[row].to("cpu", torch.float32).numpy().astype(np.float64)
-            tokens.append(_sampled(sampler, values, request, position))
+        tokens = [SampledToken(*each, best) for each, best in zip(wanted, greedy.tolist(), strict=True)]
+        drawn = [row for row, (request, _) in enumerate(wanted) if not self._requests[request].is_plain_greedy]
+        if drawn:
+            # All at once from the device and into float64; the plain greedy rows stay where they are.
+            rows = logits[drawn].to("cpu", torch.float32).numpy().astype(np.float64)
+            for row, values in zip(drawn, rows, strict=True):
+                request, position = wanted[row]
+                tokens[row] = _sampled(self._requests[request], values, request, position)
         return tuple(tokens)
 
 

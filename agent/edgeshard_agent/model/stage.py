@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeshard.architectures import ModelShape, expected_tensors, parse_config
-from edgeshard.dtypes import DType
+from edgeshard.architectures import ModelShape, check_quantisation, expected_tensors, parse_config
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.model import LayerRange
 from edgeshard.step import SampledToken, Span, StepPlan
-from edgeshard_agent.model.adapters import StageModules, build_modules
+from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource, load_parameters
+from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
@@ -64,6 +65,7 @@ class StageModel:
         kv_blocks: int,
         block_tokens: int,
         device: str,
+        quantisation: Quantisation | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory.
@@ -77,8 +79,16 @@ class StageModel:
             raise InvalidArgumentError(
                 f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
             )
+        if quantisation is not None:
+            check_quantisation(shape.architecture)
+            if torch.device(device).type != "cpu":
+                raise InvalidArgumentError(
+                    f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this box from it",
+                    field="quantisation",
+                    reason="UNSUPPORTED_QUANTISATION",
+                )
         pool = KvPool(layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device)
-        modules = build_modules(config, shape, layers, dtype, device)
+        modules = build_modules(config, shape, layers, dtype, device, quantisation)
         load_parameters(modules, source, expected_tensors(config, layers), progress)
         return cls(shape, layers, modules, pool)
 
@@ -93,7 +103,7 @@ class StageModel:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters on the device; a tied embedding counts once."""
-        return sum(parameter.nbytes for parameter in self._modules.parameters())
+        return self._modules.parameter_bytes
 
     def reset(self) -> None:
         """Forget every request: the weights and the KV arena serve another epoch."""

@@ -127,8 +127,8 @@ class SimplePlacer:
         sizes = StageSizes(spec, manifest, checked_shape(spec, manifest))
         boxes = usable_boxes(spec, candidates)
         stages = spec.layers or _proportional(spec, sizes, boxes)
-        sequential = spec.mode == "sequential"
-        return place_stages(spec, sizes, boxes, stages, 1, 1 if sequential else min(len(stages), spec.concurrency))
+        most = 1 if spec.mode == "sequential" else min(len(stages), spec.concurrency)
+        return place_stages(spec, sizes, boxes, stages, 1, spec.micro_batches or most)
 
 
 def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:

@@ -1,0 +1,251 @@
+"""Decoder blocks of the Llama kind: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them.
+
+One block serves eight families. What it is made of is read off the tensors its checkpoint must hold
+(`edgeshard.architectures`), so that biases, norms of queries and keys, and experts need no switches; what the tensors
+do not tell comes in `BlockOptions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from edgeshard.dtypes import Quantisation
+from edgeshard_agent.model.attention import Rotary, StepAttention
+from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """What a block's tensors do not tell.
+
+    `window` is None for full attention. `unit_offset` norms multiply by 1 + weight in float32 (gemma), others by the
+    weight in the model's dtype. `normalised_experts`: the chosen experts' shares add up to 1.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    eps: float
+    scaling: float
+    activation: str
+    window: int | None = None
+    unit_offset: bool = False
+    experts_per_token: int = 0
+    normalised_experts: bool = False
+    quantisation: Quantisation | None = None
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, device="meta"), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.add(x, None)[0]
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of the sum, the sum) of x [T, width] and the residual, if there is one."""
+        return rms_norm(x, self.weight, self.eps, residual)
+
+
+class UnitOffsetRmsNorm(RmsNorm):
+    """x / rms(x) * (1 + weight), multiplied in float32 and rounded last (gemma)."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x + residual
+        wide = total.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * (1.0 + self.weight.float())).to(x.dtype), total
+
+
+def make_norm(width: int, options: BlockOptions) -> RmsNorm:
+    return (UnitOffsetRmsNorm if options.unit_offset else RmsNorm)(width, options.eps)
+
+
+class GatedMlp(nn.Module):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, gate: int, hidden: int, bias: bool, options: BlockOptions) -> None:
+        super().__init__()
+        self.gate_up = Projection((gate, gate), hidden, bias=bias, quantisation=options.quantisation)
+        self.down = Projection((hidden,), gate, bias=bias, quantisation=options.quantisation)
+        self._activation: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if options.activation not in ("silu", "swish"):
+            self._activation = ACT2FN[options.activation]
+
+    @property
+    def is_silu(self) -> bool:
+        return self._activation is None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] from [T, hidden]."""
+        gate_up = self.gate_up(x)
+        if self._activation is None:
+            inner = swiglu(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            inner = self._activation(gate) * up
+        result: torch.Tensor = self.down(inner)
+        return result
+
+
+class MixtureMlp(nn.Module):
+    """A router chooses a few experts for each token; their outputs are summed by their shares."""
+
+    def __init__(self, experts: int, inner: int, hidden: int, options: BlockOptions) -> None:
+        super().__init__()
+        self.router = Projection((experts,), hidden)
+        self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, options) for _ in range(experts))
+        self._per_token = options.experts_per_token
+        self._normalised = options.normalised_experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] from [T, hidden]. A token's experts are added in order of their index, whoever shares them."""
+        shares = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
+        best, chosen = shares.topk(self._per_token, dim=-1)
+        if self._normalised:
+            best /= best.sum(dim=-1, keepdim=True)
+        best = best.to(x.dtype)
+        result = torch.zeros_like(x)
+        for index in sorted(set(chosen.flatten().tolist())):
+            rows, rank = (chosen == index).nonzero(as_tuple=True)
+            result.index_add_(0, rows, self.experts[index](x[rows]) * best[rows, rank, None])
+        return result
+
+
+class Block(nn.Module):
+    """One decoder block. `layer_idx` is its global index, by which attention finds its keys and values."""
+
+    def __init__(self, shapes: Shapes, options: BlockOptions, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.options = options
+        hidden, heads, quantisation = options.hidden_size, options.heads, options.quantisation
+        query, key_value = heads * options.head_dim, options.kv_heads * options.head_dim
+        self.qkv = Projection(
+            (query, key_value, key_value), hidden, bias="self_attn.q_proj.bias" in shapes, quantisation=quantisation
+        )
+        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, quantisation=quantisation)
+        self.q_norm = self.k_norm = None
+        if "self_attn.q_norm.weight" in shapes:
+            self.q_norm, self.k_norm = make_norm(options.head_dim, options), make_norm(options.head_dim, options)
+        self.mlp = _mlp(shapes, options)
+        self.input_layernorm = make_norm(hidden, options)
+        self.post_attention_layernorm = make_norm(hidden, options)
+        self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
+        if "pre_feedforward_layernorm.weight" in shapes:
+            self.pre_feedforward_layernorm = make_norm(hidden, options)
+            self.post_feedforward_layernorm = make_norm(hidden, options)
+        self._query_rows = slice(0, heads)
+        self._key_rows = slice(heads, heads + options.kv_heads)
+        self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary, step: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition."""
+        normed, residual = self.input_layernorm.add(hidden, residual)
+        attended = self._attend(normed, rotary, step)
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            normed, residual = self.post_attention_layernorm.add(attended, residual)
+            return self.mlp(normed), residual
+        attended = self.post_attention_layernorm(attended)
+        normed, residual = self.pre_feedforward_layernorm.add(attended, residual)
+        return self.post_feedforward_layernorm(self.mlp(normed)), residual
+
+    def native(self) -> NativeBlock | None:
+        """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
+        options, mlp = self.options, self.mlp
+        if options.unit_offset or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
+            return None
+        qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
+        if qkv is None or output is None or gate_up is None or down is None:
+            return None
+        return NativeBlock.compile(
+            BlockParts(
+                qkv=qkv,
+                output=output,
+                gate_up=gate_up,
+                down=down,
+                input_norm=self.input_layernorm.weight,
+                post_norm=self.post_attention_layernorm.weight,
+                q_norm=None if self.q_norm is None else self.q_norm.weight,
+                k_norm=None if self.k_norm is None else self.k_norm.weight,
+                heads=options.heads,
+                kv_heads=options.kv_heads,
+                head_dim=options.head_dim,
+                eps=options.eps,
+                scale=options.scaling,
+                window=options.window or 0,
+            )
+        )
+
+    def _attend(self, normed: torch.Tensor, rotary: Rotary, step: StepAttention) -> torch.Tensor:
+        options = self.options
+        qkv = self.qkv(normed).view(len(normed), -1, options.head_dim)
+        query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
+        if self.q_norm is not None and self.k_norm is not None:
+            # Back into their places: the kernels want keys and values alike in memory.
+            query.copy_(_by_head(self.q_norm, query))
+            key.copy_(_by_head(self.k_norm, key))
+        rotary_(query, key, *rotary)
+        attended = step.attend(self.layer_idx, query, key, value, options.scaling, options.window, None)
+        result: torch.Tensor = self.output(attended.view(len(normed), -1))
+        return result
+
+
+def _by_head(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = norm(heads.reshape(-1, heads.shape[-1]))
+    return normed.view(heads.shape)
+
+
+def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:
+    hidden = options.hidden_size
+    expert = next((shape for name, shape in shapes.items() if ".experts.0." in name and shape[1] == hidden), None)
+    if expert is not None:
+        count = next(shape[0] for name, shape in shapes.items() if name.endswith(".gate.weight"))
+        return MixtureMlp(count, expert[0], hidden, options)
+    inner = shapes["mlp.down_proj.weight"][1]
+    return GatedMlp(inner, hidden, "mlp.down_proj.bias" in shapes, options)
+
+
+def place_of(name: str, block: Block) -> tuple[str, int] | None:
+    """The projection below `block` and the first row where the tensor of this name goes, without `.weight` or `.bias`.
+
+    None for a tensor that is a parameter of its own.
+    """
+    options = block.options
+    query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
+    attention: dict[str, tuple[str, int]] = {
+        "self_attn.q_proj": ("qkv", 0),
+        "self_attn.qkv_proj": ("qkv", 0),
+        "self_attn.k_proj": ("qkv", query),
+        "self_attn.v_proj": ("qkv", query + key_value),
+        "self_attn.o_proj": ("output", 0),
+    }
+    if name in attention:
+        return attention[name]
+    path, _, part = name.replace("block_sparse_moe.", "mlp.").rpartition(".")
+    if not path.startswith("mlp"):  # a norm
+        return None
+    if part in ("gate_proj", "w1", "gate_up_proj"):
+        return f"{path}.gate_up", 0
+    if part in ("up_proj", "w3"):
+        mlp: Any = block.get_submodule(path)
+        return f"{path}.gate_up", mlp.gate_up.rows // 2
+    if part in ("down_proj", "w2"):
+        return f"{path}.down", 0
+    return "mlp.router", 0

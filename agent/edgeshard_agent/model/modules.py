@@ -1,0 +1,109 @@
+"""What the modules of a stage have in common: where they stand in the model, what they are called with, how they fill.
+
+Parameters are made on the meta device and take memory when their tensor arrives. What is computed instead of stored
+(rotary frequencies) is made on the real device, in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgeshard.architectures import ModelShape
+from edgeshard.dtypes import DType, Quantisation
+from edgeshard.errors import InternalError
+from edgeshard.model import LayerRange
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What every family's modules are built from. `config` is the stage's own copy of the transformers config."""
+
+    shape: ModelShape
+    config: Any
+    layers: LayerRange
+    dtype: DType
+    device: str
+    quantisation: Quantisation | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.layers.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.layers.end == self.shape.layer_count
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.dtype]
+
+
+class StageModules(nn.Module):
+    """Base of the families: token ids or hidden states in, hidden states out; `head` turns those into logits."""
+
+    def __init__(self, context: StageContext) -> None:
+        super().__init__()
+        self.context = context
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[1, T, width] from token ids [1, T]; on the first stage only."""
+        raise NotImplementedError
+
+    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+        """[1, T, width] through this stage's blocks."""
+        raise NotImplementedError
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab] of hidden states [R, width]; on the last stage only."""
+        raise NotImplementedError
+
+    def accept(self, name: str, value: torch.Tensor) -> None:
+        """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file."""
+        self._assign((name,), value)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights on the device; a tied one counts once."""
+        return weight_bytes(self)
+
+    def missing(self) -> str | None:
+        """The name of a parameter or a buffer that is still without memory, if there is one."""
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            if tensor.is_meta:
+                return name
+        return None
+
+    def _assign(self, places: tuple[str, ...], value: torch.Tensor) -> None:
+        """One parameter in all its places, so that a tied one is in memory once."""
+        # A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
+        memory = value.to(device=self.context.device, dtype=self.context.torch_dtype, copy=True).contiguous()
+        parameter = nn.Parameter(memory, requires_grad=False)
+        for place in places:
+            owner, _, name = place.rpartition(".")
+            module = self.get_submodule(owner)
+            if module.get_parameter(name).shape != parameter.shape:
+                raise InternalError(f"{place} and its tensor differ in shape")
+            setattr(module, name, parameter)
+
+    def _weight(self, rows: int, columns: int) -> nn.Linear:
+        """A bare matrix, for embeddings and heads whose arithmetic is written out in the family."""
+        with torch.device("meta"):
+            return nn.Linear(columns, rows, bias=False)
+
+    def _embedding_places(self, name: str) -> tuple[str, ...]:
+        """Where the token embedding goes: its own place, and the LM head's where the two are tied."""
+        places = (name,) if self.context.is_first else ()
+        return (*places, "lm_head.weight") if self.context.shape.tied and self.context.is_last else places
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's weights, packed or not; one that is in two places counts once."""
+    plain = sum(parameter.nbytes for parameter in module.parameters())
+    return plain + sum(part.packed_bytes for part in module.modules() if isinstance(part, Projection))

@@ -1,0 +1,102 @@
+"""What small integers for weights cost in quality: the demo model's bits per byte of text it has not seen.
+
+The demo model's validation text is scored by one stage that holds all layers, with float32, bf16, int8 and int4
+weights; every scored token sees at least half a context. Fewer bits are better; `perplexity_per_byte` is 2 to that
+many.
+
+    python -m bench.quantisation [--bytes 60000]    JSON on stdout
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+
+from edgeshard.dtypes import DType, Quantisation
+from edgeshard.generation import Sampling
+from edgeshard.model import LayerRange
+from edgeshard.step import KvGrant, Span, StepPlan
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "edgeshard" / "demo_model"
+VALIDATION = ROOT / "tests" / "data" / "fairy-tales.valid.txt"
+CONTEXT, HALF, BLOCK = 512, 256, 16
+SCHEMES: dict[str, tuple[DType, Quantisation | None]] = {
+    "float32": (DType.FLOAT32, None),
+    "bf16": (DType.BFLOAT16, None),
+    "int8": (DType.BFLOAT16, Quantisation.INT8),
+    "int4": (DType.BFLOAT16, Quantisation.INT4),
+}
+
+
+def demo_stage(scheme: str) -> StageModel:
+    """The whole demo model in one stage."""
+    dtype, quantisation = SCHEMES[scheme]
+    config = json.loads((MODEL / "config.json").read_text())
+    return StageModel.load(
+        SafetensorsDirectory(MODEL),
+        config,
+        LayerRange(0, config["num_hidden_layers"]),
+        dtype=dtype,
+        kv_dtype=dtype,
+        kv_blocks=CONTEXT // BLOCK,
+        block_tokens=BLOCK,
+        device="cpu",
+        quantisation=quantisation,
+    )
+
+
+def bits_per_byte(stage: StageModel, text: str) -> float:
+    """The text's negative log2-likelihood under the stage, divided by its bytes in UTF-8."""
+    ids = Tokenizer.load(MODEL / "tokenizer.json").encode(text)
+    nats = 0.0
+    for number, start in enumerate(range(0, len(ids) - 1, HALF)):
+        begin = max(0, start - HALF)
+        window = ids[begin : start + HALF + 1]
+        grant = KvGrant(number, 0, tuple(range(CONTEXT // BLOCK)))
+        span = Span(number, 0, len(window) - 1, sampling=Sampling())
+        frees = (number - 1,) if number else ()
+        logits = stage.logits(StepPlan(frees, (grant,), (span,)), np.array(window[:-1], dtype=np.int64))
+        first = start - begin
+        targets = torch.tensor(window[first + 1 :])
+        nats += float(torch.nn.functional.cross_entropy(logits[first:].float(), targets, reduction="sum"))
+    return nats / math.log(2) / len(text.encode())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bytes", type=int, default=60_000, help="of the validation text")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    text = VALIDATION.read_text(encoding="utf-8")[: options.bytes]
+    rows: list[dict[str, Any]] = []
+    for scheme in SCHEMES:
+        stage = demo_stage(scheme)
+        bits = bits_per_byte(stage, text)
+        rows.append(
+            {
+                "weights": scheme,
+                "bits_per_byte": round(bits, 4),
+                "perplexity_per_byte": round(2**bits, 4),
+                "parameter_bytes": stage.parameter_bytes,
+            }
+        )
+        print(f"{scheme}: {bits:.4f} bits per byte", file=sys.stderr)
+    for row in rows:
+        row["bits_over_bf16"] = round(row["bits_per_byte"] - rows[1]["bits_per_byte"], 4)
+    print(json.dumps({"benchmark": "quantisation", "scored_bytes": len(text.encode()), "rows": rows}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

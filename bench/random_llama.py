@@ -1,0 +1,53 @@
+"""The 316 M-parameter Llama with random weights that engines are compared with, made anew each time from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from edgeshard.architectures import expected_tensors
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 16_000,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "dtype": "bfloat16",
+}
+_SPREAD = 0.02
+
+
+class RandomWeights:
+    """The model's tensors in bfloat16, by their names in a checkpoint: a source that `StageModel.load` reads from."""
+
+    def __init__(self, seed: int = 5) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in expected_tensors(CONFIG).items():
+            values = torch.ones(tensor.shape, dtype=torch.bfloat16)
+            if len(tensor.shape) > 1:
+                values.normal_(0.0, _SPREAD, generator=generator)
+            self.tensors[name if name == "lm_head.weight" else f"model.{name}"] = values
+
+    def names(self) -> Collection[str]:
+        return self.tensors.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
