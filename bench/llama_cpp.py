@@ -52,7 +52,7 @@ def is_build(folder: Path) -> bool:
 
 
 def write_gguf(path: Path, weights: RandomWeights) -> None:
-    """The random Llama in bfloat16. Random rows need no reordering for llama.cpp's rotary layout: any order is random."""
+    """The random Llama in bfloat16. llama.cpp's rotary layout has other rows; of random ones any order is as random."""
     import gguf  # type: ignore[import-not-found]
     import torch
 

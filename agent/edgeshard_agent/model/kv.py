@@ -152,7 +152,7 @@ class KvPool:
         return draft.holders[block] if block in draft.holders else self._holders.get(block, 0)
 
     def _is_full(self, draft: KvDraft, block: int) -> bool:
-        return draft.full[block] if block in draft.full else block in self._full
+        return draft.full.get(block, block in self._full)
 
     def _draft_free(self, draft: KvDraft, request: int) -> None:
         for block in self._peek(draft, request).blocks:
@@ -194,8 +194,8 @@ class KvPool:
         blocks = set(grant.blocks)
         if grant.first_index or grant.filled != len(blocks) * self.block_tokens or len(blocks) != len(grant.blocks):
             raise InvalidArgumentError(
-                f"a grant to request {grant.request} shares {grant.filled} positions in {len(grant.blocks)} blocks from "
-                f"index {grant.first_index}; only whole blocks at the beginning of a table can be shared",
+                f"a grant to request {grant.request} shares {grant.filled} positions in {len(grant.blocks)} blocks "
+                f"from index {grant.first_index}; only whole blocks at the beginning of a table can be shared",
                 field="grants.filled",
             )
         for block in grant.blocks:
