@@ -8,11 +8,12 @@ from typing import Any
 
 from edgeshard.deployment import DeploymentSpec
 from edgeshard.device import DeviceFacts, StageStatus
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.placement import PlacedStage, Placement
 from edgeshard.profile import ComputeProfile, MeasuredLink
+from edgeshard.trace import StageTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,15 @@ class ReleaseStage:
 class MeasureCompute:
     """Measure the box's times for a model shape, on random weights. `config` is the model's decoded config.json.
 
-    `quick` takes fewer points; `again` measures although a profile of the same box and shape is remembered.
+    The weights are in `dtype`, or as `quantisation` says. `quick` takes fewer points; `again` measures although a
+    profile of the same box and shape is remembered.
     """
 
     config: Mapping[str, Any]
     dtype: DType
     quick: bool
     again: bool
+    quantisation: Quantisation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,17 @@ class ProbeLinks:
     peers: tuple[Peer, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """Record the steps of a stage for some seconds, then answer with them. A newer one takes the place of an older."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    seconds: float
+
+
 StageCommand = PrepareStage | ActivateHead | ReleaseStage
-Command = StageCommand | MeasureCompute | ProbeLinks
+Command = StageCommand | MeasureCompute | ProbeLinks | TraceSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +142,12 @@ class CommandProgress:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The answer to a command; `failure` is None when it succeeded, `stage` is what a prepare left behind."""
+    """The answer to a command; `failure` is None when it succeeded.
+
+    `stage` is what a prepare left behind, `trace` what a trace recorded.
+    """
 
     operation_id: OperationId
     failure: EdgeShardError | None = None
     stage: StageStatus | None = None
+    trace: StageTrace | None = None

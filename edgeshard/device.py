@@ -35,7 +35,11 @@ class StagePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """What a box says of one stage it holds. Sizes in bytes."""
+    """What a box says of one stage it holds. Sizes in bytes.
+
+    `busy_share` is the part of the last seconds that it computed, the rest are bubbles; `steps_waiting` have arrived
+    and wait for their turn. Requests are counted on the first stage: those in the batch, and those not let in yet.
+    """
 
     deployment: DeploymentName
     epoch: Epoch
@@ -48,6 +52,11 @@ class StageStatus:
     fetched_bytes: int = 0
     total_bytes: int = 0
     steps_done: int = 0
+    tokens_done: int = 0
+    busy_share: float = 0.0
+    steps_waiting: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

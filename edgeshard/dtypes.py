@@ -32,6 +32,14 @@ class Quantisation(StrEnum):
     INT8 = "int8"
     INT4 = "int4"
 
+    @classmethod
+    def parse(cls, text: str, field: str = "quantisation") -> Quantisation:
+        try:
+            return cls(text)
+        except ValueError:
+            choices = " or ".join(cls)
+            raise InvalidArgumentError(f"{field} {text!r} is unknown: use {choices}", field=field) from None
+
     @property
     def group(self) -> int:
         """Consecutive inputs of a row that share a scale."""
@@ -41,3 +49,8 @@ class Quantisation(StrEnum):
         """Bytes of a matrix of this many outputs and inputs: its integers and the scales, 2 bytes each."""
         bits = 8 if self is Quantisation.INT8 else 4
         return rows * (-(-columns * bits // 8) + 2 * -(-columns // self.group))
+
+
+def weights_text(dtype: DType, quantisation: Quantisation | None) -> str:
+    """How a box keeps its weights, in words."""
+    return str(dtype) if quantisation is None else f"{quantisation} with {dtype}"

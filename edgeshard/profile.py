@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.ids import NodeId
 
@@ -91,7 +91,9 @@ class EnergyProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
-    """A box's times for one model shape in one dtype. Valid as long as the box's `fingerprint` is the same.
+    """A box's times for one model shape and one way to keep its weights: in `dtype`, or as `quantisation` says.
+
+    Valid as long as the box's `fingerprint` is the same.
 
     `processor_share` is the part of the measuring time in which the profiler had a core to itself; well below 1, others
     were at work and the times are too long.
@@ -108,6 +110,7 @@ class ComputeProfile:
     quick: bool = False
     processor_share: float = 1.0
     energy: EnergyProfile | None = None
+    quantisation: Quantisation | None = None
 
     @property
     def step_overhead_s(self) -> float:
@@ -132,6 +135,7 @@ class ComputeProfile:
             quick=reader.flag("quick"),
             processor_share=reader.number("processor_share"),
             energy=_energy(reader.child("energy")) if reader.has("energy") else None,
+            quantisation=Quantisation.parse(reader.text("quantisation")) if reader.has("quantisation") else None,
         )
 
 

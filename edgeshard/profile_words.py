@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgeshard.dtypes import weights_text
 from edgeshard.profile import ComputeProfile, LayerKind
 from edgeshard.profile_fit import LayerFit, fit_profile
 
@@ -14,7 +15,8 @@ UNDISTURBED = 0.95
 def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     """What an operator wants to see of a profile. Raises InvalidArgumentError for one without samples."""
     fitted = fit_profile(profile)
-    yield f"box {profile.fingerprint}, model shape {profile.model_hash}, {profile.dtype}, {profile.device}"
+    weights = weights_text(profile.dtype, profile.quantisation)
+    yield f"box {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
     yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.quick else "")
     if profile.processor_share < UNDISTURBED:
         yield f"warning: the box was busy ({profile.processor_share:.0%} of a core was left); measure again"

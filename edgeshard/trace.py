@@ -9,18 +9,37 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from statistics import median
 from typing import Any
 
+from edgeshard.errors import InvalidArgumentError
 from edgeshard.model import LayerRange
+
+LEAST_SECONDS, MOST_SECONDS = 0.1, 60.0
+"""How long a trace may take."""
+MOST_RECORDS = 20_000
+"""Records of a stage; of more steps the newest are kept."""
+
+
+def check_seconds(seconds: float) -> float:
+    """Return how long to trace; raises InvalidArgumentError naming `seconds` when it is out of range."""
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # also for nan
+        raise InvalidArgumentError(
+            f"seconds must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}",
+            field="seconds",
+            reason="TRACE_LENGTH",
+        )
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step on one stage, in seconds of the box's own clock.
 
-    It arrived, computing began and ended, and its last byte was handed to the link at `sent_s`. `returned_s` is when
-    the head had its result, on the first stage only, 0 while it had not. `prompt_tokens` of its `tokens` belong to prompts.
+    It arrived, computing began and ended, and at `sent_s` its last frame was handed to the link, which may be at it for
+    longer. `returned_s` is when the head had its result, on the first stage only, 0 while it had not. Of its `tokens`,
+    `prompt_tokens` are prompts'.
     """
 
     step: int
@@ -113,12 +132,53 @@ def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
     return StageShare(computing / span, sending / span, max(0.0, 1.0 - (computing + sending) / span))
 
 
+@dataclass(frozen=True, slots=True)
+class StageSummary:
+    """A stage over the whole traced time; medians in seconds, over the steps that had tokens."""
+
+    stage: int
+    node: str
+    layers: LayerRange
+    steps: int
+    tokens_per_s: float
+    share: StageShare
+    compute_s: float
+    wait_s: float
+
+
+def summarised(traces: Sequence[StageTrace]) -> tuple[StageSummary, ...]:
+    """A summary of each aligned trace, all over the same time."""
+    from_s, until_s = span(traces)
+    return tuple(_summary(trace, from_s, until_s) for trace in traces)
+
+
+def _summary(trace: StageTrace, from_s: float, until_s: float) -> StageSummary:
+    working = [record for record in trace.records if record.tokens]
+    return StageSummary(
+        trace.stage,
+        trace.node,
+        trace.layers,
+        len(trace.records),
+        sum(record.tokens for record in working) / max(until_s - from_s, 1e-12),
+        shares(trace, from_s, until_s),
+        median(record.ended_s - record.began_s for record in working) if working else 0.0,
+        median(record.began_s - record.arrived_s for record in working) if working else 0.0,
+    )
+
+
 def span(traces: Sequence[StageTrace]) -> tuple[float, float]:
     """From the first computing to the last; (0, 0) without records."""
     records = [record for trace in traces for record in trace.records]
     if not records:
         return 0.0, 0.0
     return min(r.began_s for r in records), max(r.ended_s for r in records)
+
+
+def most_in_flight(traces: Sequence[StageTrace]) -> int:
+    """How many steps were between their arrival at the first stage and their return to it at once, at most."""
+    returned = [record for trace in traces if trace.stage == 0 for record in trace.records if record.returned_s]
+    changes = sorted([(r.returned_s, -1) for r in returned] + [(r.arrived_s, 1) for r in returned])
+    return max(accumulate(change for _, change in changes), default=0)
 
 
 def _within(begin_s: float, end_s: float, from_s: float, until_s: float) -> float:
@@ -128,40 +188,47 @@ def _within(begin_s: float, end_s: float, from_s: float, until_s: float) -> floa
 def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
     """Aligned traces in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing open.
 
-    A process for each stage with three rows: computing, waiting in the inbox, sending.
+    A process for each stage. Computing is a row of complete events; steps that wait in the inbox or are being sent may
+    overlap, so those are asynchronous events, one pair for each.
     """
     events: list[dict[str, Any]] = []
     for trace in traces:
-        events.append(
-            _named(
-                "process_name", trace.stage, 0, f"{deployment} stage {trace.stage}: {trace.node}, layers {trace.layers}"
-            )
-        )
-        for row, name in enumerate(("compute", "wait", "send")):
-            events.append(_named("thread_name", trace.stage, row, name))
+        words = f"{deployment} stage {trace.stage}: {trace.node}, layers {trace.layers}"
+        events += [_named("process_name", trace.stage, words), _named("thread_name", trace.stage, "compute")]
         for record in trace.records:
-            kind = "prefill" if record.prompt_tokens else "decode"
-            label = f"{kind} {record.tokens}" if record.tokens else "bookkeeping"
-            arguments = {"step": record.step, "tokens": record.tokens, "prompt_tokens": record.prompt_tokens}
-            for row, begin_s, end_s in (
-                (0, record.began_s, record.ended_s),
-                (1, record.arrived_s, record.began_s),
-                (2, record.ended_s, record.sent_s),
-            ):
-                events.append(
-                    {
-                        "name": label,
-                        "cat": kind,
-                        "ph": "X",
-                        "pid": trace.stage,
-                        "tid": row,
-                        "ts": round(begin_s * 1e6, 3),
-                        "dur": round(max(0.0, end_s - begin_s) * 1e6, 3),
-                        "args": arguments,
-                    }
-                )
+            events += _step_events(trace.stage, record)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+def _step_events(stage: int, record: StepRecord) -> list[dict[str, Any]]:
+    kind = "prefill" if record.prompt_tokens else "decode"
+    common = {
+        "pid": stage,
+        "tid": 0,
+        "args": {"step": record.step, "tokens": record.tokens, "prompt_tokens": record.prompt_tokens},
+    }
+    computing = {
+        "name": f"{kind} {record.tokens}" if record.tokens else "bookkeeping",
+        "cat": kind,
+        "ph": "X",
+        "ts": _microseconds(record.began_s),
+        "dur": _microseconds(max(0.0, record.ended_s - record.began_s)),
+    }
+    events = [computing | common]
+    for name, begin_s, end_s in (
+        ("wait", record.arrived_s, record.began_s),
+        ("send", record.ended_s, record.sent_s),
+    ):
+        # The stage is part of the id: ids of one category are shared by all processes.
+        pair = {"name": name, "cat": name, "id": f"{stage}.{record.step}"} | common
+        events.append({"ph": "b", "ts": _microseconds(begin_s)} | pair)
+        events.append({"ph": "e", "ts": _microseconds(max(begin_s, end_s))} | pair)
+    return events
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _named(what: str, process: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}

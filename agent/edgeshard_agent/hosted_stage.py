@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
@@ -16,9 +17,11 @@ from edgeshard.errors import EdgeShardError, FailedPreconditionError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.model import LayerRange
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.wire.frames import ForwardStep, Frame, FrameContract, ReturnedStep, WireStep
+from edgeshard.trace import StageTrace
+from edgeshard.wire.frames import ForwardStep, Frame, FrameContract, WireStep
 from edgeshard_agent.emulation import Emulation
 from edgeshard_agent.engine.head import Head, HeadLimits
+from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
@@ -105,6 +108,7 @@ class HostedStage:
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
+        self._recorder: StepRecorder | None = None
         self._stream: HeadStream | None = None
         self._head = self._make_head() if prepare.stage == 0 else None
 
@@ -136,7 +140,28 @@ class HostedStage:
 
     def status(self) -> StageStatus:
         active = self._stream is not None and self._stream.attached.is_set()
-        return self._runner.status(StagePhase.ACTIVE if active else StagePhase.READY)
+        status = self._runner.status(StagePhase.ACTIVE if active else StagePhase.READY)
+        if self._head is None:
+            return status
+        stats = self._head.stats
+        return replace(status, requests_running=stats.running, requests_waiting=stats.waiting)
+
+    async def trace(self, seconds: float) -> StageTrace:
+        """Record the steps of so many seconds. One at a time: a newer trace leaves an older one with what it had."""
+        recorder = StepRecorder(self._around.clock)
+        self._record_with(recorder)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if self._recorder is recorder:
+                self._record_with(None)
+        placed = self.prepare.placed
+        return StageTrace(self.prepare.stage, placed.node_name, placed.layers, recorder.records)
+
+    def _record_with(self, recorder: StepRecorder | None) -> None:
+        self._recorder = self._runner.recorder = recorder
+        if self._sender is not None:
+            self._sender.recorder = recorder
 
     def freed(self) -> None:
         """The runner gave KV back."""
@@ -146,13 +171,15 @@ class HostedStage:
         """A step the runner has finished: to the next stage, or home."""
         if self._sender is not None:
             self._sender.send(step, frames)
-        elif isinstance(step, ReturnedStep) and self._head is not None:
-            self._head.on_return(step)
+        else:
+            self._received(step)
 
     def _received(self, step: WireStep) -> None:
         if isinstance(step, ForwardStep):
             self._runner.offer(step)
         elif self._head is not None:
+            if self._recorder is not None:
+                self._recorder.returned(step.number)
             self._head.on_return(step)
 
     def _repeated(self, step: int) -> None:

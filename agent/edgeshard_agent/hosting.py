@@ -31,6 +31,8 @@ from edgeshard_agent.core.state import (
     apply,
     reconcile,
 )
+from edgeshard_agent.core.survey import Inquiry, StartSurvey, StopSurvey, SurveyEnded, SurveyStopped
+from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
 from edgeshard_agent.hosted_stage import HostedStage, LoadedModel, Surroundings, model_key
 
 log = structlog.get_logger()
@@ -38,6 +40,10 @@ log = structlog.get_logger()
 Progress = Callable[[int, int], None]
 Load = Callable[[PrepareStage, Progress], Awaitable[LoadedModel]]
 """Fetches and loads a stage; the callback is told the bytes fetched and the bytes in all."""
+Survey = Callable[[Inquiry], Awaitable[None]]
+"""Measures and reports; cancelled, it leaves nothing in memory."""
+# No deployment has a name like this.
+_SURVEY = "(survey)"
 
 
 @dataclass(slots=True)
@@ -72,16 +78,19 @@ class Hosting:
     def __init__(
         self,
         load: Load,
+        survey: Survey,
         around: Surroundings,
         send_results: Callable[[tuple[CommandResult, ...]], None],
     ) -> None:
         self._load = load
+        self._survey = survey
         self._around = around
         self._send_results = send_results
         self._state = AgentState()
         self._stages: dict[DeploymentName, HostedStage] = {}
         self._loading: dict[DeploymentName, _Loading] = {}
-        self._tasks: dict[DeploymentName, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._alive: set[asyncio.Task[None]] = set()
 
     def statuses(self) -> tuple[StageStatus, ...]:
         loading = [entry.status() for entry in self._loading.values()]
@@ -96,9 +105,10 @@ class Hosting:
         self._around.changed()
 
     async def close(self) -> None:
-        for task in self._tasks.values():
+        # Also those that a newer action was to end, should it not have begun yet.
+        for task in self._alive:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._alive, return_exceptions=True)
         for stage in self._stages.values():
             await stage.stop()
 
@@ -112,10 +122,16 @@ class Hosting:
                 self._run(action.deployment, partial(self._open_head, action.deployment, action.epoch))
             case CloseStage():
                 self._run(action.deployment, partial(self._close_stage, action.deployment))
+            case StartSurvey():
+                self._run(_SURVEY, partial(self._run_survey, action.inquiry))
+            case StopSurvey():
+                self._run(_SURVEY, self._stop_survey)
+            case StartTrace():
+                self._run(f"(trace) {action.command.deployment}", partial(self._trace, action))
 
-    def _run(self, deployment: DeploymentName, work: Callable[[], Awaitable[Event]]) -> None:
-        """Do one thing at a time per deployment; a newer action ends an older one first."""
-        former = self._tasks.get(deployment)
+    def _run(self, subject: str, work: Callable[[], Awaitable[Event]]) -> None:
+        """Do one thing at a time per deployment, and for the survey; a newer action ends an older one first."""
+        former = self._tasks.get(subject)
 
         async def run() -> None:
             if former is not None and not former.done():
@@ -125,9 +141,11 @@ class Hosting:
                 self.post(await work())
             except Exception:
                 # The task is kept and awaited by nobody: unsaid here, it would never be said.
-                log.exception("hosting_crashed", deployment=deployment)
+                log.exception("hosting_crashed", subject=subject)
 
-        self._tasks[deployment] = asyncio.create_task(run(), name=f"hosting-{deployment}")
+        task = self._tasks[subject] = asyncio.create_task(run(), name=f"hosting-{subject}")
+        self._alive.add(task)
+        task.add_done_callback(self._alive.discard)
 
     async def _load_stage(self, prepare: PrepareStage) -> Event:
         deployment, epoch = prepare.deployment, prepare.epoch
@@ -167,6 +185,29 @@ class Hosting:
         await self._drop(deployment)
         log.info("stage_released", deployment=deployment)
         return StageClosed(deployment)
+
+    async def _run_survey(self, inquiry: Inquiry) -> Event:
+        try:
+            await self._survey(inquiry)
+        except EdgeShardError as error:
+            return SurveyEnded(inquiry, error)
+        except Exception as error:
+            log.exception("survey_crashed")
+            return SurveyEnded(inquiry, InternalError(f"measuring crashed: {type(error).__name__}: {error}"))
+        return SurveyEnded(inquiry)
+
+    async def _stop_survey(self) -> Event:
+        return SurveyStopped()  # the survey itself was cancelled before this began
+
+    async def _trace(self, action: StartTrace) -> Event:
+        command = action.command
+        stage = self._stages.get(command.deployment)
+        if stage is not None:
+            trace = await stage.trace(command.seconds)
+            if self._stages.get(command.deployment) is stage:
+                return TraceEnded(action.operation_id, command.deployment, trace)
+        gone = no_stage(command.deployment, command.epoch)
+        return TraceEnded(action.operation_id, command.deployment, error=gone)
 
     async def _keep_weights(self, prepare: PrepareStage) -> LoadedModel | None:
         """Stop the stage of the epoch before; its weights, emptied, when they serve this epoch too.

@@ -9,7 +9,7 @@ from edgeshard.architectures.config import ModelShape, parse_config
 from edgeshard.architectures.fields import ARCHITECTURES
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.tensors import ExpectedTensor, canonical_name, expected_tensors, unit_of
-from edgeshard.architectures.weights import check_quantisation, held_bytes, tensor_bytes
+from edgeshard.architectures.weights import check_quantisation, held_bytes, is_quantised, tensor_bytes
 from edgeshard.architectures.windows import layer_windows
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "check_quantisation",
     "expected_tensors",
     "held_bytes",
+    "is_quantised",
     "layer_windows",
     "parse_config",
     "stage_tensors",

@@ -61,15 +61,23 @@ def model(context: typer.Context, name: Name, output: OutputOption = Output.TABL
     run(work())
 
 
-@app.command(short_help="Show a deployment: phase, settings, placement.")
+@app.command(short_help="Show a deployment: phase, settings, placement, counters.")
 def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and why, which box holds what, and what was predicted of that."""
-    from edgeshard.cli.views import PLACED_COLUMNS, deployment_fields
+    """Show a deployment: its settings, its phase and why, which box holds what, what was predicted of that, and what
+    each box has done: steps, tokens, the part of the last seconds it was idle, steps waiting, KV cache in use.
+    """
+    from edgeshard.cli.views import PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
 
     async def work() -> None:
         async with connect_of(context).client() as client:
             found = await client.deployment(name)
-        _show(found, found.spec.name, output, deployment_fields(found), [(found.placement.stages, PLACED_COLUMNS)])
+        _show(
+            found,
+            found.spec.name,
+            output,
+            deployment_fields(found),
+            [(found.placement.stages, PLACED_COLUMNS), (running_stages(found), RUNNING_COLUMNS)],
+        )
 
     run(work())
 

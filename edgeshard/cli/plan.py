@@ -27,6 +27,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     batch: Annotated[int | None, typer.Option(metavar="N", help="Most requests in one micro-batch.")] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", help="Most requests at once.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16.")] = None,
+    quantise: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
+    ] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Slowest a request may get its tokens.")
@@ -74,6 +77,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         source=source,
         objective=objective,
         dtype=dtype,
+        quantise=quantise,
         kv_dtype=kv_dtype,
         exclude=tuple(exclude or ()),
         relays=relays,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgeshard.cli.connect import Connect, run
 from edgeshard.cli.output import human_rate, human_seconds
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError, UnavailableError
 from edgeshard.planning.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
-from edgeshard.planning.site import SiteCluster, site_cluster, site_problem
+from edgeshard.planning.site import SiteCluster, profile_command, site_cluster, site_problem
 from edgeshard.planning.what_if import typical_link
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Asked:
     source: str | None = None
     objective: str = Objective.LATENCY
     dtype: str | None = None
+    quantise: str | None = None
     kv_dtype: str | None = None
     exclude: tuple[str, ...] = ()
     relays: bool = False
@@ -47,7 +48,12 @@ class Asked:
                 f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
             )
         workload = {key: getattr(default, key) if value is None else value for key, value in self.workload.items()}
-        return {"objective": Objective(self.objective), **workload, **self.more}
+        weights = {"quantisation": self.quantisation}
+        return {"objective": Objective(self.objective), **workload, **weights, **self.more}
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        return None if self.quantise is None else Quantisation.parse(self.quantise, "quantise")
 
     def weights_dtype(self, default: DType | None) -> DType:
         return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16
@@ -132,13 +138,13 @@ def _check_excluded(site: Site, exclude: Sequence[str]) -> None:
 
 
 def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
-    newest_last = sorted(site.profiles, key=lambda stored: -stored.age_s)
     return site_cluster(
         site.nodes,
         [stored.link for stored in site.links],
-        {stored.node_id: stored.profile for stored in newest_last if stored.profile.dtype is dtype},
+        {node_id: stored.profile for node_id, stored in site.profiles_of(dtype, asked.quantisation).items()},
         model=asked.model,
         dtype=dtype,
+        quantisation=asked.quantisation,
         source=asked.source or "",
         exclude=asked.exclude,
     )
@@ -151,11 +157,8 @@ def _notes(found: SiteCluster, asked: Asked, dtype: DType) -> tuple[str, ...]:
         rate = human_rate(link.bandwidth_bps)
         notes.append(f"boxes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
     if found.estimated:
-        names = " ".join(found.estimated)
-        notes.append(
-            f"{', '.join(found.estimated)}: not measured, figures are of data sheets; "
-            f"run `edgectl profile --model {asked.model} --dtype {dtype} {names}`"
-        )
+        command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
+        notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")
     if found.unmeasured:
         shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
         more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""

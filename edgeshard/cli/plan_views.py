@@ -23,6 +23,7 @@ from edgeshard.cli.output import (
     table,
     visible,
 )
+from edgeshard.dtypes import weights_text
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.planning.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.devices import with_bandwidth
@@ -116,7 +117,7 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     problem, prediction = result.problem, result.prediction
     tokens = f"{problem.prompt_tokens} tokens in, {problem.new_tokens} out"
     fields = {
-        "model": f"{problem.model.name}, {problem.dtype.value}, {tokens}",
+        "model": f"{problem.model.name}, {weights_text(problem.dtype, problem.quantisation)}, {tokens}",
         "objective": problem.objective.value,
     }
     if prediction is None:
@@ -186,6 +187,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
     return {
         "model": problem.model.name,
         "dtype": problem.dtype.value,
+        "quantisation": problem.quantisation,
         "objective": problem.objective.value,
         **_figures(result),
         "gap": result.gap,

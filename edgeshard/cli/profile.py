@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ from edgeshard.cli.output import (
     table,
     visible,
 )
-from edgeshard.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from edgeshard.cli.profile_views import BoxRow
     from edgeshard.client import BoxProgress
-    from edgeshard.dtypes import DType
+    from edgeshard.dtypes import DType, Quantisation
 
 DEFAULT_DTYPE = "bfloat16"
 
@@ -43,6 +44,9 @@ def profile(
         str | None, typer.Option(metavar="MODEL", help="A model of the store; without it, only links are measured.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
+    quantise: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
@@ -50,40 +54,68 @@ def profile(
     """Measure boxes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
 
     A box measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
-    when a box could not be measured; the others are, all the same.
+    when a box or a link could not be measured; the others are, all the same.
     """
-    from edgeshard.dtypes import DType
+    from edgeshard.dtypes import DType, Quantisation
 
     if model is None:
-        for option, given in (("dtype", dtype is not None), ("quick", quick), ("again", again)):
-            if given:
+        about_layers = {"dtype": dtype, "quantise": quantise, "quick": quick or None, "again": again or None}
+        for option, given in about_layers.items():
+            if given is not None:
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
-    work = _profile(connect_of(context), model or "", boxes or [], DType.parse(dtype or DEFAULT_DTYPE), quick, again)
+    wanted = _Wanted(
+        model or "",
+        tuple(boxes or ()),
+        DType.parse(dtype or DEFAULT_DTYPE),
+        None if quantise is None else Quantisation.parse(quantise, "quantise"),
+        quick,
+        again,
+    )
+    work = _profile(connect_of(context), wanted)
     rows = run(work)
     _show(rows, model is not None, output)
-    if any(row.failure is not None for row in rows):
+    if any(row.failure is not None or row.missed for row in rows):
         raise typer.Exit(1)
 
 
-async def _profile(
-    connect: Connect, model: str, boxes: list[str], dtype: DType, quick: bool, again: bool
-) -> list[BoxRow]:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be measured."""
+
+    model: str
+    boxes: tuple[str, ...]
+    dtype: DType
+    quantisation: Quantisation | None
+    quick: bool
+    again: bool
+
+
+async def _profile(connect: Connect, wanted: _Wanted) -> list[BoxRow]:
     from edgeshard.cli.profile_views import box_rows
 
-    outcomes: dict[str, EdgeShardError | None] = {}
+    outcomes: dict[str, BoxProgress] = {}
     async with connect.client() as client:
         with progress_on(stderr_console()) as reporter:
             try:
-                async with aclosing(client.profile(model, boxes, dtype=dtype, quick=quick, again=again)) as events:
+                told = client.profile(
+                    wanted.model,
+                    wanted.boxes,
+                    dtype=wanted.dtype,
+                    quick=wanted.quick,
+                    again=wanted.again,
+                    quantisation=wanted.quantisation,
+                )
+                async with aclosing(told) as events:
                     async for event in events:
-                        outcomes[event.node] = event.failure
+                        outcomes[event.node] = event
                         reporter.show(event)
             except asyncio.CancelledError:
                 reporter.console.print(
                     "the boxes go on measuring; `edgectl describe node BOX` shows what they found", markup=False
                 )
                 raise
-        return box_rows(await client.site(model), outcomes, dtype)
+        site = await client.site(wanted.model)
+        return box_rows(site, outcomes, site.profiles_of(wanted.dtype, wanted.quantisation))
 
 
 class ProfileReporter:
@@ -107,6 +139,9 @@ class ProfileReporter:
         elif self._is_news(event):
             done = f"{event.done} of {event.total}, " if event.total else ""
             self._print(f"{event.node}: {done}{printable(event.what)}")
+        if event.missed:
+            links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
+            self._print(f"not measured: {links}; the log of {event.node} says why")
 
     def _is_news(self, event: BoxProgress) -> bool:
         """Whether another tenth is done: a log wants no line for every figure."""

@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.cli.output import Column, human_age, human_rate, plain, printable
+from edgeshard.dtypes import weights_text
 from edgeshard.errors import EdgeShardError
+from edgeshard.ids import NodeId
+from edgeshard.planning.site import listed
 from edgeshard.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.profile_words import UNDISTURBED, profile_lines, time_text
 
 if TYPE_CHECKING:
-    from edgeshard.client import NodeDetails, Site, StoredLink, StoredProfile
+    from edgeshard.client import BoxProgress, NodeDetails, Site, StoredLink, StoredProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,16 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class BoxRow:
-    """What came of measuring one box: its profile, None where it failed or none was asked for, and the ways from it."""
+    """What came of measuring one box: its profile, None where it failed or none was asked for, and the ways from it.
+
+    `missed` are the boxes to which the way could not be measured; what was known of it before is no result.
+    """
 
     box: str
     failure: EdgeShardError | None
     measured: StoredProfile | None
     links: tuple[LinkRow, ...]
+    missed: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         return {
@@ -43,6 +50,7 @@ class BoxRow:
             "failure": plain(self.failure),
             "profile": profile_data(self.measured) if self.measured is not None else None,
             "links": [link.as_data() for link in self.links],
+            "missed": list(self.missed),
         }
 
 
@@ -71,23 +79,23 @@ BOX_COLUMNS: list[Column[BoxRow]] = [
 ]
 
 
-def box_rows(site: Site, outcomes: Mapping[str, EdgeShardError | None], dtype: str) -> list[BoxRow]:
-    """A row for each box that was to be measured; `outcomes` says why one was not."""
+def box_rows(
+    site: Site, outcomes: Mapping[str, BoxProgress], measured: Mapping[NodeId, StoredProfile]
+) -> list[BoxRow]:
+    """A row for each box that was to be measured: why it was not, or its profile."""
     names = {node.node_id: str(node.name) for node in site.nodes}
     links = link_rows(site.links, names)
-    newest: dict[str, StoredProfile] = {}
-    for stored in sorted(site.profiles, key=lambda profile: -profile.age_s):
-        if stored.profile.dtype == dtype:
-            newest[names.get(stored.node_id, stored.node_id)] = stored
+    profiles = {names.get(node_id, node_id): stored for node_id, stored in measured.items()}
     return [
         BoxRow(
             box,
-            failure,
+            last.failure,
             # What was known before is no result of this measurement.
-            newest.get(box) if failure is None else None,
-            tuple(link for link in links if link.sender == box),
+            profiles.get(box) if last.failure is None else None,
+            tuple(link for link in links if link.sender == box and link.receiver not in last.missed),
+            last.missed,
         )
-        for box, failure in sorted(outcomes.items())
+        for box, last in sorted(outcomes.items())
     ]
 
 
@@ -122,7 +130,8 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
 def profile_text(stored: StoredProfile) -> Iterator[str]:
     """A heading, and the figures of every layer under it."""
     models = ", ".join(stored.models) or "a model that is no longer in the store"
-    yield f"Profile of {models} in {stored.profile.dtype.value}, measured {human_age(stored.age_s)}:"
+    weights = weights_text(stored.profile.dtype, stored.profile.quantisation)
+    yield f"Profile of {models} in {weights}, measured {human_age(stored.age_s)}:"
     for line in profile_lines(stored.profile):
         yield "  " + printable(line)
 
@@ -131,6 +140,7 @@ def _result(row: BoxRow) -> str:
     if row.failure is not None:
         return f"failed: {printable(row.failure.message)}"
     ways = "1 link" if len(row.links) == 1 else f"{len(row.links)} links"
+    ways += f", none to {listed(row.missed)}" if row.missed else ""
     if row.measured is None:
         return ways
     profile = row.measured.profile

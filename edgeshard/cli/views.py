@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
@@ -71,6 +72,36 @@ STAGE_COLUMNS: list[Column[StageStatus]] = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class RunningStage:
+    """A stage and its box."""
+
+    box: str
+    status: StageStatus
+
+
+RUNNING_COLUMNS: list[Column[RunningStage]] = [
+    Column("BOX", lambda stage: stage.box),
+    Column("PHASE", lambda stage: stage.status.phase.value),
+    Column("STEPS", lambda stage: str(stage.status.steps_done), right=True),
+    Column("TOKENS", lambda stage: str(stage.status.tokens_done), right=True),
+    Column("IDLE", lambda stage: percent(1.0 - stage.status.busy_share), right=True),
+    Column("QUEUE", lambda stage: str(stage.status.steps_waiting), right=True),
+    Column("KV IN USE", lambda stage: _kv_text(stage.status), right=True),
+]
+
+
+def running_stages(deployment: Deployment) -> list[RunningStage]:
+    """The stages that their boxes hold now, in the order of the pipeline."""
+    boxes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
+    held = sorted(deployment.stages, key=lambda status: status.stage)
+    return [RunningStage(boxes[status.stage], status) for status in held if status.stage in boxes]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
 def node_status(node: Node) -> str:
     return "connected" if node.connected else "away"
 
@@ -119,7 +150,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Dtype": f"{spec.dtype.value}, KV cache {spec.effective_kv_dtype.value}",
         "Context": f"{spec.max_context} tokens" if spec.max_context else "the model's own limit",
         "New tokens": f"at most {spec.max_new_tokens}",
-        "Concurrency": f"{spec.concurrency} requests, {deployment.active_requests} running",
+        "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens",
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),
@@ -138,6 +169,11 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
             "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),
         }
     return fields | ({"Note": placement.note} if placement.note else {})
+
+
+def _requests_text(deployment: Deployment) -> str:
+    waiting = sum(stage.requests_waiting for stage in deployment.stages)
+    return f"{deployment.active_requests} running" + (f" ({waiting} of them waiting)" if waiting else "")
 
 
 def _kv_text(stage: StageStatus) -> str:

@@ -25,7 +25,7 @@ from edgeshard.client.values import ServedModel, StoredModel
 from edgeshard.clock import Clock
 from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.device import Node
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import DeadlineError, FailedPreconditionError, NotFoundError
 from edgeshard.generation import GenerationEvent
 from edgeshard.ids import DeploymentName, Digest, ModelName
@@ -33,6 +33,7 @@ from edgeshard.placement import Placement
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.tls import TlsFiles
+from edgeshard.trace import StageTrace
 from edgeshard.wire.common import (
     deployment_from_wire,
     dtype_from_wire,
@@ -42,6 +43,7 @@ from edgeshard.wire.common import (
     spec_to_wire,
 )
 from edgeshard.wire.generation import event_from_wire, generation_to_wire
+from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
     from edgeshard.client.models import Progress
@@ -165,12 +167,14 @@ class Client:
         dtype: DType = DType.BFLOAT16,
         quick: bool = False,
         again: bool = False,
+        quantisation: Quantisation | None = None,
     ) -> AsyncGenerator[BoxProgress, None]:
         """Have boxes (names or ids; all that are connected when none is named) measure themselves and their links.
 
         Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
-        same box and shape is remembered. A box that cannot be measured says so in its last `BoxProgress`, and the
-        others go on. Leaving the loop ends the telling, not the measuring.
+        same box and shape is remembered; `quantisation` measures weights kept as small integers. A box that cannot be
+        measured says so in its last `BoxProgress`, and the others go on. Leaving the loop ends the telling, not the
+        measuring.
 
         Raises NotFoundError for an unknown model or box, UnavailableError when the coordinator goes away.
         """
@@ -181,6 +185,7 @@ class Client:
             nodes=nodes,
             quick=quick,
             again=again,
+            quantisation=quantisation or "",
         )
         async with aclosing(self._connection.profile(request)) as messages:
             async for message in messages:
@@ -268,6 +273,17 @@ class Client:
                 return
             if not await polls.next():
                 raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
+
+    async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
+        """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
+
+        `edgeshard.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
+        InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
+        AbortedError when it stops running meanwhile or somebody else begins another trace of it, DeadlineError.
+        """
+        request = admin_pb2.TraceRequest(deployment=name, seconds=seconds)
+        async with aclosing(self._connection.trace(request)) as messages:
+            return tuple([trace_from_wire(message.stage) async for message in messages])
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]

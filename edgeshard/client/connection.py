@@ -61,6 +61,12 @@ class Connection:
         assert self._admin is not None
         return self._stream(self._admin.Profile, request, None)
 
+    def trace(self, request: Any) -> AsyncGenerator[Any, None]:
+        """The messages of one Trace call. Closing the generator cancels the call."""
+        self.open()
+        assert self._admin is not None
+        return self._stream(self._admin.Trace, request, None)
+
     async def _stream(self, method: Any, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
         call = method(request, timeout=timeout_s)
         try:

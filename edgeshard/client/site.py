@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.device import Node
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError, InternalError
 from edgeshard.ids import ModelName, NodeId, NodeName
 from edgeshard.profile import ComputeProfile, MeasuredLink
@@ -56,12 +57,21 @@ class Site:
     profiles: tuple[StoredProfile, ...]
     config: Mapping[str, Any]
 
+    def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
+        """Each box's with weights kept so."""
+        return {
+            stored.node_id: stored
+            for stored in self.profiles
+            if (stored.profile.dtype, stored.profile.quantisation) == (dtype, quantisation)
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class BoxProgress:
     """How far the measuring of one box is: `done` of `total`, and at what, in words.
 
-    `finished` is True in a box's last one; `failure` then says why it could not be measured, if it could not.
+    `finished` is True in a box's last one; `failure` then says why it could not be measured, if it could not, and
+    `missed` which boxes it could not measure its link to.
     """
 
     node: NodeName
@@ -70,6 +80,7 @@ class BoxProgress:
     what: str
     finished: bool = False
     failure: EdgeShardError | None = None
+    missed: tuple[NodeName, ...] = ()
 
 
 def node_details_from_wire(message: admin_pb2.GetNodeResponse) -> NodeDetails:
@@ -98,6 +109,7 @@ def progress_from_wire(message: admin_pb2.ProfileResponse) -> BoxProgress:
         what=message.what,
         finished=message.finished,
         failure=from_failure(message.failure) if message.HasField("failure") else None,
+        missed=tuple(NodeName(name) for name in message.missed_nodes),
     )
 
 

@@ -16,11 +16,12 @@ from edgeshard.client.site import BoxProgress, NodeDetails, Site
 from edgeshard.client.values import ServedModel, StoredModel
 from edgeshard.deployment import Deployment, DeploymentSpec
 from edgeshard.device import Node
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.generation import GenerationEvent
 from edgeshard.ids import Digest
 from edgeshard.placement import Placement
 from edgeshard.rpc.tls import TlsFiles
+from edgeshard.trace import StageTrace
 
 if TYPE_CHECKING:
     from edgeshard.client.models import Progress
@@ -97,8 +98,10 @@ class SyncClient:
         dtype: DType = DType.BFLOAT16,
         quick: bool = False,
         again: bool = False,
+        quantisation: Quantisation | None = None,
     ) -> Generator[BoxProgress, None, None]:
-        yield from self._iterate(self._client.profile(model, nodes, dtype=dtype, quick=quick, again=again))
+        events = self._client.profile(model, nodes, dtype=dtype, quick=quick, again=again, quantisation=quantisation)
+        yield from self._iterate(events)
 
     def stored_models(self) -> tuple[StoredModel, ...]:
         return self._run(self._client.stored_models())
@@ -132,6 +135,9 @@ class SyncClient:
 
     def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
         self._run(self._client.delete_deployment(name, wait, timeout_s))
+
+    def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
+        return self._run(self._client.trace(name, seconds))
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.planning.catalogue import DeviceSpec
 from edgeshard.planning.devices import Box
 from edgeshard.planning.instance import Cut, Floats, Instance
@@ -49,25 +50,25 @@ class Roofline:
 
     device: DeviceSpec
     model: ModelSpec
-    itemsize: int
+    dtype: DType
+    quantisation: Quantisation | None
     kv_bytes: int
     flops: float
 
     def block_s(self, block: BlockSpec, phase: Phase) -> float:
         phase, tokens = phase.within(block.window), phase.step_tokens
-        read = block.touched_parameters(tokens) * self.itemsize + phase.batch * phase.kv_tokens * self.kv_bytes
+        read = block.read_bytes(tokens, self.dtype, self.quantisation) + phase.batch * phase.kv_tokens * self.kv_bytes
         operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(tokens, phase.context)
         return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
 
     def embedding_s(self, phase: Phase) -> float:
         """A row read and written for each token."""
-        size = 2.0 * phase.step_tokens * self.model.shape.hidden_size * self.itemsize
+        size = 2.0 * phase.step_tokens * self.model.shape.hidden_size * self.dtype.itemsize
         return size / self.device.bandwidth_bytes_per_s
 
     def head_s(self, phase: Phase) -> float:
-        parameters = self.model.head_parameters
-        read = parameters * self.itemsize / self.device.bandwidth_bytes_per_s
-        return max(read, 2.0 * parameters * phase.batch / self.flops)
+        read = self.model.head_bytes(self.dtype, self.quantisation) / self.device.bandwidth_bytes_per_s
+        return max(read, 2.0 * self.model.head_parameters * phase.batch / self.flops)
 
     def step_s(self, hidden_bytes: float) -> float:
         return self.device.step_overhead_s
@@ -126,18 +127,19 @@ class Costs:
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
         model, item = self.problem.model, self.problem.dtype.itemsize
+        held, head = self._block_bytes(), model.head_bytes(self.problem.dtype, self.problem.quantisation)
         kv = load.requests * self.sequence_kv_bytes()
         uses = []
         for index, (box, first, end) in enumerate(stages(cut)):
             has_head = self.has_head(cut, index)
-            weights = sum(block.parameters for block in model.blocks[first:end])
-            weights += model.embedding_parameters * (index == 0) + model.head_parameters * has_head
-            weights -= model.tied_parameters * (index == 0 and has_head)
+            weights = sum(held[first:end]) + head * has_head
+            weights += item * model.embedding_parameters * (index == 0)
+            weights -= item * model.tied_parameters * (index == 0 and has_head)
             workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
             block_loading = self.loading_bytes(self.boxes[box])
             room = int(self._capacity[box]) + block_loading
             loading = block_loading + self.outer_loading_bytes() * (index == 0 or has_head)
-            uses.append(MemoryUse(weights * item, kv * (end - first), workspace, loading, room))
+            uses.append(MemoryUse(weights, kv * (end - first), workspace, loading, room))
         return tuple(uses)
 
     def has_head(self, cut: Cut, index: int) -> bool:
@@ -188,8 +190,15 @@ class Costs:
         if id(box.device) not in self._rooflines:
             model, dtype = self.problem.model, self.problem.dtype
             kv = model.kv_bytes_per_token(self.problem.effective_kv_dtype)
-            self._rooflines[id(box.device)] = Roofline(box.device, model, dtype.itemsize, kv, box.device.flops[dtype])
+            self._rooflines[id(box.device)] = Roofline(
+                box.device, model, dtype, self.problem.quantisation, kv, box.device.flops[dtype]
+            )
         return self._rooflines[id(box.device)]
+
+    def _block_bytes(self) -> list[int]:
+        """Weights of each block."""
+        problem = self.problem
+        return [block.weight_bytes(problem.dtype, problem.quantisation) for block in problem.model.blocks]
 
     def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         layers = self.problem.model.layer_count
@@ -215,6 +224,7 @@ class Costs:
             back = FRAME_OVERHEAD_BYTES + load.batch * RETURNED_TOKEN_BYTES
         kv = load.requests * self.sequence_kv_bytes()
         outer_loading = self.outer_loading_bytes()
+        head = model.head_bytes(problem.dtype, problem.quantisation)
         return Instance(
             compute_s=_compute(self._times, model.blocks, phase),
             embed_s=np.array([times.embedding_s(phase) for times in self._times]),
@@ -223,9 +233,9 @@ class Costs:
             hop_s=_link_seconds(frame_bytes(hidden), self._bandwidth),
             return_s=_link_seconds(back, self._bandwidth),
             latency_s=self._latency,
-            layer_bytes=np.array([float(block.parameters * item + kv) for block in model.blocks]),
+            layer_bytes=np.array([float(weights + kv) for weights in self._block_bytes()]),
             embed_bytes=float(model.embedding_parameters * item + outer_loading),
-            head_bytes=float(model.head_parameters * item + self.logits_bytes(load) + outer_loading),
+            head_bytes=float(head + self.logits_bytes(load) + outer_loading),
             tied_bytes=float(model.tied_parameters * item + outer_loading),
             stage_bytes=float(self.stage_workspace(load)),
             capacity_bytes=self._capacity,

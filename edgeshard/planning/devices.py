@@ -259,7 +259,7 @@ def _named(name: str, field_name: str, boxes: Sequence[Box]) -> list[str]:
 
 
 def with_boxes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
-    """The cluster with `count` more boxes of a kind: of one it has (its links too), or of the catalogue."""
+    """The cluster with `count` more boxes of a kind: of one it has (with its caps), or of the catalogue."""
     like = box_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
         raise InvalidArgumentError(
@@ -275,7 +275,8 @@ def with_boxes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
         number += 1
         name = f"{kind}-new-{number}"
         if name not in taken:
-            added.append(Box(name, device, f"{kind}-new"))
+            up, down = (like.up_bps, like.down_bps) if like is not None else (None, None)
+            added.append(Box(name, device, f"{kind}-new", up, down))
     return replace(cluster, boxes=(*cluster.boxes, *added))
 
 

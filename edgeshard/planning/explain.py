@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgeshard.dtypes import weights_text
 from edgeshard.planning.instance import Score
 from edgeshard.planning.plan import PlanResult, Prediction
 
@@ -47,9 +48,10 @@ def longest_part(score: Score, boxes: Sequence[str]) -> tuple[str, float]:
 def explain(result: PlanResult) -> tuple[str, ...]:
     """The plan as short lines for a person."""
     problem = result.problem
+    weights = weights_text(problem.dtype, problem.quantisation)
     asked = (
-        f"{problem.model.name} in {problem.dtype.value}, {problem.prompt_tokens} tokens in and "
-        f"{problem.new_tokens} out, from {problem.cluster.source}: {_goal(result)}."
+        f"{problem.model.name} in {weights}, {problem.prompt_tokens} tokens in and {problem.new_tokens} out, "
+        f"from {problem.cluster.source}: {_goal(result)}."
     )
     if result.prediction is None:
         return (asked, f"There is no plan: {bottleneck(result)}.")

@@ -8,7 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
-from edgeshard.dtypes import DType
+from edgeshard.architectures import check_quantisation
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.model import attended_pairs
 from edgeshard.planning.devices import Cluster
@@ -82,6 +83,7 @@ class PlanProblem:
     context_tokens        positions of KV memory a request holds; None: those of its prompt and answer
     batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
     concurrency           most requests at once; None is 1 for `auto` and no limit but memory for `throughput`
+    quantisation          how every box keeps its weights; None for the dtype
     loading_itemsize      bytes an element takes in the one tensor that is in memory twice while a stage loads, wherever
                           it is; None: the dtype's, on boxes with one memory only
     exclude, reserve      boxes not to use; bytes to leave free, by box
@@ -102,6 +104,7 @@ class PlanProblem:
     batch: int | None = None
     concurrency: int | None = None
     dtype: DType = DType.BFLOAT16
+    quantisation: Quantisation | None = None
     kv_dtype: DType | None = None
     loading_itemsize: int | None = None
     max_time_per_token_s: float | None = None
@@ -141,7 +144,9 @@ class PlanProblem:
         return wanted if self.request_limit is None else min(wanted, self.request_limit)
 
     def check(self) -> None:
-        """Raise InvalidArgumentError naming the field at fault."""
+        """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""
+        if self.quantisation is not None:
+            check_quantisation(self.model.shape.architecture)
         for name in ("prompt_tokens", "new_tokens", "min_boxes"):
             check_count(getattr(self, name), name)
         for name in ("batch", "concurrency", "max_boxes", "context_tokens", "loading_itemsize"):

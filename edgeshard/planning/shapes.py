@@ -10,19 +10,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures import ModelShape, expected_tensors, layer_windows, parse_config
+from edgeshard.architectures import ModelShape, expected_tensors, is_quantised, layer_windows, parse_config
 from edgeshard.architectures.config import expert_count
 from edgeshard.architectures.fields import decoder_fields
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import UnsupportedModelError
 from edgeshard.model import LayerRange, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """The part of some weights that quantisation makes small integers: its elements, and its bytes in each format."""
+
+    elements: int = 0
+    int8_bytes: int = 0
+    int4_bytes: int = 0
+
+    def __add__(self, other: Matrices) -> Matrices:
+        return Matrices(
+            self.elements + other.elements,
+            self.int8_bytes + other.int8_bytes,
+            self.int4_bytes + other.int4_bytes,
+        )
+
+    @classmethod
+    def of(cls, rows: int, columns: int) -> Matrices:
+        return cls(
+            rows * columns,
+            Quantisation.INT8.matrix_bytes(rows, columns),
+            Quantisation.INT4.matrix_bytes(rows, columns),
+        )
+
+    def weight_bytes(self, parameters: int, dtype: DType, quantisation: Quantisation | None) -> int:
+        """Bytes of `parameters` elements, of which these are the ones that may be small integers."""
+        if quantisation is None:
+            return parameters * dtype.itemsize
+        packed = self.int8_bytes if quantisation is Quantisation.INT8 else self.int4_bytes
+        return (parameters - self.elements) * dtype.itemsize + packed
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
     """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
 
-    `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.)
+    `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.) `matrices` are
+    all that may be small integers, `expert_matrices` those of the experts.
     """
 
     parameters: int
@@ -30,16 +62,22 @@ class BlockSpec:
     experts: int = 0
     chosen: int = 0
     window: int = 0
+    matrices: Matrices = Matrices()
+    expert_matrices: Matrices = Matrices()
 
-    def touched_parameters(self, tokens: int) -> float:
-        """Parameters read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
+    def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        return self.matrices.weight_bytes(self.parameters, dtype, quantisation)
+
+    def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
+        """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
 
         With routing at random a token misses an expert with 1 - chosen / experts; all tokens do with its power.
         """
+        every = self.weight_bytes(dtype, quantisation)
         if not self.experts:
-            return float(self.parameters)
-        hit = 1.0 - (1.0 - self.chosen / self.experts) ** tokens
-        return self.parameters - self.expert_parameters * (1.0 - hit)
+            return float(every)
+        missed = (1.0 - self.chosen / self.experts) ** tokens
+        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, quantisation)
 
     @property
     def active_parameters(self) -> float:
@@ -67,6 +105,7 @@ class ModelSpec:
     largest_block_tensor: int
     largest_outer_tensor: int
     inner_size: int
+    head_matrices: Matrices = Matrices()
 
     @property
     def layer_count(self) -> int:
@@ -76,6 +115,10 @@ class ModelSpec:
     def parameter_count(self) -> int:
         blocks = sum(block.parameters for block in self.blocks)
         return blocks + self.embedding_parameters + self.head_parameters - self.tied_parameters
+
+    def head_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        """Bytes of norm and LM head."""
+        return self.head_matrices.weight_bytes(self.head_parameters, dtype, quantisation)
 
     def kv_bytes_per_token(self, dtype: DType) -> int:
         """Bytes of keys and values of one token in one block."""
@@ -94,28 +137,43 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     outer: dict[Part, int] = dict.fromkeys(Part, 0)
     block_elements = [0] * shape.layer_count
     expert_elements = [0] * shape.layer_count
+    matrices = [Matrices()] * shape.layer_count
+    expert_matrices = [Matrices()] * shape.layer_count
+    head_matrices = Matrices()
     largest_block = largest_outer = 0
     inner = shape.hidden_size
     for tensor in expected_tensors(config).values():
         elements = 1
         for length in tensor.shape:
             elements *= length
+        found = Matrices()
+        if is_quantised(shape, tensor.name, len(tensor.shape)):
+            rows, columns = tensor.shape
+            found = Matrices.of(rows, columns)
         if isinstance(tensor.unit, Part):
+            head_matrices += found
             outer[tensor.unit] += elements
             largest_outer = max(largest_outer, elements)
             continue
         block_elements[tensor.unit] += elements
+        matrices[tensor.unit] += found
         largest_block = max(largest_block, elements)
         inner = max(inner, *tensor.shape)
         if ".experts." in tensor.name:
             expert_elements[tensor.unit] += elements
+            expert_matrices[tensor.unit] += found
     sparse = any(expert_elements)
     experts = expert_count(fields) if sparse else 0
     chosen = fields.size("num_experts_per_tok", 8 if shape.architecture == "qwen3_moe" else 2) if sparse else 0
     blocks = tuple(
-        BlockSpec(total, part, experts if part else 0, chosen if part else 0, window)
-        for total, part, window in zip(
-            block_elements, expert_elements, layer_windows(fields, shape.layer_count), strict=True
+        BlockSpec(total, part, experts if part else 0, chosen if part else 0, window, packed, packed_experts)
+        for total, part, window, packed, packed_experts in zip(
+            block_elements,
+            expert_elements,
+            layer_windows(fields, shape.layer_count),
+            matrices,
+            expert_matrices,
+            strict=True,
         )
     )
     tied = outer[Part.TIED]
@@ -129,6 +187,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         largest_block_tensor=largest_block,
         largest_outer_tensor=largest_outer,
         inner_size=inner,
+        head_matrices=head_matrices,
     )
 
 

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
-from edgeshard.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from edgeshard.dtypes import DType, Quantisation, weights_text
+from edgeshard.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.planning.catalogue import DeviceSpec, recognise
 from edgeshard.planning.devices import Box, Cluster, Link
@@ -70,22 +70,26 @@ def site_cluster(
     *,
     model: str,
     dtype: DType,
+    quantisation: Quantisation | None = None,
     source: str,
     exclude: Collection[str] = (),
 ) -> SiteCluster:
-    """What can serve of a site. `profiles` are those of this model in this dtype, by box.
+    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by box.
 
     Boxes that are away or in `exclude` are left out. Raises NotFoundError or UnavailableError for a source that is not
-    there, FailedPreconditionError (reason NOT_MEASURED) naming the boxes nobody has times of.
+    there, InvalidArgumentError for boxes that cannot run small integers, FailedPreconditionError (reason NOT_MEASURED)
+    naming the boxes nobody has times of.
     """
     usable = _usable(nodes, source, exclude)
+    if quantisation is not None:
+        _check_processors(usable, quantisation)
     measured = {node.node_id: profiles[node.node_id] for node in usable if node.node_id in profiles}
     recognised = {node.node_id: recognise(node.facts) for node in usable if node.node_id not in measured}
     unknown = [node.name for node in usable if recognised.get(node.node_id) is None and node.node_id not in measured]
     if unknown:
         raise FailedPreconditionError(
-            f"not measured for {model} in {dtype}: {listed(unknown)}; run `edgectl profile --model {model} --dtype "
-            f"{dtype}`",
+            f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed(unknown)}; run "
+            f"`{profile_command(model, dtype, quantisation)}`",
             field="model",
             reason=NOT_MEASURED,
         )
@@ -118,6 +122,14 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
     )
 
 
+def profile_command(
+    model: str, dtype: DType, quantisation: Quantisation | None = None, names: Sequence[str] = ()
+) -> str:
+    """What has boxes measured for a model; all that are connected when none is named."""
+    quantise = () if quantisation is None else ("--quantise", quantisation)
+    return " ".join(("edgectl profile --model", model, "--dtype", dtype, *quantise, *names))
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for a sentence: `a, b and 7 more`."""
     shown = ", ".join(names[:_NAMES_SHOWN])
@@ -140,6 +152,16 @@ def _usable(nodes: Iterable[SiteNode], source: str, exclude: Collection[str]) ->
     return [first, *sorted(others, key=lambda node: node.name)]
 
 
+def _check_processors(nodes: Sequence[SiteNode], quantisation: Quantisation) -> None:
+    others = [node.name for node in nodes if node.facts.kind != "cpu"]
+    if others:
+        raise InvalidArgumentError(
+            f"quantisation: weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these boxes",
+            field="quantisation",
+            reason="UNSUPPORTED_QUANTISATION",
+        )
+
+
 def _links(
     nodes: Sequence[SiteNode], links: Iterable[MeasuredLink]
 ) -> tuple[dict[tuple[str, str], Link], tuple[tuple[NodeName, NodeName], ...]]:
@@ -159,11 +181,14 @@ def _figures(profile: ComputeProfile) -> DeviceSpec:
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)
+    weights = block.parameters * profile.dtype.itemsize
+    if profile.quantisation is not None:  # nearly all of a block is matrices
+        weights = profile.quantisation.matrix_bytes(1, block.parameters)
     return DeviceSpec(
         kind=profile.device,
         memory_bytes=0.0,
         system_bytes=0.0,
-        bandwidth_bytes_per_s=block.parameters * profile.dtype.itemsize / step.seconds,
+        bandwidth_bytes_per_s=weights / step.seconds,
         flops=dict.fromkeys(DType, 2.0 * block.parameters * prompt.count / prompt.seconds),
         unified=profile.memory.unified,
         source="measured",

@@ -158,10 +158,17 @@ def bar_chart(
     return canvas.done(title)
 
 
-def timeline(visits: Sequence[Visit], title: str, until_s: float | None = None, row_height: int = 26) -> str:
+def timeline(
+    visits: Sequence[Visit],
+    title: str,
+    until_s: float | None = None,
+    row_height: int = 26,
+    names: tuple[str, str] = ("micro-batch", "token"),
+) -> str:
     """One row for each station in the order they are first used, one bar for each service, by micro-batch.
 
     Prefill is hatched, decode is plain, head work is outlined, frames on links are paler. `until_s` cuts the picture.
+    `names` is what to call a visit's `micro_batch` and its `token`.
     """
     if not visits:
         raise invalid("visits", "is empty; there is nothing to show")
@@ -172,7 +179,7 @@ def timeline(visits: Sequence[Visit], title: str, until_s: float | None = None, 
     stations = list(dict.fromkeys(visit.station for visit in shown))
     batches = sorted({visit.micro_batch for visit in shown})
     kinds = [kind for kind in _KINDS if any(visit.kind == kind for visit in shown)]
-    rows = _legend_rows([f"micro-batch {number}" for number in batches])
+    rows = _legend_rows([f"{names[0]} {number}" for number in batches])
     top = _TOP + _LEGEND_ROW * (len(rows) + 1)
     canvas = _Canvas(top + row_height * len(stations) + _BOTTOM)
     left = min(220, 24 + max(7 * len(name) for name in stations))
@@ -194,7 +201,7 @@ def timeline(visits: Sequence[Visit], title: str, until_s: float | None = None, 
         x, end = axis.place(visit.start_s), axis.place(min(visit.end_s, until))
         y = top + row_height * stations.index(visit.station) + 3
         colour = PALETTE[batches.index(visit.micro_batch) % len(PALETTE)]
-        words = f"{visit.station}: {visit.kind} of token {visit.token}, micro-batch {visit.micro_batch}, "
+        words = f"{visit.station}: {visit.kind} of {names[1]} {visit.token}, {names[0]} {visit.micro_batch}, "
         words += f"{visit.start_s:.6g} to {visit.end_s:.6g} s"
         _service(canvas, (x, y, max(end - x, 1.0), row_height - 6), colour, visit.kind, words)
     return canvas.done(title)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from types import MappingProxyType
 
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.planning.devices import (
     NO_NEIGHBOUR_BPS,
+    Box,
     Cluster,
     Link,
     box_like,
@@ -29,7 +31,7 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
     for change in changes:
         text = change.strip()
         if text.startswith("-"):
-            problem = replace(problem, cluster=without_boxes(problem.cluster, text[1:].strip(), "what_if"))
+            problem = _without(problem, text[1:].strip())
             continue
         number, _, kind = text.removeprefix("+").strip().partition(" ")
         if not kind:
@@ -59,13 +61,43 @@ def typical_link(cluster: Cluster) -> Link:
 
 def _with_boxes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
     """A box like a measured one takes the same times."""
-    before = problem.cluster
-    after = with_boxes(before if before.default_link.bandwidth_bps else _open(before), kind, count, "what_if")
-    like = box_like(before, kind)
+    before, like = problem.cluster, box_like(problem.cluster, kind)
+    described = before.default_link.bandwidth_bps > 0
+    after = with_boxes(before if described else _open(before), kind, count, "what_if")
+    added = [box.name for box in after.boxes[len(before.boxes) :]]
+    if like is not None and described:
+        after = _linked_like(after, like, added)
     if like is None or like.name not in problem.times:
         return replace(problem, cluster=after)
-    added = {box.name: problem.times[like.name] for box in after.boxes[len(before.boxes) :]}
-    return replace(problem, cluster=after, times=MappingProxyType({**problem.times, **added}))
+    times = dict.fromkeys(added, problem.times[like.name])
+    return replace(problem, cluster=after, times=MappingProxyType({**problem.times, **times}))
+
+
+def _linked_like(cluster: Cluster, like: Box, added: Sequence[str]) -> Cluster:
+    """The added boxes with the links of `like`; among themselves and with it those of its group."""
+    links = dict(cluster.links)
+    for (sender, receiver), link in cluster.links.items():
+        if sender == like.name:
+            links |= {(name, receiver): link for name in added}
+        elif receiver == like.name:
+            links |= {(sender, name): link for name in added}
+    mate = next((box for box in cluster.boxes if box.group == like.group and box is not like), None)
+    within = cluster.links.get((like.name, mate.name)) if mate is not None else None
+    if within is not None:
+        links |= dict.fromkeys(permutations((like.name, *added), 2), within)
+    return replace(cluster, links=MappingProxyType(links))
+
+
+def _without(problem: PlanProblem, name: str) -> PlanProblem:
+    """Without a box, and what was asked of it."""
+    cluster = without_boxes(problem.cluster, name, "what_if")
+    return replace(
+        problem,
+        cluster=cluster,
+        exclude=tuple(other for other in problem.exclude if other != name),
+        reserve={other: size for other, size in problem.reserve.items() if other != name},
+        max_share={other: share for other, share in problem.max_share.items() if other != name},
+    )
 
 
 def _open(cluster: Cluster) -> Cluster:

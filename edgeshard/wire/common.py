@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.device import DeviceFacts, Node, StagePhase, StageStatus
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName
 from edgeshard.model import LayerRange
@@ -34,6 +34,11 @@ def dtype_from_wire(number: int, field: str = "dtype") -> DType:
     if number not in _DTYPES_BACK:
         raise InvalidArgumentError(f"{field}: unknown data type {number}", field=field, reason="UNKNOWN_DTYPE")
     return _DTYPES_BACK[number]
+
+
+def quantisation_from_wire(text: str) -> Quantisation | None:
+    """None for the empty text. Raises InvalidArgumentError for a format this version does not know."""
+    return Quantisation.parse(text) if text else None
 
 
 def layers_to_wire(layers: LayerRange) -> pb.LayerRange:
@@ -81,6 +86,11 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         fetched_bytes=status.fetched_bytes,
         total_bytes=status.total_bytes,
         steps_done=status.steps_done,
+        tokens_done=status.tokens_done,
+        busy_share=status.busy_share,
+        steps_waiting=status.steps_waiting,
+        requests_running=status.requests_running,
+        requests_waiting=status.requests_waiting,
     )
 
 
@@ -97,6 +107,11 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         fetched_bytes=message.fetched_bytes,
         total_bytes=message.total_bytes,
         steps_done=message.steps_done,
+        tokens_done=message.tokens_done,
+        busy_share=message.busy_share,
+        steps_waiting=message.steps_waiting,
+        requests_running=message.requests_running,
+        requests_waiting=message.requests_waiting,
     )
 
 
@@ -243,6 +258,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         kv_overcommit=spec.kv_overcommit,
         prefix_cache=spec.prefix_cache,
         mode=spec.mode,
+        micro_batches=spec.micro_batches,
         exclude=spec.exclude,
         reserve=spec.reserve,
         quantisation=spec.quantisation,
@@ -264,6 +280,7 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         "max_inter_token_latency_s",
         "kv_overcommit",
         "prefix_cache",
+        "micro_batches",
     ):
         if getattr(message, name):
             values[name] = getattr(message, name)

@@ -18,10 +18,12 @@ from edgeshard.commands import (
     ProfileReport,
     Registration,
     ReleaseStage,
+    TraceSteps,
 )
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, check_digest, check_name
 from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.trace import check_seconds
 from edgeshard.wire.common import (
     dtype_from_wire,
     dtype_to_wire,
@@ -29,6 +31,7 @@ from edgeshard.wire.common import (
     facts_to_wire,
     placement_from_wire,
     placement_to_wire,
+    quantisation_from_wire,
     spec_from_wire,
     spec_to_wire,
     stage_status_from_wire,
@@ -41,6 +44,7 @@ from edgeshard.wire.profile import (
     link_to_wire,
 )
 from edgeshard.wire.status import from_failure, to_failure
+from edgeshard.wire.trace import trace_from_wire, trace_to_wire
 
 MAX_ID_LENGTH = 128
 
@@ -118,11 +122,15 @@ def command_to_wire(operation_id: OperationId, command: Command) -> pb.ControlRe
                 dtype=dtype_to_wire(command.dtype),
                 quick=command.quick,
                 again=command.again,
+                quantisation=command.quantisation or "",
             )
             return pb.ControlResponse(operation_id=operation_id, measure=measure)
         case ProbeLinks():
             peers = [pb.Peer(node_id=peer.node_id, name=peer.name, address=peer.address) for peer in command.peers]
             return pb.ControlResponse(operation_id=operation_id, probe=pb.ProbeLinks(peers=peers))
+        case TraceSteps():
+            trace = pb.TraceSteps(deployment=command.deployment, epoch=command.epoch, seconds=command.seconds)
+            return pb.ControlResponse(operation_id=operation_id, trace=trace)
         case _:
             assert_never(command)
 
@@ -151,10 +159,18 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Command
         case "measure":
             measure = message.measure
             return operation_id, MeasureCompute(
-                _config_from_wire(measure.config_json), dtype_from_wire(measure.dtype), measure.quick, measure.again
+                _config_from_wire(measure.config_json),
+                dtype_from_wire(measure.dtype),
+                measure.quick,
+                measure.again,
+                quantisation_from_wire(measure.quantisation),
             )
         case "probe":
             return operation_id, ProbeLinks(tuple(_peer_from_wire(peer) for peer in message.probe.peers))
+        case "trace":
+            trace = message.trace
+            seconds = check_seconds(trace.seconds)
+            return operation_id, TraceSteps(DeploymentName(trace.deployment), Epoch(trace.epoch), seconds)
         case _:
             raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
 
@@ -214,6 +230,7 @@ def result_to_wire(result: CommandResult) -> pb.ControlRequest:
             operation_id=result.operation_id,
             failure=to_failure(result.failure) if result.failure is not None else None,
             stage=stage_status_to_wire(result.stage) if result.stage is not None else None,
+            trace=trace_to_wire(result.trace) if result.trace is not None else None,
         )
     )
 
@@ -231,8 +248,10 @@ def progress_from_wire(message: pb.CommandProgress) -> CommandProgress:
 
 
 def result_from_wire(message: pb.CommandResult) -> CommandResult:
+    """Raises InvalidArgumentError for a trace that cannot be."""
     return CommandResult(
         operation_id=OperationId(message.operation_id),
         failure=from_failure(message.failure) if message.HasField("failure") else None,
         stage=stage_status_from_wire(message.stage) if message.HasField("stage") else None,
+        trace=trace_from_wire(message.trace) if message.HasField("trace") else None,
     )

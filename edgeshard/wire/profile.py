@@ -21,7 +21,7 @@ from edgeshard.profile import (
     StepOverhead,
 )
 from edgeshard.proto.v1 import profile_pb2 as pb
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
+from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, quantisation_from_wire
 
 _KINDS = frozenset(kind.value for kind in LayerKind)
 
@@ -51,6 +51,7 @@ def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
             if energy is not None
             else None
         ),
+        quantisation=profile.quantisation or "",
     )
 
 
@@ -75,6 +76,7 @@ def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
         quick=message.quick,
         processor_share=_measure(message.processor_share, "processor_share"),
         energy=_energy_from_wire(message.energy) if message.HasField("energy") else None,
+        quantisation=quantisation_from_wire(message.quantisation),
     )
 
 

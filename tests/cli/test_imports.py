@@ -36,6 +36,7 @@ def modules_after(statement: str) -> tuple[set[str], str]:
         ["get", "nodes", "--help"],
         ["demo", "--help"],
         ["profile", "--help"],
+        ["trace", "--help"],
     ],
 )
 def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:

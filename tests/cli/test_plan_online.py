@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
+from edgeshard.dtypes import Quantisation
 from edgeshard.proto.v1 import admin_pb2
 
 
@@ -88,6 +89,16 @@ def test_a_box_nobody_measured_is_named_with_the_command_that_measures_it(site: 
     assert data("--exclude", "b")["placement"] == "a=0:12"
     other = plan("--dtype", "float32")
     assert other.exit_code == 1 and "--dtype float32" in other.stderr
+
+
+def test_quantised_boxes_are_planned_by_profiles_of_that(site: Any, plan: Any, data: Any) -> None:
+    site.measured(a=1e-3, b=5e-4, quantisation=Quantisation.INT8)
+    assert data("--quantise", "int8")["quantisation"] == "int8"
+    assert "fairy-tales, int8 with bfloat16" in plan("--quantise", "int8").stdout
+    for other in ((), ("--quantise", "int4")):
+        assert plan(*other).exit_code == 1
+    assert "--dtype bfloat16 --quantise int4`" in plan("--quantise", "int4").stderr
+    assert plan("--quantise", "int3").exit_code == 2
 
 
 def test_a_known_device_is_planned_from_its_data_sheet_and_a_note_says_so(site: Any, plan: Any) -> None:

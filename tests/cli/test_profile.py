@@ -50,10 +50,14 @@ def test_progress_goes_to_stderr_and_figures_to_stdout(edgectl: Any, measured: A
 
 
 def test_options_reach_the_server(edgectl: Any, measured: Any) -> None:
-    edgectl("profile", "a", "b", "--model", "fairy-tales", "--quick", "--again", "--dtype", "float32")
+    edgectl(
+        "profile", "a", "b", "--model", "fairy-tales", "--quick", "--again", "--dtype", "float32", "--quantise", "int4"
+    )
     (request,) = measured.sent(admin_pb2.ProfileRequest)
     assert (request.model, list(request.nodes), request.quick, request.again) == ("fairy-tales", ["a", "b"], True, True)
     assert request.dtype == common_pb2.DATA_TYPE_FLOAT32 and request.operation_id
+    assert request.quantisation == "int4"
+    assert edgectl("profile", "--model", "fairy-tales", "--quantise", "int3").exit_code == 2
 
 
 def test_a_box_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgectl: Any, measured: Any) -> None:
@@ -75,6 +79,16 @@ def test_a_box_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgec
     assert "failed: box b went away" in edgectl("profile", "--model", "fairy-tales").stdout
 
 
+def test_a_link_that_was_not_measured_is_named_and_makes_it_exit_1(edgectl: Any, measured: Any) -> None:
+    measured.progress = [measured.told("a", 40, "", finished=True, missed=("b",))]
+    result = edgectl("profile", "a")
+    assert result.exit_code == 1
+    assert "not measured: a -> b; the log of a says why" in result.stderr.splitlines()
+    assert "0 links, none to b" in result.stdout and "BANDWIDTH" not in result.stdout, "what was known is no result"
+    (row,) = json.loads(edgectl("profile", "a", "-o", "json").stdout)
+    assert (row["failure"], row["links"], row["missed"]) == (None, [], ["b"])
+
+
 def test_every_output_says_the_same(edgectl: Any, measured: Any) -> None:
     as_json = json.loads(edgectl("profile", "--model", "fairy-tales", "-o", "json").stdout)
     assert as_json == yaml.safe_load(edgectl("profile", "--model", "fairy-tales", "-o", "yaml").stdout)
@@ -88,7 +102,7 @@ def test_without_a_model_only_links_are_measured(edgectl: Any, measured: Any) ->
     assert "DECODE" not in result.stdout and "BANDWIDTH" in result.stdout
 
 
-@pytest.mark.parametrize("option", [["--quick"], ["--again"], ["--dtype", "float32"]])
+@pytest.mark.parametrize("option", [["--quick"], ["--again"], ["--dtype", "float32"], ["--quantise", "int8"]])
 def test_what_is_about_a_model_needs_one(edgectl: Any, site: Any, option: list[str]) -> None:
     result = edgectl("profile", *option)
     assert (result.exit_code, site.requests) == (2, []) and f"{option[0]} is about" in result.stderr

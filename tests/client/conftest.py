@@ -14,7 +14,7 @@ import pytest
 
 from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.device import DeviceFacts, Node, StagePhase, StageStatus
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError, NotFoundError
 from edgeshard.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token, TokenLogprob
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
@@ -41,6 +41,7 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
+from edgeshard.trace import StageTrace
 from edgeshard.wire.common import (
     deployment_to_wire,
     dtype_to_wire,
@@ -51,6 +52,7 @@ from edgeshard.wire.common import (
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire, link_to_wire
 from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
+from edgeshard.wire.trace import trace_to_wire
 
 PROMPT_TOKENS = (5, 6, 7)
 WORDS = ("Once", " upon", " a", " time", " é")
@@ -91,7 +93,9 @@ def deployment(
     return Deployment(spec, phase, Epoch(1), placement(), failure, stages)
 
 
-def compute_profile(block_s: float, dtype: DType = DType.BFLOAT16) -> ComputeProfile:
+def compute_profile(
+    block_s: float, dtype: DType = DType.BFLOAT16, quantisation: Quantisation | None = None
+) -> ComputeProfile:
     """Of CONFIG on a box that takes `block_s` for a block and a sequence, and next to nothing for all else."""
 
     def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
@@ -113,14 +117,22 @@ def compute_profile(block_s: float, dtype: DType = DType.BFLOAT16) -> ComputePro
         ),
         overhead=StepOverhead(1e-4, 1e-9, 0.05),
         memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
+        quantisation=quantisation,
     )
 
 
-def told(node: str, done: int, what: str, finished: bool = False, failure: EdgeShardError | None = None) -> Any:
+def told(
+    node: str,
+    done: int,
+    what: str,
+    finished: bool = False,
+    failure: EdgeShardError | None = None,
+    missed: tuple[str, ...] = (),
+) -> Any:
     """What the coordinator says of a box being measured: `done` of 40."""
     return admin_pb2.ProfileResponse(
         node=node, done=done, total=40, what=what, finished=finished,
-        failure=to_failure(failure) if failure is not None else None,
+        failure=to_failure(failure) if failure is not None else None, missed_nodes=missed,
     )  # fmt: skip
 
 
@@ -156,6 +168,7 @@ class ScriptedSite:
     links: list[profile_pb2.MeasuredLink] = field(default_factory=list)
     config: Any = field(default_factory=lambda: CONFIG)
     progress: list[Any] = field(default_factory=list)
+    traces: list[StageTrace] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     requests: list[Any] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
@@ -170,13 +183,14 @@ class ScriptedSite:
     compute_profile = staticmethod(compute_profile)
     told = staticmethod(told)
 
-    def measured(self, **block_s: float) -> None:
+    def measured(self, quantisation: Quantisation | None = None, **block_s: float) -> None:
         """Boxes were measured for the model an hour ago, and all links between boxes two minutes ago."""
         names = [node.name for node in self.nodes]
         self.nodes = [replace(node, connected=True) for node in self.nodes]
         self.profiles = [
             admin_pb2.StoredProfile(
-                node_id=f"id-{name}", profile=compute_profile_to_wire(compute_profile(seconds)),
+                node_id=f"id-{name}",
+                profile=compute_profile_to_wire(compute_profile(seconds, quantisation=quantisation)),
                 models=["fairy-tales"], age_s=3600,
             )
             for name, seconds in block_s.items()
@@ -299,6 +313,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(self.site.next_state()))
         except NotFoundError as error:
             return fail(context, error)
+
+    def Trace(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        answer(self.site, "Trace", request, context)
+        for trace in self.site.traces:
+            yield admin_pb2.TraceResponse(stage=trace_to_wire(trace))
 
     def DeleteDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "DeleteDeployment", request, context)

@@ -62,12 +62,13 @@ async def test_profiling_tells_how_far_every_box_is_and_which_failed(site: Any) 
     site.progress = [
         site.told("a", 3, "block: 64 tokens"),
         site.told("b", 0, "", finished=True, failure=failure),
-        site.told("a", 40, "", finished=True),
+        site.told("a", 40, "", finished=True, missed=("b",)),
     ]
     async with Client(site.address) as client:
         events = [event async for event in client.profile("fairy-tales", ["a", "b"], dtype=DType.FLOAT16, quick=True)]
     assert events[0] == BoxProgress("a", 3, 40, "block: 64 tokens")  # type: ignore[arg-type]
     assert [(event.node, event.finished) for event in events] == [("a", False), ("b", True), ("a", True)]
+    assert [event.missed for event in events] == [(), (), ("b",)]
     assert isinstance(events[1].failure, UnavailableError) and events[1].failure.reason == "BOX_AWAY"
     (request,) = site.sent(admin_pb2.ProfileRequest)
     assert (request.quick, request.again, list(request.nodes)) == (True, False, ["a", "b"])

@@ -49,6 +49,7 @@ from edgeshard.proto.v1 import (
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.server import Server
+from edgeshard.trace import StageTrace
 from edgeshard.wire.common import spec_to_wire
 from edgeshard.wire.control import (
     command_from_wire,
@@ -174,7 +175,13 @@ class FakeAgent:
         self.registration = replace(self.registration, incarnation=incarnation)
         await self.connect()
 
-    async def reply(self, operation_id: OperationId, command: Command, failure: EdgeShardError | None = None) -> None:
+    async def reply(
+        self,
+        operation_id: OperationId,
+        command: Command,
+        failure: EdgeShardError | None = None,
+        trace: StageTrace | None = None,
+    ) -> None:
         stage = None
         if isinstance(command, PrepareStage) and failure is None:
             placed = command.placed
@@ -193,7 +200,7 @@ class FakeAgent:
         report = self.measured(command) if failure is None else None
         if report is not None:
             await self.report(report)
-        await self._call.write(result_to_wire(CommandResult(operation_id, failure, stage)))
+        await self._call.write(result_to_wire(CommandResult(operation_id, failure, stage, trace)))
 
     async def report(self, report: ProfileReport) -> None:
         await self.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
@@ -273,14 +280,24 @@ class FakeHead:
     async def token(
         self, request_id: str, position: int, token: int = 1, epoch: int | None = None, text: str | None = None
     ) -> None:
-        message = head_pb2.HeadToken(
+        message = self._token(request_id, position, token, epoch, text)
+        await self._call.write(head_pb2.AttachRequest(token=message))
+
+    async def tokens(self, *tokens: tuple[str, int, int]) -> None:
+        """Several (request, position, token) in one message."""
+        message = head_pb2.HeadTokens(tokens=[self._token(*token) for token in tokens])
+        await self._call.write(head_pb2.AttachRequest(tokens=message))
+
+    def _token(
+        self, request_id: str, position: int, token: int, epoch: int | None = None, text: str | None = None
+    ) -> head_pb2.HeadToken:
+        return head_pb2.HeadToken(
             request_id=request_id,
             epoch=self.epoch if epoch is None else epoch,
             position=position,
             token=token,
             text=f"<{token}>" if text is None else text,
         )
-        await self._call.write(head_pb2.AttachRequest(token=message))
 
     async def finish(self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH) -> None:
         finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason)

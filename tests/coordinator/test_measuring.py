@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -23,16 +24,24 @@ from edgeshard_coordinator.core.events import (
     Ticked,
 )
 from edgeshard_coordinator.core.jobs import Measured
-from edgeshard_coordinator.core.measuring import PEERS_AT_ONCE
+from edgeshard_coordinator.core.measurements import key_of
+from edgeshard_coordinator.core.measuring import PEERS_AT_ONCE, settle
 from edgeshard_coordinator.core.placing import SimplePlacer
 from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, Timings, validate_state
+from edgeshard_coordinator.core.state import (
+    DeploymentRecord,
+    KnownNode,
+    ServedOperation,
+    State,
+    Timings,
+    validate_state,
+)
 
 from edgeshard.commands import CommandResult, MeasureCompute, ProbeLinks, ProfileReport
 from edgeshard.deployment import parse_spec
 from edgeshard.dtypes import DType
-from edgeshard.errors import DeadlineError, InternalError, NotFoundError, UnavailableError
-from edgeshard.ids import Digest, Epoch, NodeId, OperationId
+from edgeshard.errors import DeadlineError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.ids import Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.profile import LinkProfile, MeasuredLink
 
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
@@ -247,6 +256,39 @@ def test_known_links_are_measured_again_only_on_demand(desk: Any) -> None:
     assert site.told[-1] == Measured("links", box("a"))
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_links_that_a_probe_did_not_bring_are_named(desk: Any, known: bool) -> None:
+    site = desk()
+    if known:
+        links = tuple(MeasuredLink(box("a"), box(name), LINK) for name in "bc")
+        site.feed(ProfileReported(ProfileReport(box("a"), links=links), site.now))
+        site.now += 5
+    site.ask("a", compute=None, every=True)
+    only = MeasuredLink(box("a"), box("b"), LINK)
+    site.feed(ProfileReported(ProfileReport(box("a"), links=(only,)), site.now))
+    site.answer(reached=False)
+    assert site.told == [Measured("call", box("a"), missed=(NodeName("c"),))], "what was known before is no answer"
+
+
+class Counted(dict[NodeId, KnownNode]):
+    """Boxes, and how often one was looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[NodeId]:
+        for node_id in super().__iter__():
+            self.looks += 1
+            yield node_id
+
+
+def test_waiting_jobs_cost_no_look_at_every_box(desk: Any) -> None:
+    site = desk("abcdefghijklmnopqrstuvwxyz")
+    site.ask(*"abcdefghijklmnopqrstuvwxyz", compute=None, every=True)
+    nodes = Counted(site.state.nodes)
+    assert settle(replace(site.state, nodes=nodes), site.now).jobs == site.state.jobs
+    assert nodes.looks <= 2 * len(nodes), "each of the 25 that wait asked for the first box it may probe, or the second"
+
+
 def test_a_failure_ends_one_box_and_leaves_the_others(desk: Any) -> None:
     site = desk()
     site.ask("a", "b")
@@ -312,8 +354,8 @@ def test_a_report_is_kept_by_model_dtype_and_receiver(desk: Any, make_profile: A
     version = site.state.version
     site.feed(ProfileReported(ProfileReport(box("a"), compute=(newer,), links=(link,)), site.now))
     known = site.state.measured[box("a")]
-    assert len(known.profiles) == 3 and known.profiles[(first.model_hash, first.dtype)].value == newer
-    assert known.links[box("b")].reported_at == known.profiles[(first.model_hash, first.dtype)].reported_at == 105.0
+    assert len(known.profiles) == 3 and known.profiles[key_of(first)].value == newer
+    assert known.links[box("b")].reported_at == known.profiles[key_of(first)].reported_at == 105.0
     assert site.state.version == version, "a placement under way is as good as it was"
 
 
@@ -346,12 +388,17 @@ def test_times_of_another_device_are_forgotten(
         assert site.links() == 1, "the way to b is the same"
 
 
-def test_reports_of_or_about_strangers_change_nothing(desk: Any) -> None:
+def test_reports_of_or_about_strangers_or_to_itself_change_nothing(desk: Any) -> None:
     site = desk()
     before = site.state
     stranger = MeasuredLink(box("a"), box("z"), LINK)
-    for report in (ProfileReport(box("z")), ProfileReport(box("a"), links=(stranger,))):
-        with pytest.raises(NotFoundError) as info:
+    itself = MeasuredLink(box("a"), box("a"), LINK)
+    for report in (
+        ProfileReport(box("z")),
+        ProfileReport(box("a"), links=(stranger,)),
+        ProfileReport(box("a"), links=(itself,)),
+    ):
+        with pytest.raises((NotFoundError, InvalidArgumentError)) as info:
             site.feed(ProfileReported(report, site.now))
         assert info.value.field in ("node_id", "links")
     assert site.state is before

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.measurements import Measurements, Reported
+from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, ServedOperation, State, Timings
 
 from edgeshard.deployment import DeploymentPhase, parse_spec
+from edgeshard.dtypes import Quantisation
 from edgeshard.errors import DataLossError, FailedPreconditionError, InternalError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS
@@ -120,9 +121,11 @@ async def test_measurements_come_back_as_old_as_they_are(tmp_path: Path, make_fa
     a, b, stranger = (NodeId(f"id-{name}") for name in "abz")
     for node_id in (a, b):
         await store.save_node(KnownNode(node_id, NodeName(node_id), "a:1", 1, make_facts(), "i1"))
-    key = (profile.model_hash, profile.dtype)
+    packed = replace(profile, quantisation=Quantisation.INT8)
+    key = key_of(profile)
     links = {b: Reported(link, 990.0), stranger: Reported(link, 990.0)}
-    known = Measurements({key: Reported(profile, 940.0)}, links, saved=False)
+    profiles = {key: Reported(profile, 940.0), key_of(packed): Reported(packed, 950.0)}
+    known = Measurements(profiles, links, saved=False)
     await store.save_measurements(a, known, now=1000.0)
     await store.save_measurements(a, known, now=1000.0)
     await store.save_measurements(stranger, known, now=1000.0)
@@ -131,7 +134,8 @@ async def test_measurements_come_back_as_old_as_they_are(tmp_path: Path, make_fa
     state = await again.open("two", Timings(), now=5.0)
     restored = state.measured[a]
     assert state.measured.keys() == {a} and restored.saved
-    assert restored.profiles[key].value == profile and restored.links.keys() == {b} and restored.links[b].value == link
+    assert {key: known.value for key, known in restored.profiles.items()} == {key: profile, key_of(packed): packed}
+    assert restored.links.keys() == {b} and restored.links[b].value == link
     assert 5.0 - restored.profiles[key].reported_at == pytest.approx(60.0, abs=5.0)
     assert 5.0 - restored.links[b].reported_at == pytest.approx(10.0, abs=5.0)
     await again.save_measurements(a, Measurements(), now=5.0)

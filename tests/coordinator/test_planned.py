@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.measurements import Measurements, Reported
+from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.placing import KV_BLOCK_TOKENS, WORKSPACE_BYTES, Candidate, SimplePlacer
 from edgeshard_coordinator.core.planned import PlanningPlacer
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgeshard.architectures import parse_config, stage_tensors
 from edgeshard.deployment import DeploymentSpec, parse_spec
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.model import ModelManifest, parameter_bytes
@@ -48,17 +48,21 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Measured]:
     """Blocks of so many seconds by box, and links between all of these but for `without`."""
 
-    def make(without: tuple[str, ...] = (), latency_s: float = 1e-3, **block_s: float) -> Measured:
+    def make(
+        without: tuple[str, ...] = (),
+        latency_s: float = 1e-3,
+        quantisation: Quantisation | None = None,
+        **block_s: float,
+    ) -> Measured:
         known = {}
         for name, seconds in block_s.items():
-            profile = make_profile(manifest.config, seconds, DType.FLOAT32)
+            profile = make_profile(manifest.config, seconds, DType.FLOAT32, quantisation=quantisation)
             links = {
                 NodeId(f"id-{other}"): Reported(LinkProfile(latency_s, 1e9, 0.0, 9, 1 << 20), 0.0)
                 for other in block_s
                 if other != name and f"{name}{other}" not in without
             }
-            key = (profile.model_hash, profile.dtype)
-            known[NodeId(f"id-{name}")] = Measurements({key: Reported(profile, 0.0)}, links)
+            known[NodeId(f"id-{name}")] = Measurements({key_of(profile): Reported(profile, 0.0)}, links)
         return known
 
     return make
@@ -110,6 +114,28 @@ def test_what_is_not_measured_is_placed_by_memory_and_named(place: Any, measured
     assert by_hand.note.startswith("Not predicted: not measured") and "max_time_per_token_s" in by_hand.note
 
 
+def test_boxes_quantised_alike_are_planned_by_their_own_times(place: Any, measured: Any) -> None:
+    int8 = {"quantisation": {"*": "int8"}, "objective": "latency"}
+    packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
+    placement = place(ABC, packed, **int8)
+    assert cuts(placement) == "a=0:1,b=1:12" and placement.predicted is not None
+    whole = place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), objective="latency")
+    assert placement.stages[1].parameter_bytes < 0.5 * whole.stages[1].parameter_bytes
+    assert place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), **int8).note.startswith(
+        "Placed by memory: not measured for tiny in int8 with float32: a, b, c; run "
+        "`edgectl profile --model tiny --dtype float32 --quantise int8`"
+    )
+    each = {"quantisation": {"a": "int8", "b": "int8"}, "exclude": ["c"]}
+    assert place(ABC, packed, **each).predicted is not None, "a box that is left out may be as it likes"
+
+
+def test_boxes_quantised_differently_are_placed_by_memory(place: Any, measured: Any) -> None:
+    packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
+    mixed = place(ABC, packed, quantisation={"*": "int8", "b": "int4"})
+    assert mixed.predicted is None and mixed.note.startswith("Placed by memory: boxes that keep their weights")
+    assert place(ABC, packed, quantisation={"*": "int8", "b": "int4"}, layers="a=0:4,c=4:12").predicted is not None
+
+
 def test_a_link_that_is_not_measured_is_not_used_and_named(place: Any, measured: Any) -> None:
     known = measured(a=1e-2, b=1e-3, c=5e-3, without=("ab",))
     placement = place(ABC, known, objective="latency")
@@ -135,6 +161,13 @@ def test_many_requests_are_spread_over_the_boxes(place: Any, measured: Any) -> N
     assert len(many.stages) == 3 and many.micro_batches > 1
     assert many.predicted.throughput_tps > 2 * alone.predicted.throughput_tps
     assert [placement.kv_blocks for placement in (alone, many)] == [128 // KV_BLOCK_TOKENS, 6 * 128 // KV_BLOCK_TOKENS]
+
+
+@pytest.mark.parametrize("changes", [{}, {"layers": "a=0:6,b=6:12"}, {"objective": "latency"}], ids=str)
+def test_the_specs_own_number_of_micro_batches_is_placed(place: Any, measured: Any, changes: Any) -> None:
+    placement = place(ABC, measured(a=1e-2, b=1e-2, c=1e-2), concurrency=8, micro_batches=3, **changes)
+    assert placement.micro_batches == 3 and placement.micro_batch <= 2
+    assert f"predicted for {3 * placement.micro_batch} requests" in placement.note or "latency" in changes.values()
 
 
 def test_latency_decides_the_cut_and_concurrency_the_load(place: Any, measured: Any) -> None:

@@ -65,6 +65,20 @@ async def test_a_token_counts_once_and_in_its_epoch_only(site: Any) -> None:
     assert site.coordinator.front.dropped_messages == 7
 
 
+async def test_tokens_that_come_in_one_message_count_one_by_one(site: Any) -> None:
+    _, head = await site.deployed()
+    calls = {name: site.generate(name) for name in ("r1", "r2")}
+    for name in calls:
+        await head.next_start()
+        await head.accept(name)
+    await head.tokens(("r1", 3, 10), ("r2", 3, 20), ("r1", 3, 66), ("r1", 4, 11))
+    for name, expected in (("r1", [10, 11]), ("r2", [20])):
+        await head.finish(name)
+        messages = [message async for message in calls[name]]
+        assert [m.token.token for m in messages if m.WhichOneof("message") == "token"] == expected
+    assert site.coordinator.front.dropped_messages == 1
+
+
 async def test_a_failed_request_keeps_its_type(site: Any, failing: Any) -> None:
     _, head = await site.deployed()
     call = site.generate("r1")

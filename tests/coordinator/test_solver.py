@@ -38,6 +38,26 @@ async def test_only_so_many_work_at_once() -> None:
     assert all(await asyncio.gather(*tasks))
 
 
+async def test_work_that_nobody_waits_for_keeps_its_place() -> None:
+    solver, begun, released = Solver(), threading.Semaphore(0), threading.Event()
+
+    def work() -> bool:
+        begun.release()
+        return released.wait(DEADLINE_S)
+
+    gone = [asyncio.create_task(solver.run(work)) for _ in range(SOLVES_AT_ONCE)]
+    for _ in gone:
+        assert await asyncio.to_thread(begun.acquire, timeout=DEADLINE_S)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    late = asyncio.create_task(solver.run(work))
+    await asyncio.sleep(0)  # It would have begun by now.
+    assert not begun.acquire(blocking=False)
+    released.set()
+    assert await late
+
+
 def test_an_end_does_not_wait_for_a_solve() -> None:
     begun, released, over = threading.Event(), threading.Event(), threading.Event()
 

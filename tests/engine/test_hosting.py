@@ -21,7 +21,7 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
-from edgeshard.commands import Command, CommandResult, MeasureCompute, PrepareStage, ReleaseStage
+from edgeshard.commands import Command, CommandResult, MeasureCompute, PrepareStage, ReleaseStage, TraceSteps
 from edgeshard.deployment import DeploymentSpec
 from edgeshard.dtypes import DType
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
@@ -224,3 +224,30 @@ async def test_no_measurement_outlives_the_agent(box: Box, turns: int) -> None:
         await asyncio.sleep(0)
     await box.hosting.close()
     assert not box.surveying
+
+
+async def test_a_trace_is_of_the_stage_that_runs(box: Box) -> None:
+    box.command("p", box.prepare(1))
+    await box.answer("p")
+    box.command("t", TraceSteps(NAME, Epoch(1), 0.1))
+    answer = await box.answer("t")
+    assert answer.failure is None and answer.trace is not None
+    assert (answer.trace.stage, answer.trace.node, answer.trace.layers) == (0, "n0", box.layers)
+
+
+async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(box: Box) -> None:
+    box.command("p", box.prepare(1))
+    await box.answer("p")
+    box.command("t", TraceSteps(NAME, Epoch(1), 0.1))
+    box.command("r", ReleaseStage(NAME, Epoch(1)))
+    answer = await box.answer("t")
+    assert answer.failure is not None and answer.failure.reason == "NO_STAGE" and answer.trace is None
+    assert box.pins == 0
+
+
+async def test_closing_a_box_ends_its_traces(box: Box) -> None:
+    box.command("p", box.prepare(1))
+    await box.answer("p")
+    box.command("t", TraceSteps(NAME, Epoch(1), 60.0))
+    await asyncio.wait_for(box.hosting.close(), 30)
+    assert not [task for task in asyncio.all_tasks() if "(trace)" in task.get_name()]

@@ -71,8 +71,9 @@ class Front(HeadServiceServicer):
     async def _read(self, messages: AsyncIterator[head_pb2.AttachRequest]) -> None:
         async for message in messages:
             kind = message.WhichOneof("message")
-            if kind == "token":
-                self.tokens[message.token.request_id].append(message.token.token)
+            if kind in ("token", "tokens"):
+                for token in [message.token] if kind == "token" else message.tokens.tokens:
+                    self.tokens[token.request_id].append(token.token)
             elif kind in ("finished", "failed"):
                 ended = getattr(message, kind)
                 self.ended[ended.request_id].set_result(kind if kind == "failed" else str(ended.reason))

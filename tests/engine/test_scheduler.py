@@ -63,6 +63,8 @@ def test_with_a_cost_two_may_be_better_off_together(make_rig) -> None:
     together = Chunking(512, inter_token_s=lambda pieces, in_flight: 1.0 * in_flight)
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=together)
     assert sizes(rig.next_step()) == [DECODE, DECODE]
+    rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3, fixed=True), chunking=together)
+    assert sizes(rig.next_step()) == [DECODE], "the number was asked for"
     apart = Chunking(512, inter_token_s=lambda pieces, in_flight: max(3.0, in_flight) + 0.1 * len(pieces))
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=apart)
     assert sizes(rig.next_step()) == [DECODE]
@@ -199,6 +201,25 @@ def test_prompts_come_through_though_the_decodes_alone_break_the_promise(make_ri
     assert sizes(rig.next_step()) == [DECODE, DECODE, 4]
 
 
+def test_one_chunk_a_step_goes_beyond_the_promise_though_prompts_are_of_one_token(make_rig) -> None:
+    chunking = Chunking(512, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0)
+    rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=chunking)
+    for name in "abc":
+        rig.submit(name, [1], 2)
+    assert sizes(rig.next_step()) == [DECODE, DECODE, 1]
+
+
+def test_prompts_come_through_though_decodes_fill_the_budget(make_rig, alone) -> None:
+    """As over a slow link, where a step's budget is smaller than a micro-batch."""
+    rig = decoding(make_rig, 6, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=Chunking(6, least_tokens=4))
+    for name in ("a", "b"):
+        rig.submit(name, list(range(10)), 2)
+    assert sizes(rig.next_step()) == [DECODE] * 6 + [3], "half a budget, of one prompt"
+    rig.take(rig.steps[-1])
+    rig.run_all()
+    assert rig.tokens("a") == rig.tokens("b") == alone(list(range(10)), 2)
+
+
 def test_a_prompt_that_nobody_waits_behind_is_not_held_to_the_promise(make_rig) -> None:
     chunking = Chunking(64, max_inter_token_latency_s=0.5, inter_token_s=lambda pieces, in_flight: 1.0)
     rig = make_rig(blocks=40, chunking=chunking)
@@ -301,6 +322,10 @@ def test_refusals_are_typed_and_change_nothing(make_rig, alone) -> None:
     with pytest.raises(ResourceExhaustedError) as too_big:
         rig.submit("x", [1] * 20, 8)
     assert too_big.value.reason == "KV_POOL_EXHAUSTED"
+    with pytest.raises(InvalidArgumentError) as nothing_left:
+        text = TextStream(lambda ids: "", [1])
+        rig.scheduler.submit(RequestId("x"), Generation((1,), 2), [1], text, (3, 4))
+    assert nothing_left.value.field == "emitted_tokens"
     rig.submit("a", [1] * 20, 4)  # the whole pool
     with pytest.raises(AlreadyExistsError):
         rig.submit("a", [1], 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from edgeshard_agent.scheduling import MAX_MICRO_BATCH, STEP_TOKENS, batching, make_scheduler, make_slices, step_tokens
 
@@ -42,6 +44,12 @@ def test_as_many_run_as_the_kv_pool_was_made_for() -> None:
 def test_what_was_promised_or_asked_for_stays_as_placed() -> None:
     assert batching(prepared(2, 3, concurrency=8, max_time_per_token_s=0.5)).places == 6
     assert batching(prepared(1, 1, concurrency=8, mode="sequential")).places == 1
+
+
+def test_a_number_of_micro_batches_that_was_asked_for_is_not_changed_under_load() -> None:
+    chosen = prepared(2, 4, concurrency=8)
+    asked_for = replace(chosen, spec=chosen.spec.model_copy(update={"micro_batches": 4}))
+    assert batching(asked_for).fixed and not batching(chosen).fixed
 
 
 def test_decodes_leave_room_for_prompts() -> None:

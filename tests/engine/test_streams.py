@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_agent.engine.scheduler import TokenOut
+from edgeshard_agent.engine.scheduler import RequestEnd, TokenOut
 from edgeshard_agent.net import attach, control
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.control import ControlClient
@@ -20,7 +20,7 @@ from edgeshard import WIRE_VERSION
 from edgeshard.commands import CommandResult, Registration
 from edgeshard.device import DeviceFacts
 from edgeshard.dtypes import DType
-from edgeshard.generation import Token
+from edgeshard.generation import FinishReason, Token
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, RequestId
 from edgeshard.model import LayerRange
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -65,6 +65,18 @@ class FlappingFront(HeadServiceServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "flap")
 
 
+class CountingFront(HeadServiceServicer):
+    """Keeps every message as it came."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[head_pb2.AttachRequest] = asyncio.Queue()
+
+    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+        await context.send_initial_metadata(())
+        async for message in request_iterator:
+            self.messages.put_nowait(message)
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     server = Server("127.0.0.1:0", None)
@@ -88,6 +100,25 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
             stream.emit(TokenOut(RequestId("r"), Token(1, 2, "x")))
             await asyncio.sleep(0)
     assert not task.done(), f"the head stream gave up after {front.attached} streams: {task!r}"
+    await stream.stop()
+    await channel.close()
+
+
+async def test_tokens_that_are_there_together_go_in_one_message_in_order(server: Server) -> None:
+    front = CountingFront()
+    add_HeadServiceServicer_to_server(front, server.grpc)
+    channel = open_channel(await server.start(), None)
+    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream.start(Quiet())  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        await stream.attached.wait()
+        for number in range(3):
+            stream.emit(TokenOut(RequestId(f"r{number}"), Token(1, number, "x")))
+        stream.emit(RequestEnd(RequestId("r0"), FinishReason.LENGTH, ""))
+        stream.emit(TokenOut(RequestId("r1"), Token(2, 3, "x")))
+        kinds = [(await front.messages.get()) for _ in range(4)]
+    assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
+    assert [token.request_id for token in kinds[1].tokens.tokens] == ["r0", "r1", "r2"]
     await stream.stop()
     await channel.close()
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
+from edgeshard.errors import InvalidArgumentError
 from edgeshard.model import LayerRange
-from edgeshard.trace import StageTrace, StepRecord, aligned, perfetto, shares, span
+from edgeshard.trace import (
+    StageTrace,
+    StepRecord,
+    aligned,
+    check_seconds,
+    most_in_flight,
+    perfetto,
+    shares,
+    span,
+    summarised,
+)
 
 COMPUTE_S, SEND_S, DELAY_S = 0.010, 0.002, 0.003
 
@@ -81,15 +93,48 @@ def test_perfetto_gets_complete_events_of_every_stage() -> None:
     traces = aligned(ring(2, 3, [0.0, 9.0]))
     events = json.loads(perfetto(traces, "tales"))["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
-    assert len(complete) == 2 * 3 * 3
+    assert len(complete) == 2 * 3
     assert {event["pid"] for event in complete} == {0, 1}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
-    computing = [event for event in complete if event["tid"] == 0]
-    assert computing[0]["name"] == "prefill 5" and computing[1]["name"] == "decode 1"
+    assert complete[0]["name"] == "prefill 5" and complete[1]["name"] == "decode 1"
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["tales stage 0: box-0, layers 0:1", "tales stage 1: box-1, layers 1:2"]
 
 
+def test_perfetto_gets_waiting_and_sending_as_pairs_that_may_overlap() -> None:
+    slow = tuple(StepRecord(n, 1, 0, 0.0, 1.0 + n, 2.0 + n, 4.0 + n) for n in range(3))
+    stages = (StageTrace(0, "a", LayerRange(0, 1), slow), StageTrace(1, "b", LayerRange(1, 2), slow))
+    events = json.loads(perfetto(stages, "tales"))["traceEvents"]
+    begins = {(e["name"], e["id"]): e["ts"] for e in events if e["ph"] == "b"}
+    ends = {(e["name"], e["id"]): e["ts"] for e in events if e["ph"] == "e"}
+    assert begins.keys() == ends.keys() and len(begins) == 2 * 2 * 3
+    assert (begins["wait", "1.2"], ends["wait", "1.2"]) == (0.0, 3e6)
+    assert (begins["send", "0.1"], ends["send", "0.1"]) == (3e6, 5e6)
+
+
+def test_a_summary_is_over_the_time_of_all_stages() -> None:
+    traces = aligned(ring(2, 10, [0.0, 50.0]))
+    begin, end = span(traces)
+    first, second = summarised(traces)
+    assert (first.node, first.steps, second.stage) == ("box-0", 10, 1)
+    assert first.tokens_per_s == second.tokens_per_s == pytest.approx((5 + 9) / (end - begin))
+    assert first.share == shares(traces[0], begin, end) and first.compute_s == pytest.approx(COMPUTE_S)
+    assert first.wait_s == 0.0
+
+
+def test_steps_in_flight_are_counted_at_the_head() -> None:
+    assert most_in_flight(ring(2, 5, [0.0, 9.0])) == 1
+    three = tuple(StepRecord(n, 1, 0, float(n), n + 0.1, n + 0.2, n + 0.3, n + 2.5) for n in range(9))
+    assert most_in_flight((StageTrace(0, "a", LayerRange(0, 1), three),)) == 3
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.09, 60.5, -1.0, math.nan, math.inf])
+def test_a_trace_is_neither_short_nor_endless(seconds: float) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        check_seconds(seconds)
+    assert refused.value.field == "seconds"
+
+
 def test_nothing_traced_is_nothing() -> None:
     empty = (StageTrace(0, "a", LayerRange(0, 1), ()),)
-    assert aligned(empty) == empty and span(empty) == (0.0, 0.0)
+    assert aligned(empty) == empty and span(empty) == (0.0, 0.0) and most_in_flight(empty) == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgeshard.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.ids import NodeId, NodeName, OperationId
 from edgeshard.model import LayerRange
@@ -52,7 +52,9 @@ PROFILE = ComputeProfile(
     energy=EnergyProfile(3.5, 11.0, "ina3221"),
 )
 LINK = MeasuredLink(NodeId("id-a"), NodeId("id-b"), LinkProfile(0.002, 1e8, 0.05, 30, 4 << 20))
-REPORT = ProfileReport(NodeId("id-a"), None, (PROFILE, replace(PROFILE, energy=None)), (LINK,))
+REPORT = ProfileReport(
+    NodeId("id-a"), None, (PROFILE, replace(PROFILE, energy=None, quantisation=Quantisation.INT4)), (LINK,)
+)
 
 
 def test_a_report_arrives_as_it_was_made() -> None:
@@ -98,12 +100,21 @@ def test_a_profile_that_cannot_be_is_refused(wrong: ComputeProfile, field: str) 
     "command",
     [
         MeasureCompute({"hidden_size": 64, "nested": {"a": [1, 2]}}, DType.FLOAT32, quick=True, again=False),
+        MeasureCompute({}, DType.BFLOAT16, quick=False, again=True, quantisation=Quantisation.INT8),
         ProbeLinks((Peer(NodeId("id-b"), NodeName("b"), "127.0.0.1:7001"),)),
         ProbeLinks(()),
     ],
 )
 def test_a_command_to_measure_arrives(command: MeasureCompute | ProbeLinks) -> None:
     assert command_from_wire(command_to_wire(OperationId("op"), command)) == (OperationId("op"), command)
+
+
+def test_a_quantisation_this_version_does_not_know_is_refused() -> None:
+    message = report_to_wire(REPORT)
+    message.compute[0].quantisation = "int3"
+    with pytest.raises(InvalidArgumentError) as caught:
+        report_from_wire(message)
+    assert caught.value.field == "quantisation" and "int8 or int4" in caught.value.message
 
 
 def test_progress_arrives() -> None:

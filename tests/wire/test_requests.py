@@ -42,7 +42,9 @@ def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"max_inter_token_latency_s": 0.25, "kv_overcommit": True, "prefix_cache": True}], ids=str
+    "options",
+    [{}, {"max_inter_token_latency_s": 0.25, "kv_overcommit": True, "prefix_cache": True, "micro_batches": 4}],
+    ids=str,
 )
 def test_a_spec_comes_back_as_it_was(options: dict[str, object]) -> None:
     spec = DeploymentSpec(name="tales", model="m", source="a", **options)

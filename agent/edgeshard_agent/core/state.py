@@ -19,6 +19,7 @@ from edgeshard.commands import (
     ProbeLinks,
     ReleaseStage,
     StageCommand,
+    TraceSteps,
 )
 from edgeshard.device import StageStatus
 from edgeshard.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
@@ -34,6 +35,7 @@ from edgeshard_agent.core.survey import (
     SurveyStopped,
     stage_came,
 )
+from edgeshard_agent.core.tracing import StartTrace, TraceEnded, WantedTrace, no_stage, replaced
 
 REMEMBERED_RESULTS = 256
 NO_EPOCH = Epoch(0)
@@ -71,6 +73,7 @@ class AgentState:
     """The newest results, so that a repeated command is answered and not repeated."""
     unsent: tuple[CommandResult, ...] = ()
     survey: Survey = field(default_factory=Survey)
+    traces: dict[DeploymentName, WantedTrace] = field(default_factory=dict)
 
 
 # Events
@@ -145,9 +148,9 @@ class SendResults:
     results: tuple[CommandResult, ...]
 
 
-Action = LoadStage | OpenHead | CloseStage | SendResults | StartSurvey | StopSurvey
+Action = LoadStage | OpenHead | CloseStage | SendResults | StartSurvey | StopSurvey | StartTrace
 StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-Event = CommandReceived | StageEvent | StageClosed | SurveyEvent | ActionStarted
+Event = CommandReceived | StageEvent | StageClosed | SurveyEvent | TraceEnded | ActionStarted
 
 
 def apply(state: AgentState, event: Event) -> AgentState:
@@ -161,6 +164,8 @@ def apply(state: AgentState, event: Event) -> AgentState:
             return _closed(state, event.deployment)
         case SurveyEnded() | SurveyStopped() | ControlLost():
             return _surveyed(state, event)
+        case TraceEnded():
+            return _traced(state, event)
         case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
             slot = state.slots.get(event.deployment)
             if slot is None or slot.epoch != event.epoch:
@@ -182,6 +187,7 @@ def reconcile(state: AgentState) -> list[Action]:
         actions.append(StopSurvey())
     if state.survey.startable is not None:
         actions.append(StartSurvey(state.survey.startable))
+    actions += [StartTrace(t.operation_id, t.command) for t in state.traces.values() if not t.started]
     if state.unsent:
         actions.append(SendResults(state.unsent))
     return actions
@@ -206,6 +212,8 @@ def _command(state: AgentState, event: CommandReceived) -> AgentState:
     match event.command:
         case MeasureCompute() | ProbeLinks():
             return _inquire(state, Inquiry(event.operation_id, event.command))
+        case TraceSteps():
+            return _trace(state, WantedTrace(event.operation_id, event.command))
         case _:
             return _stage_command(state, event.operation_id, event.command)
 
@@ -218,6 +226,19 @@ def _inquire(state: AgentState, inquiry: Inquiry) -> AgentState:
     if refused is not None:
         return _answer(state, inquiry.operation_id, refused)
     return replace(state, survey=state.survey.asked(inquiry))
+
+
+def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
+    command = wanted.command
+    slot, former = state.slots.get(command.deployment), state.traces.get(command.deployment)
+    if former is not None and former.operation_id == wanted.operation_id:
+        return state  # being worked on; answered when done
+    held = slot is not None and slot.phase in (Phase.READY, Phase.ACTIVATING, Phase.ACTIVE)
+    if slot is None or not held or slot.epoch != command.epoch:
+        return _answer(state, wanted.operation_id, no_stage(command.deployment, command.epoch))
+    if former is not None:
+        state = _answer(state, former.operation_id, replaced(command.deployment))
+    return replace(state, traces={**state.traces, command.deployment: wanted})
 
 
 def _stage_command(state: AgentState, operation_id: OperationId, command: StageCommand) -> AgentState:
@@ -289,6 +310,10 @@ def _started(state: AgentState, action: Action) -> AgentState:
             return replace(state, survey=state.survey.started(action.inquiry))
         case StopSurvey():
             return replace(state, survey=state.survey.told_to_stop())
+        case StartTrace():
+            deployment = action.command.deployment
+            started = replace(state.traces[deployment], started=True)
+            return replace(state, traces={**state.traces, deployment: started})
         case _:
             assert_never(action)
 
@@ -302,9 +327,20 @@ def _surveyed(state: AgentState, event: SurveyEvent) -> AgentState:
         case SurveyStopped():
             return replace(state, survey=state.survey.stopped())
         case ControlLost():
-            return replace(state, survey=state.survey.dropped())
+            # Nobody is left to answer; a trace under way ends by itself.
+            return replace(state, survey=state.survey.dropped(), traces={})
         case _:
             assert_never(event)
+
+
+def _traced(state: AgentState, event: TraceEnded) -> AgentState:
+    wanted = state.traces.get(event.deployment)
+    if wanted is None or wanted.operation_id != event.operation_id:
+        return state  # replaced, or wanted no more
+    others = {name: other for name, other in state.traces.items() if name != event.deployment}
+    # Not among the results remembered: it is large, and good for once.
+    result = CommandResult(event.operation_id, event.error, trace=event.trace)
+    return replace(state, traces=others, unsent=(*state.unsent, result))
 
 
 def _progressed(state: AgentState, slot: Slot, event: StageEvent) -> AgentState:

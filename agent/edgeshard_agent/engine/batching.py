@@ -24,13 +24,14 @@ this one. It rises with either."""
 class Batching:
     """What the placement allows: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
 
-    `window` is the most steps in flight, prompts' steps included.
+    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where fewer would be quicker.
     """
 
     mode: Mode
     window: int
     micro_batch: int
     micro_batches: int
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("window", "micro_batch", "micro_batches"):
@@ -88,13 +89,14 @@ class Spread:
     def micro_batches(self, pieces: Sequence[Piece]) -> int:
         """How many for requests that would decode `pieces` next; with a cost, what brings their tokens soonest.
 
-        Without one as many as there may be: while a stage reads weights for most of its time, a smaller batch is no
-        slower, and more of them keep more stages at work. A choice stands until the number of requests changes.
+        Without one, or where the number is fixed, as many as there may be: while a stage reads weights for most of its
+        time, a smaller batch is no slower, and more of them keep more stages at work. A choice stands until the number
+        of requests changes.
         """
         count = len(pieces)
         most = min(self._batching.micro_batches, count)
         least = -(-count // self._batching.micro_batch)
-        if self._inter_token_s is None or most <= least:
+        if self._inter_token_s is None or self._batching.fixed or most <= least:
             return max(1, most)
         if self._chosen[0] != count:
             cost = self._inter_token_s

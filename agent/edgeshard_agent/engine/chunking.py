@@ -25,7 +25,8 @@ class Chunking:
     step_tokens       tokens of a step, decodes included; a chunk of a prompt gets what the decodes leave
     slices            for prompts that nobody waits behind; a slice may go beyond `step_tokens`, to `max_step_tokens`,
                       which is what the stages accept
-    least_tokens      a chunk is never made smaller by a limit, so that prompts come through whatever was promised
+    least_tokens      one chunk a step is not made smaller by a limit, so that prompts come through whatever was
+                      promised, and however many decodes there are
     inter_token_s     the cost of a step; with it chunks keep within `max_inter_token_latency_s` while anybody decodes
     """
 
@@ -54,10 +55,11 @@ class Chunks:
         """A step was formed with so many tokens of prompts."""
         self._before = prompt_tokens
 
-    def length(self, pieces: Sequence[Piece], first: int, end: int, decoding: bool) -> int:
+    def length(self, pieces: Sequence[Piece], decodes: int, first: int, end: int, decoding: bool) -> int:
         """Tokens of the next chunk of the positions [first, end) of a prompt that ends there; 0 when none fits.
 
-        `pieces` are what the step has already; `decoding` is whether any request waits for a token meanwhile.
+        `pieces` are what the step has already, the first `decodes` of them decodes; `decoding` is whether any request
+        waits for a token meanwhile.
         """
         chunking = self._chunking
         slices = () if chunking.slices is None or decoding else chunking.slices(end)
@@ -65,12 +67,16 @@ class Chunks:
         if len(slices) > 1:
             stop = next(stop for stop in accumulate(slices) if stop > first)
             budget = max(budget, chunking.max_step_tokens)
-        most = min(stop - first, budget - sum(count for _, count in pieces))
+        left = budget - sum(count for _, count in pieces)
+        is_first = len(pieces) == decodes
+        if is_first:  # decodes may leave nothing where a slow link makes the budget small
+            left = max(left, min(chunking.least_tokens, -(-budget // 2)))
+        most = min(stop - first, left)
         if most < 1:
             return 0
-        return self._within_latency(pieces, first, most) if decoding else most
+        return self._within_latency(pieces, first, most, is_first) if decoding else most
 
-    def _within_latency(self, pieces: Sequence[Piece], first: int, most: int) -> int:
+    def _within_latency(self, pieces: Sequence[Piece], first: int, most: int, is_first: bool) -> int:
         """The most tokens with which the step keeps its promise.
 
         The cost holds for steps that follow others like themselves. Behind a step that is over sooner, one waits for
@@ -87,8 +93,7 @@ class Chunks:
         if keeps(most):
             return most
         # One chunk a step is let through even where the decodes alone take longer than was promised.
-        prompts = any(count > 1 for _, count in pieces)
-        fits, too_many = (0 if prompts else min(most, self._chunking.least_tokens)), most
+        fits, too_many = (min(most, self._chunking.least_tokens) if is_first else 0), most
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
             if keeps(middle):

@@ -7,16 +7,16 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from edgeshard.errors import AlreadyExistsError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.generation import FinishReason, Generation, Token
 from edgeshard.ids import RequestId
-from edgeshard.step import KvGrant, SampledToken, Span, StepPlan, StepResult
-from edgeshard.step_cost import Piece
+from edgeshard.step import SampledToken, StepPlan, StepResult
 from edgeshard_agent.engine.batching import Batching, Flight, Spread
 from edgeshard_agent.engine.blocks import BlockAllocator
 from edgeshard_agent.engine.chunking import Chunking, Chunks
+from edgeshard_agent.engine.draft import Draft
 from edgeshard_agent.engine.fairness import Ledger, WaitingLine
 from edgeshard_agent.engine.prefix import extend_keys
 from edgeshard_agent.engine.sequence import Sequence
@@ -91,19 +91,6 @@ class _Counts:
     preemptions: int = 0
 
 
-@dataclass(slots=True)
-class _Draft:
-    """The step being formed."""
-
-    spans: list[Span] = field(default_factory=list)
-    grants: list[KvGrant] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [(span.first_position, span.token_count) for span in self.spans]
-
-
 class Scheduler:
     """Steps over one paged KV pool. `eos_tokens` end a request unless it ignores them."""
 
@@ -172,7 +159,7 @@ class Scheduler:
 
         Raises InvalidArgumentError, ResourceExhaustedError or AlreadyExistsError, changing nothing.
         """
-        self._check(request_id, len(prompt) + generation.max_new_tokens, len(prompt), generation)
+        self._check(request_id, generation, len(prompt), len(emitted))
         number = self._take_number()
         tokens = [*prompt, *emitted]
         sequence = Sequence(number, number, request_id, client, generation, tokens, len(prompt), text)
@@ -181,9 +168,15 @@ class Scheduler:
         self._waiting.put(sequence)
         self._admit()  # at once, so that only those who must wait count as waiting
 
-    def _check(self, request_id: RequestId, longest: int, prompt_count: int, generation: Generation) -> None:
+    def _check(self, request_id: RequestId, generation: Generation, prompt_count: int, emitted_count: int) -> None:
+        longest = prompt_count + generation.max_new_tokens
         if request_id in self._requests:
             raise AlreadyExistsError(f"request {request_id} is already running", field="request_id")
+        if emitted_count >= generation.max_new_tokens:
+            raise InvalidArgumentError(
+                f"emitted_tokens: all {generation.max_new_tokens} tokens were streamed already; nothing is left to run",
+                field="emitted_tokens",
+            )
         if longest > self._limits.max_context:
             raise InvalidArgumentError(
                 f"max_new_tokens: the prompt's {prompt_count} tokens and {generation.max_new_tokens} new ones exceed "
@@ -221,9 +214,9 @@ class Scheduler:
         if not self._flight.has_room:
             return None
         self._admit()
-        draft = _Draft()
+        draft = Draft()
         decodes = self._add_decodes(draft)
-        self._add_chunks(draft)
+        self._add_chunks(draft, decodes)
         if not draft.spans and not self._frees:
             return None
         frees, self._frees = tuple(self._frees), []
@@ -232,9 +225,9 @@ class Scheduler:
         self._counts.steps += 1
         self._flight.begin(decodes=decodes > 0)
         self._chunks.formed(len(draft.tokens) - decodes)
-        return HeadStep(number, StepPlan(frees, tuple(draft.grants), tuple(draft.spans)), tuple(draft.tokens))
+        return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
 
-    def _add_decodes(self, draft: _Draft) -> int:
+    def _add_decodes(self, draft: Draft) -> int:
         """One micro-batch of those whose tokens are back, unless all micro-batches are in flight; how many."""
         if not self._ready:
             return 0
@@ -251,13 +244,14 @@ class Scheduler:
                 del self._ready[sequence.number]
         return len(draft.spans)
 
-    def _add_chunks(self, draft: _Draft) -> None:
+    def _add_chunks(self, draft: Draft, decodes: int) -> None:
+        """Chunks of prompts behind the step's decodes, as far as they go."""
         decoding = len(self._running) > len(self._prefilling)
         prompts = dict(self._prefilling)
         while (sequence := self._ledger.first(prompts.values())) is not None:
             del prompts[sequence.number]
             first, end = sequence.scheduled, len(sequence.tokens)
-            length = self._chunks.length(draft.pieces, first, end, decoding)
+            length = self._chunks.length(draft.pieces, decodes, first, end, decoding)
             if not length:
                 return
             self._add_span(draft, sequence, first + length)
@@ -266,28 +260,10 @@ class Scheduler:
                 sequence.decoding = True
                 del self._prefilling[sequence.number]
 
-    def _add_span(self, draft: _Draft, sequence: Sequence, end: int) -> None:
+    def _add_span(self, draft: Draft, sequence: Sequence, end: int) -> None:
         """Schedule a request's positions up to `end`."""
         first = sequence.scheduled
-        if sequence.shared is not None:
-            draft.grants.append(sequence.shared)
-            sequence.shared = None
-        grant = self._allocator.extend(sequence.number, end)
-        if grant is not None:
-            draft.grants.append(grant)
-        draft.spans.append(
-            Span(
-                request=sequence.number,
-                first_position=first,
-                token_count=end - first,
-                sample=end == len(sequence.tokens),
-                sampling=None if sequence.introduced else sequence.generation.sampling,
-                seen_tokens=() if sequence.introduced else _seen_tokens(sequence),
-            )
-        )
-        draft.tokens += sequence.tokens[first:end]
-        sequence.introduced = True
-        sequence.scheduled = end
+        draft.add(sequence, end, self._allocator.extend(sequence.number, end))
         self._ledger.charge(sequence.client, end - first)
         if self._limits.prefix_cache:
             self._publish(sequence, first, end)
@@ -393,10 +369,3 @@ def _finish_reason(sequence: Sequence, token: int, is_end: bool) -> FinishReason
     if len(sequence.tokens) >= sequence.longest:
         return FinishReason.LENGTH
     return None
-
-
-def _seen_tokens(sequence: Sequence) -> tuple[int, ...]:
-    """What a repetition penalty looks at; the last stage adds the tokens it samples itself."""
-    if sequence.generation.sampling.repetition_penalty == 1.0:
-        return ()
-    return tuple(sorted(set(sequence.tokens)))

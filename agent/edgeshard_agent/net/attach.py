@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,6 +32,8 @@ log = structlog.get_logger()
 # A coordinator that stops reading must not fill this box's memory; losing it ends its requests anyway.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
+# Of one message, which stays far below gRPC's limit whatever logprobs they carry.
+MAX_TOKENS = 512
 
 Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
@@ -43,7 +46,8 @@ class HeadStream:
         self._node_id = node_id
         self._deployment = deployment
         self._epoch = epoch
-        self._unsent: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_UNSENT)
+        self._unsent: deque[pb.AttachRequest] = deque()
+        self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -60,10 +64,11 @@ class HeadStream:
 
     def emit(self, output: HeadOutput) -> None:
         """Queue an output for the coordinator; never blocks."""
-        try:
-            self._unsent.put_nowait(self._to_wire(output))
-        except asyncio.QueueFull:
+        if len(self._unsent) >= MAX_UNSENT:
             self._overflow.set()
+            return
+        self._unsent.append(self._to_wire(output))
+        self._wake.set()
 
     def _to_wire(self, output: HeadOutput) -> pb.AttachRequest:
         if isinstance(output, TokenOut):
@@ -97,8 +102,7 @@ class HeadStream:
                 self.attached.clear()
                 call.cancel()
             head.cancel_all()
-            while not self._unsent.empty():
-                self._unsent.get_nowait()
+            self._unsent.clear()
             self._overflow.clear()
             await asyncio.sleep(RETRY_S)
 
@@ -124,7 +128,20 @@ class HeadStream:
 
     async def _write(self, call: Attach) -> None:
         while True:
-            await call.write(await self._unsent.get())
+            while self._unsent:
+                await call.write(self._take())
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _take(self) -> pb.AttachRequest:
+        """The next message; a step's tokens are all there together and go as one."""
+        first = self._unsent.popleft()
+        if first.WhichOneof("message") != "token":
+            return first
+        tokens = [first.token]
+        while self._unsent and len(tokens) < MAX_TOKENS and self._unsent[0].WhichOneof("message") == "token":
+            tokens.append(self._unsent.popleft().token)
+        return pb.AttachRequest(tokens=pb.HeadTokens(tokens=tokens)) if len(tokens) > 1 else first
 
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):

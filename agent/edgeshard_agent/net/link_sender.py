@@ -23,6 +23,7 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import PART_BYTES, WireStep
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.outbox import Outbox
+from edgeshard_agent.engine.recording import StepRecorder
 
 log = structlog.get_logger()
 
@@ -65,6 +66,7 @@ class SlowLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
+    step: int
     due: float
     frames: list[pb.Frame]
     padding: int
@@ -75,7 +77,8 @@ class LinkSender:
 
     `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
     the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
-    that trying again cannot mend, `on_timing` with what the receiver saw of a large step's way.
+    that trying again cannot mend, `on_timing` with what the receiver saw of a large step's way. `recorder`, while there
+    is one, is told when a step's last frame is handed to gRPC (in the lab: when it is all at the other end).
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class LinkSender:
         self._tls = tls
         self._on_fatal = on_fatal
         self._on_timing = on_timing
+        self.recorder: StepRecorder | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -195,15 +199,19 @@ class LinkSender:
     def _put_on_link(self, step: int, frames: list[pb.Frame]) -> _InFlight:
         """A real link is left to TCP: its frames are due at once."""
         if self._slow is None:
-            return _InFlight(0.0, frames, 0)
+            return _InFlight(step, 0.0, frames, 0)
         size = sum(frame.ByteSize() for frame in frames)
         padding = self._slow.padding_bytes(step, size)
-        return _InFlight(self._slow.arrival(asyncio.get_running_loop().time(), size + padding), frames, padding)
+        due = self._slow.arrival(asyncio.get_running_loop().time(), size + padding)
+        return _InFlight(step, due, frames, padding)
 
     async def _write_step(self, call: Exchange, flight: _InFlight) -> None:
         for size in _pieces(flight.padding):
             await _write(call, pb.LinkMessage(padding=bytes(size)))
         for frame in flight.frames:
+            if self.recorder is not None and frame is flight.frames[-1]:
+                # Before the write: behind it the receiver may have the step already, which would put clocks wrong.
+                self.recorder.sent(flight.step)
             await _write(call, pb.LinkMessage(frame=frame))
 
 

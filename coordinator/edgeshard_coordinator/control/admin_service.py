@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from edgeshard.architectures import parse_config
+from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.commands import MeasureCompute
 from edgeshard.deployment import DeploymentSpec
 from edgeshard.dtypes import DType
@@ -25,9 +25,11 @@ from edgeshard.wire.common import (
     dtype_to_wire,
     node_to_wire,
     placement_to_wire,
+    quantisation_from_wire,
     spec_from_wire,
 )
 from edgeshard.wire.control import check_id
+from edgeshard.wire.trace import trace_to_wire
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
@@ -36,6 +38,7 @@ from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import RequestFront
 from edgeshard_coordinator.control.site_views import box_progress_to_wire, node_details, site_details
 from edgeshard_coordinator.control.solver import Solver
+from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested
 from edgeshard_coordinator.core.measuring import chosen_boxes
@@ -58,6 +61,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         loop: StateLoop,
         front: RequestFront,
         calls: MeasureCalls,
+        traces: Traces,
         models: Models,
         placer: Placer,
         store: StateStore,
@@ -65,6 +69,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._loop = loop
         self._front = front
         self._calls = calls
+        self._traces = traces
         self._models = models
         self._placer = placer
         self._store = store
@@ -146,6 +151,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         outcome = await self.operations.once(request.operation_id, request, work)
         return pb.DeleteDeploymentResponse.FromString(outcome)
 
+    async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:
+        for trace in await self._traces.take(DeploymentName(request.deployment), request.seconds):
+            yield pb.TraceResponse(stage=trace_to_wire(trace))
+
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""
         for attempt in range(1, PLACING_ATTEMPTS + 1):
@@ -179,8 +188,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return known
         compute = None
         if request.model:
-            manifest, _ = self._models.get(request.model)
-            compute = MeasureCompute(manifest.config, dtype_from_wire(request.dtype), request.quick, request.again)
+            compute = self._measure_compute(request)
         boxes = chosen_boxes(self._loop.state, request.nodes)
         uid = uuid.uuid4().hex
         call = self._calls.begin(operation_id, uid, fingerprint, boxes)
@@ -192,6 +200,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._calls.forget(operation_id)
             raise
         return call
+
+    def _measure_compute(self, request: pb.ProfileRequest) -> MeasureCompute:
+        manifest, _ = self._models.get(request.model)
+        quantisation = quantisation_from_wire(request.quantisation)
+        if quantisation is not None:
+            check_quantisation(parse_config(manifest.config).architecture)
+        dtype = dtype_from_wire(request.dtype)
+        return MeasureCompute(manifest.config, dtype, request.quick, request.again, quantisation)
 
     async def _place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
         # A planner may take seconds. What it reads is the state itself, which is frozen: nothing is copied.

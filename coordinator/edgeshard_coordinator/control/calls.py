@@ -21,7 +21,10 @@ MOST_CALLS = 64
 
 @dataclass(frozen=True, slots=True)
 class BoxProgress:
-    """How far a box is: `done` of `total`, and at what; `finished` in its last message, with the failure if any."""
+    """How far a box is: `done` of `total`, and at what.
+
+    `finished` in its last message, with the failure if any, and the boxes it could not measure its link to.
+    """
 
     node: NodeName
     done: int = 0
@@ -29,6 +32,7 @@ class BoxProgress:
     what: str = "waiting"
     finished: bool = False
     failure: EdgeShardError | None = None
+    missed: tuple[NodeName, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +110,7 @@ class MeasureCalls:
             box = call.boxes[measured.node_id]
             done = box.total if measured.failure is None else box.done
             what = "measured" if measured.failure is None else box.what
-            last = replace(box, done=done, what=what, finished=True, failure=measured.failure)
+            last = BoxProgress(box.node, done, box.total, what, True, measured.failure, measured.missed)
             call.tell(measured.node_id, last)
 
     async def follow(self, call: MeasureCall) -> AsyncGenerator[BoxProgress, None]:

@@ -19,6 +19,7 @@ from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import State, Timings
 
@@ -49,8 +50,9 @@ class Coordinator:
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
-        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls)
-        self._admin = AdminServicer(self.loop, self.front, self._calls, models, placer, store)
+        self.traces = Traces(self.loop, self._hub)
+        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces)
+        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, models, placer, store)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
         inference = InferenceServicer(self.loop, self.front, models)

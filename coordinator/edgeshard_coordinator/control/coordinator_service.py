@@ -27,6 +27,7 @@ from edgeshard.wire.control import (
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.hub import Connection, ControlHub
 from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.events import (
     CommandAnswered,
     HeartbeatReceived,
@@ -43,10 +44,11 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls) -> None:
+    def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls, traces: Traces) -> None:
         self._loop = loop
         self._hub = hub
         self._calls = calls
+        self._traces = traces
         self.closing = False
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
@@ -119,7 +121,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def _answered(self, node_id: NodeId, result: CommandResult) -> None:
         if result.failure is not None:
             log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
-        self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
+        if not self._traces.answered(node_id, result):
+            self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
 
 
 def check_wire_version(version: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 import structlog
 
 from edgeshard.clock import Clock
-from edgeshard.commands import ActivateHead, Command, MeasureCompute, PrepareStage, ProbeLinks, ReleaseStage
+from edgeshard.commands import ActivateHead, Command, MeasureCompute, PrepareStage, ProbeLinks, ReleaseStage, TraceSteps
 from edgeshard.errors import EdgeShardError
 from edgeshard.ids import NodeId
 from edgeshard_coordinator.control.calls import MeasureCalls
@@ -135,7 +135,7 @@ def _described(command: Command) -> dict[str, Any]:
     """A command for the log."""
     kind = type(command).__name__
     match command:
-        case PrepareStage() | ActivateHead() | ReleaseStage():
+        case PrepareStage() | ActivateHead() | ReleaseStage() | TraceSteps():
             return {"kind": kind, "deployment": command.deployment, "epoch": command.epoch}
         case MeasureCompute():
             return {"kind": kind, "dtype": command.dtype}

@@ -86,8 +86,10 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         front = self._front
         match message.WhichOneof("message"):
             case "token":
-                token = message.token
-                front.on_token(attachment, RequestId(token.request_id), Epoch(token.epoch), _token(token))
+                self._deliver_token(attachment, message.token)
+            case "tokens":
+                for token in message.tokens.tokens:
+                    self._deliver_token(attachment, token)
             case "accepted":
                 accepted = message.accepted
                 tokens = tuple(accepted.prompt_tokens)
@@ -102,6 +104,9 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 front.on_failed(attachment, RequestId(failed.request_id), epoch, failure)
             case _:
                 pass  # A second hello, or a message of a later version: nothing to do.
+
+    def _deliver_token(self, attachment: Attachment, token: pb.HeadToken) -> None:
+        self._front.on_token(attachment, RequestId(token.request_id), Epoch(token.epoch), _token(token))
 
 
 def _token(message: pb.HeadToken) -> Token:

@@ -25,7 +25,7 @@ from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, Opera
 from edgeshard.placement import Placement
 from edgeshard.profile import ComputeProfile, LinkProfile
 from edgeshard_coordinator.core.deployments import restored_record
-from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported
+from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
 
 log = structlog.get_logger()
@@ -215,8 +215,7 @@ class StateStore:
         for node_id, reported_at, body in database.execute("SELECT node_id, reported_at, body FROM profiles"):
             profile = _readable(ComputeProfile.from_json, body, node_id)
             if profile is not None and node_id in profiles:
-                key = (profile.model_hash, profile.dtype)
-                profiles[node_id][key] = Reported(profile, reported_at - offset)
+                profiles[node_id][key_of(profile)] = Reported(profile, reported_at - offset)
         for sender, receiver, reported_at, body in database.execute("SELECT * FROM links"):
             link = _readable(LinkProfile.from_json, body, sender)
             if link is not None and sender in links and receiver in links:

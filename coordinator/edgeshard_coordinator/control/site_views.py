@@ -50,6 +50,7 @@ def box_progress_to_wire(progress: BoxProgress) -> pb.ProfileResponse:
         what=progress.what,
         finished=progress.finished,
         failure=to_failure(progress.failure) if progress.failure is not None else None,
+        missed_nodes=progress.missed,
     )
 
 

@@ -22,26 +22,28 @@ class Solver:
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         """What `work` returns or raises."""
-        async with self._places:
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[ResultT] = loop.create_future()
+        await self._places.acquire()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ResultT] = loop.create_future()
 
-            def settle(result: ResultT | None, error: Exception | None) -> None:
-                if answer.done():
-                    return  # Whoever asked has gone.
-                if error is not None:
-                    answer.set_exception(error)
-                else:
-                    answer.set_result(result)  # type: ignore[arg-type]
+        def settle(result: ResultT | None, error: Exception | None) -> None:
+            # Not before: work that nobody waits for any more still has a processor.
+            self._places.release()
+            if answer.done():
+                return  # Whoever asked has gone.
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # type: ignore[arg-type]
 
-            def call() -> None:
-                result, error = None, None
-                try:
-                    result = work()
-                except Exception as raised:
-                    error = raised
-                with suppress(RuntimeError):  # The loop is closed: so is everything else.
-                    loop.call_soon_threadsafe(settle, result, error)
+        def call() -> None:
+            result, error = None, None
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+            with suppress(RuntimeError):  # The loop is closed: so is everything else.
+                loop.call_soon_threadsafe(settle, result, error)
 
-            threading.Thread(target=call, name="solver", daemon=True).start()
-            return await answer
+        threading.Thread(target=call, name="solver", daemon=True).start()
+        return await answer

@@ -12,8 +12,8 @@ from typing import TypeVar, assert_never
 from edgeshard.commands import CommandResult, MeasureCompute, ProbeLinks
 from edgeshard.deployment import DeploymentPhase
 from edgeshard.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.errors import AbortedError, AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
-from edgeshard.ids import NodeId, NodeName
+from edgeshard.errors import AbortedError, AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.ids import NodeId
 from edgeshard_coordinator.core import deployments, measuring
 from edgeshard_coordinator.core.actions import (
     DropConnection,
@@ -222,6 +222,8 @@ def _profile(state: State, event: ProfileReported) -> State:
     stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
     if stranger is not None:
         raise NotFoundError(f"links: there is no box {stranger}; ask for the boxes again", field="links")
+    if any(link.receiver == report.node_id for link in report.links):
+        raise InvalidArgumentError(f"links: box {node.name} reports a link to itself; leave it out", field="links")
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
         state = _with_node(state, replace(node, facts=report.facts, saved=False))
@@ -285,7 +287,7 @@ def _answered(state: State, event: CommandAnswered) -> State:
     if kind == "release":
         state = _without_stage(state, event.node_id, record)
     if failure is not None:
-        failure = _at_box(failure, stages[index].node_name)
+        failure = deployments.at_box(failure, stages[index].node_name)
     return _with_record(state, deployments.answered(state, record, kind, index, failure, event.now))
 
 
@@ -295,15 +297,6 @@ def _without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> S
         return state
     stages = tuple(stage for stage in node.stages if stage.deployment != record.name or stage.epoch > record.epoch)
     return _with_node(state, replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
-
-
-def _at_box(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
-    return type(failure)(
-        f"box {name}: {failure.message}",
-        field=failure.field,
-        reason=failure.reason,
-        retry_after_s=failure.retry_after_s,
-    )
 
 
 def _attached(state: State, event: HeadAttached) -> State:

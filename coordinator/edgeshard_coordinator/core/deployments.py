@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgeshard.deployment import DeploymentPhase as Phase
 from edgeshard.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
-from edgeshard.ids import Epoch
+from edgeshard.ids import Epoch, NodeName
 from edgeshard_coordinator.core.state import (
     DeploymentRecord,
     EndedService,
@@ -201,4 +201,14 @@ def _head_lost(record: DeploymentRecord) -> UnavailableError:
         field="node",
         reason="HEAD_LOST",
         retry_after_s=1.0,
+    )
+
+
+def at_box(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
+    """What a box answered, saying which box it was."""
+    return type(failure)(
+        f"box {name}: {failure.message}",
+        field=failure.field,
+        reason=failure.reason,
+        retry_after_s=failure.retry_after_s,
     )

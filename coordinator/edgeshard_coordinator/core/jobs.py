@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from edgeshard.commands import MeasureCompute, ProbeLinks
 from edgeshard.errors import EdgeShardError
-from edgeshard.ids import NodeId, OperationId
+from edgeshard.ids import NodeId, NodeName, OperationId
 
 
 @dataclass(frozen=True, slots=True)
 class SentCommand:
-    """A command under way; unanswered at `deadline` it counts as failed."""
+    """A command under way since `sent_at`; unanswered at `deadline` it counts as failed. In monotonic seconds."""
 
     operation_id: OperationId
     command: MeasureCompute | ProbeLinks
+    sent_at: float
     deadline: float
 
 
@@ -25,7 +26,7 @@ class Job:
     uid         of the operator's call that waits for it, or the coordinator's own number for it
     compute     the measurement of layers still to do
     peers       the boxes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
-    asked       boxes whose probe was answered, whatever it gave
+    asked       boxes whose probe was answered, whatever it gave; those in `missed` gave no link
     step        how many commands were sent, so that each has an id of its own
     own         nobody waits for it
     """
@@ -37,6 +38,7 @@ class Job:
     peers: tuple[NodeId, ...] | None = None
     every_link: bool = False
     asked: frozenset[NodeId] = frozenset()
+    missed: frozenset[NodeId] = frozenset()
     step: int = 0
     sent: SentCommand | None = None
     own: bool = False
@@ -60,8 +62,12 @@ class ProbeTry:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One box's part of an operator's call is over; `failure` says why it could not be measured, if it could not."""
+    """One box's part of an operator's call is over; `failure` says why it could not be measured, if it could not.
+
+    `missed` are the boxes that it could not measure its link to.
+    """
 
     uid: str
     node_id: NodeId
     failure: EdgeShardError | None = None
+    missed: tuple[NodeName, ...] = ()

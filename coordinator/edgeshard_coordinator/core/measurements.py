@@ -8,15 +8,15 @@ from typing import Generic, TypeVar
 
 from edgeshard.commands import ProfileReport
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.ids import NodeId
 from edgeshard.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink
 from edgeshard.profile_fit import fit_profile
 
 ValueT = TypeVar("ValueT")
 
-ProfileKey = tuple[str, DType]
-"""A model's shape, as `edgeshard.profile.config_hash` has it, and the type its weights are in."""
+ProfileKey = tuple[str, DType, Quantisation | None]
+"""A model's shape, as `edgeshard.profile.config_hash` has it, and how its weights are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reported(Generic[ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Of one box: its times by model and dtype, and the ways from it by receiver. All profiles are of one device."""
+    """Of one box: its times by model and weights, and the ways from it by receiver. All profiles are of one device."""
 
     profiles: Mapping[ProfileKey, Reported[ComputeProfile]] = field(default_factory=dict)
     links: Mapping[NodeId, Reported[LinkProfile]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Measurements:
 
     def reported(self, report: ProfileReport, now: float) -> Measurements:
         """With what is new. Profiles of another fingerprint than the newest's are of a device that is no more."""
-        fresh = {(profile.model_hash, profile.dtype): Reported(profile, now) for profile in report.compute}
+        fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
         kept = dict(self.profiles)
         if report.compute:
             fingerprint = report.compute[-1].fingerprint
@@ -48,6 +48,10 @@ class Measurements:
     def of_new_device(self) -> Measurements:
         """After the box's hardware or software changed: its times no longer hold."""
         return replace(self, profiles={}, saved=False) if self.profiles else self
+
+
+def key_of(profile: ComputeProfile) -> ProfileKey:
+    return profile.model_hash, profile.dtype, profile.quantisation
 
 
 def check_profile(profile: ComputeProfile) -> None:
@@ -64,7 +68,7 @@ def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
 
 
 def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> dict[NodeId, ComputeProfile]:
-    """The profiles of one model in one dtype, by box."""
+    """The profiles of one model with one sort of weights, by box."""
     found = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
     return {node_id: profile.value for node_id, profile in found.items() if profile is not None}
 

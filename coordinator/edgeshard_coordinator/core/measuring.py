@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 
 from edgeshard.commands import CommandResult, MeasureCompute, Peer, ProbeLinks
 from edgeshard.deployment import DeploymentPhase as Phase
@@ -76,7 +77,7 @@ def sent(state: State, action: SendCommand, now: float) -> State:
     def after(job: Job) -> Job:
         if job.node_id != action.node_id or job.next_id != action.operation_id:
             return job
-        return replace(job, step=job.step + 1, sent=SentCommand(action.operation_id, command, now + limit))
+        return replace(job, step=job.step + 1, sent=SentCommand(action.operation_id, command, now, now + limit))
 
     return replace(state, jobs=tuple(after(job) for job in state.jobs))
 
@@ -94,7 +95,8 @@ def answered(state: State, node_id: NodeId, result: CommandResult, now: float) -
     else:
         asked = tuple(peer.node_id for peer in command.peers)
         state = _tried(state, node_id, asked, now)
-        following = replace(job, asked=job.asked | frozenset(asked), sent=None)
+        missed = frozenset(_not_measured(state, node_id, asked, job.sent.sent_at))
+        following = replace(job, asked=job.asked | frozenset(asked), missed=job.missed | missed, sent=None)
     if result.failure is not None:
         return _end(state, job, result.failure)
     return replace(state, jobs=tuple(following if other is job else other for other in state.jobs))
@@ -134,7 +136,7 @@ def settle(state: State, now: float) -> State:
             if isinstance(job.sent.command, ProbeLinks):
                 state = _tried(state, job.node_id, [peer.node_id for peer in job.sent.command.peers], now)
             state = _end(state, job, late)
-        elif job.sent is None and job.compute is None and not _peers(state, job):
+        elif job.sent is None and job.compute is None and next(_peers(state, job), None) is None:
             state = _end(state, job, None)
     return state
 
@@ -174,23 +176,19 @@ def actions(state: State) -> Iterator[Action]:
             yield SendCommand(job.node_id, job.connection, job.next_id, job.compute)
             busy.add(job.node_id)
         elif not busy:
-            peers = tuple(_peer(state, node_id) for node_id in _peers(state, job)[:PEERS_AT_ONCE])
+            peers = tuple(_peer(state, node_id) for node_id in nsmallest(PEERS_AT_ONCE, _peers(state, job)))
             yield SendCommand(job.node_id, job.connection, job.next_id, ProbeLinks(peers))
             probing = True
 
 
-def _peers(state: State, job: Job) -> list[NodeId]:
-    """The boxes that a job still has to probe."""
-    chosen = job.peers if job.peers is not None else sorted(state.nodes)
+def _peers(state: State, job: Job) -> Iterator[NodeId]:
+    """The boxes that a job still has to probe, one by one: at every event every job is asked for the first."""
     links = state.measured[job.node_id].links if job.node_id in state.measured else {}
-    return [
-        node_id
-        for node_id in chosen
-        if node_id not in job.asked
-        and node_id != job.node_id
-        and state.is_connected(node_id)
-        and (job.every_link or node_id not in links)
-    ]
+    for node_id in job.peers if job.peers is not None else state.nodes:
+        if node_id in job.asked or node_id == job.node_id or not state.is_connected(node_id):
+            continue
+        if job.every_link or node_id not in links:
+            yield node_id
 
 
 def _missing(state: State, sender: NodeId, connected: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
@@ -230,6 +228,16 @@ def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float
     return replace(state, tries={**others, sender: tries} if tries else others)
 
 
+def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], since: float) -> Iterator[NodeId]:
+    """The receivers that no report since then has a link to."""
+    known = state.measured.get(sender)
+    for receiver in receivers:
+        link = known.links.get(receiver) if known is not None else None
+        if link is None or link.reported_at < since:
+            yield receiver
+
+
 def _end(state: State, job: Job, failure: EdgeShardError | None) -> State:
-    told = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure))
+    missed = tuple(sorted(state.nodes[node_id].name for node_id in job.missed if node_id in state.nodes))
+    told = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure, missed))
     return replace(state, jobs=tuple(other for other in state.jobs if other is not job), told=told)

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgeshard.architectures import ModelShape
 from edgeshard.deployment import DeploymentSpec
+from edgeshard.dtypes import Quantisation
 from edgeshard.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.model import ModelManifest
@@ -26,7 +27,7 @@ from edgeshard.planning.scoring import violations
 from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.shortage import Shortage
-from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
+from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, profile_command, site_cluster, site_problem
 from edgeshard.profile import config_hash
 from edgeshard_coordinator.core.measurements import Measurements, links_of, profiles_for
 from edgeshard_coordinator.core.placing import (
@@ -40,6 +41,7 @@ from edgeshard_coordinator.core.placing import (
 
 TYPICAL_TOKENS = 128
 """Of a prompt and of an answer, where the context allows: what a placement is made and predicted for."""
+_MIXED = "boxes that keep their weights in different ways are not planned together"
 
 
 class PlanningPlacer:
@@ -58,14 +60,14 @@ class PlanningPlacer:
         measured: Mapping[NodeId, Measurements],
     ) -> Placement:
         site = _Site(spec, manifest, candidates, measured)
-        if spec.quantisation:
-            return replace(site.by_memory(), note="Placed by memory: quantised boxes are not planned yet.")
+        if len(site.formats) > 1:
+            return replace(site.by_memory(), note=_not_planned(spec, _MIXED))
         try:
             return site.predicted_by_hand() if spec.layers else site.planned()
         except FailedPreconditionError as error:
             if error.reason != NOT_MEASURED:
                 raise
-            return replace(site.by_memory(), note=_not_measured(spec, error.message))
+            return replace(site.by_memory(), note=_not_planned(spec, error.message))
 
 
 class _Site:
@@ -81,6 +83,18 @@ class _Site:
         self._spec, self._manifest, self._candidates, self._measured = spec, manifest, candidates, measured
         self._shape: ModelShape = checked_shape(spec, manifest)
         self._boxes = usable_boxes(spec, candidates)
+
+    @property
+    def formats(self) -> frozenset[Quantisation | None]:
+        """How the boxes that may serve keep their weights."""
+        spec = self._spec
+        may_serve = [name for name, box in self._boxes.items() if box.connected and name not in spec.exclude]
+        return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
+
+    @property
+    def _quantisation(self) -> Quantisation | None:
+        (only,) = self.formats
+        return only
 
     def by_memory(self) -> Placement:
         return SimplePlacer().place(self._spec, self._manifest, self._candidates)
@@ -119,7 +133,10 @@ class _Site:
             assert result.shortage is not None
             return self._without_plan(site, result.shortage)
         costs, cut, load = Costs(problem), result.prediction.cut, result.prediction.load
-        if problem.objective is Objective.LATENCY:
+        if spec.micro_batches:
+            load = self._load(costs, cut) or Load(1, spec.micro_batches)
+            result = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
+        elif problem.objective is Objective.LATENCY:
             load = self._load(costs, cut) or load
         stages = [ExplicitStage(NodeName(stage.box), stage.layers) for stage in result.stages]
         try:
@@ -143,9 +160,10 @@ class _Site:
         return site_cluster(
             [box for box in self._boxes.values() if not only or box.name in only],
             links_of(self._measured),
-            profiles_for(self._measured, (config_hash(self._manifest.config), spec.dtype)),
+            profiles_for(self._measured, (config_hash(self._manifest.config), spec.dtype, self._quantisation)),
             model=spec.model,
             dtype=spec.dtype,
+            quantisation=self._quantisation,
             source=spec.source,
             exclude=spec.exclude,
         )
@@ -162,6 +180,7 @@ class _Site:
             "context_tokens": context,
             "concurrency": spec.concurrency,
             "dtype": spec.dtype,
+            "quantisation": self._quantisation,
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
             "reserve": {name: float(size) for name, size in spec.reserve.items() if name in site.cluster.names},
@@ -173,12 +192,20 @@ class _Site:
         if self._spec.mode == "sequential":
             return Load()
         many = Costs(replace(costs.problem, objective=Objective.AUTO))
-        fitting = [load for load in loads(many) if not violations(many.decode(load), cut)]
+        fitting = [load for load in self._loads(many) if not violations(many.decode(load), cut)]
         figures = [predict(many, load, cut) for load in fitting]
         limit = self._spec.max_time_per_token_s
         in_time = [item for item in figures if limit is None or item.time_per_token_s <= limit]
         best = max(in_time or figures[:1], key=lambda item: item.throughput_tps, default=None)
         return None if best is None else best.load
+
+    def _loads(self, costs: Costs) -> list[Load]:
+        """Those considered, the smallest first; with the spec's own number of micro-batches only such."""
+        wanted = self._spec.micro_batches
+        if not wanted:
+            return loads(costs)
+        most = max(1, self._spec.concurrency // wanted)
+        return [Load(batch, wanted) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
 
     def _without_plan(self, site: SiteCluster, shortage: Shortage) -> Placement:
         """By memory, if that has a placement: the planner wants room for prompts and frames, and measured links."""
@@ -222,8 +249,8 @@ def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests:
         parts.append(f"It does not keep max_time_per_token_s {limit:g}.")
     if site.estimated:
         parts.append(
-            f"Not measured but estimated from data sheets: {listed(site.estimated)}; run `edgectl profile --model "
-            f"{spec.model}`."
+            f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
+            f"`{profile_command(spec.model, spec.dtype, problem.quantisation)}`."
         )
     if not spec.layers:
         parts.append(_unused(site))
@@ -236,7 +263,7 @@ def _unused(site: SiteCluster) -> str:
     return f"Not used: {_links(site.unmeasured)} not measured yet." if site.unmeasured else ""
 
 
-def _not_measured(spec: DeploymentSpec, why: str) -> str:
+def _not_planned(spec: DeploymentSpec, why: str) -> str:
     text = f"{'Not predicted' if spec.layers else 'Placed by memory'}: {why}."
     if spec.max_time_per_token_s is not None:
         text += " Whether max_time_per_token_s is kept is not known."

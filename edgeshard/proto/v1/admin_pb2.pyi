@@ -1,5 +1,6 @@
 from edgeshard.proto.v1 import common_pb2 as _common_pb2
 from edgeshard.proto.v1 import profile_pb2 as _profile_pb2
+from edgeshard.proto.v1 import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -83,36 +84,40 @@ class GetSiteResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
-    __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again")
+    __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again", "quantisation")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     QUICK_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
+    QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     model: str
     dtype: _common_pb2.DataType
     nodes: _containers.RepeatedScalarFieldContainer[str]
     quick: bool
     again: bool
-    def __init__(self, operation_id: _Optional[str] = ..., model: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., nodes: _Optional[_Iterable[str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ...) -> None: ...
+    quantisation: str
+    def __init__(self, operation_id: _Optional[str] = ..., model: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., nodes: _Optional[_Iterable[str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class ProfileResponse(_message.Message):
-    __slots__ = ("node", "done", "total", "what", "finished", "failure")
+    __slots__ = ("node", "done", "total", "what", "finished", "failure", "missed_nodes")
     NODE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    MISSED_NODES_FIELD_NUMBER: _ClassVar[int]
     node: str
     done: int
     total: int
     what: str
     finished: bool
     failure: _common_pb2.Failure
-    def __init__(self, node: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ..., finished: _Optional[bool] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    missed_nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ..., finished: _Optional[bool] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., missed_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -215,6 +220,20 @@ class DeleteDeploymentRequest(_message.Message):
 class DeleteDeploymentResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("deployment", "seconds")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    seconds: float
+    def __init__(self, deployment: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: _trace_pb2.StageTrace
+    def __init__(self, stage: _Optional[_Union[_trace_pb2.StageTrace, _Mapping]] = ...) -> None: ...
 
 class Deployment(_message.Message):
     __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests")

@@ -90,6 +90,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/edgeshard.proto.v1.AdminService/Trace',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -165,6 +170,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Has every box of a deployment record its steps for a while; then a message for each stage, once all have answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -222,6 +234,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteDeployment,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,6 +539,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/DeleteDeployment',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/Trace',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

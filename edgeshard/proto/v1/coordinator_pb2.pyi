@@ -1,5 +1,6 @@
 from edgeshard.proto.v1 import common_pb2 as _common_pb2
 from edgeshard.proto.v1 import profile_pb2 as _profile_pb2
+from edgeshard.proto.v1 import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -51,14 +52,16 @@ class ControlHello(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class CommandResult(_message.Message):
-    __slots__ = ("operation_id", "failure", "stage")
+    __slots__ = ("operation_id", "failure", "stage", "trace")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     failure: _common_pb2.Failure
     stage: _common_pb2.StageStatus
-    def __init__(self, operation_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stage: _Optional[_Union[_common_pb2.StageStatus, _Mapping]] = ...) -> None: ...
+    trace: _trace_pb2.StageTrace
+    def __init__(self, operation_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stage: _Optional[_Union[_common_pb2.StageStatus, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.StageTrace, _Mapping]] = ...) -> None: ...
 
 class CommandProgress(_message.Message):
     __slots__ = ("operation_id", "done", "total", "what")
@@ -73,20 +76,22 @@ class CommandProgress(_message.Message):
     def __init__(self, operation_id: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe")
+    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     prepare: PrepareStage
     activate: ActivateHead
     release: ReleaseStage
     measure: MeasureCompute
     probe: ProbeLinks
-    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ...) -> None: ...
+    trace: TraceSteps
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ...) -> None: ...
 
 class PrepareStage(_message.Message):
     __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")
@@ -119,16 +124,18 @@ class ReleaseStage(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class MeasureCompute(_message.Message):
-    __slots__ = ("config_json", "dtype", "quick", "again")
+    __slots__ = ("config_json", "dtype", "quick", "again", "quantisation")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUICK_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
+    QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     dtype: _common_pb2.DataType
     quick: bool
     again: bool
-    def __init__(self, config_json: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ...) -> None: ...
+    quantisation: str
+    def __init__(self, config_json: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class ProbeLinks(_message.Message):
     __slots__ = ("peers",)
@@ -145,6 +152,16 @@ class Peer(_message.Message):
     name: str
     address: str
     def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class TraceSteps(_message.Message):
+    __slots__ = ("deployment", "epoch", "seconds")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    epoch: int
+    seconds: float
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes")

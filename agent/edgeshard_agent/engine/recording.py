@@ -1,0 +1,62 @@
+"""What a stage notes of its own work: how busy it is, always; and each step's times, while somebody wants a trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.clock import Clock
+from edgeshard.step import StepPlan
+from edgeshard.trace import MOST_RECORDS, StepRecord
+
+BUSY_WINDOW_S = 1.0
+
+
+class BusyMeter:
+    """The share of the last one to two seconds that was spent computing; times are those of one clock."""
+
+    def __init__(self, now: float) -> None:
+        self._busy_s = 0.0
+        # Readings (time, seconds computed until then): the share is from the older one on.
+        self._older = self._newer = (now, 0.0)
+
+    def add(self, seconds: float) -> None:
+        self._busy_s += seconds
+
+    def share(self, now: float) -> float:
+        since, busy_s = self._older
+        found = min(1.0, (self._busy_s - busy_s) / max(now - since, 1e-9))
+        if now - self._newer[0] >= BUSY_WINDOW_S:
+            self._older, self._newer = self._newer, (now, self._busy_s)
+        return found
+
+
+class StepRecorder:
+    """The newest steps of a stage, in their order, never more than `most`. What it was not told of it leaves alone."""
+
+    def __init__(self, clock: Clock, most: int = MOST_RECORDS) -> None:
+        self._clock = clock
+        self._most = most
+        self._records: dict[int, StepRecord] = {}
+
+    @property
+    def records(self) -> tuple[StepRecord, ...]:
+        return tuple(self._records.values())
+
+    def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
+        """A step was computed, and is about to be sent. As everywhere, a span of one token is a decode."""
+        prompt_tokens = sum(span.token_count for span in plan.spans if span.token_count > 1)
+        if len(self._records) >= self._most:
+            del self._records[next(iter(self._records))]
+        self._records[step] = StepRecord(step, plan.token_count, prompt_tokens, arrived_s, began_s, ended_s, ended_s)
+
+    def sent(self, step: int) -> None:
+        """The step's last frame is handed to the link now; only the first time counts."""
+        record = self._records.get(step)
+        if record is not None and record.sent_s == record.ended_s:
+            self._records[step] = replace(record, sent_s=self._clock.now())
+
+    def returned(self, step: int) -> None:
+        """The head has the step's result now."""
+        record = self._records.get(step)
+        if record is not None:
+            self._records[step] = replace(record, returned_s=self._clock.now())

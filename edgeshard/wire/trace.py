@@ -1,0 +1,59 @@
+"""Traces of stages: message <-> value."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.proto.v1 import trace_pb2 as pb
+from edgeshard.trace import MOST_RECORDS, StageTrace, StepRecord
+from edgeshard.wire.common import layers_from_wire, layers_to_wire
+
+
+def trace_to_wire(trace: StageTrace) -> pb.StageTrace:
+    return pb.StageTrace(
+        stage=trace.stage,
+        node=trace.node,
+        layers=layers_to_wire(trace.layers),
+        records=[_record_to_wire(record) for record in trace.records],
+    )
+
+
+def trace_from_wire(message: pb.StageTrace) -> StageTrace:
+    """Raises InvalidArgumentError for more records than a trace may have, or times that cannot be."""
+    if len(message.records) > MOST_RECORDS:
+        raise InvalidArgumentError(
+            f"records: a stage's trace holds at most {MOST_RECORDS}, not {len(message.records)}", field="records"
+        )
+    return StageTrace(
+        stage=message.stage,
+        node=message.node,
+        layers=layers_from_wire(message.layers),
+        records=tuple(_record_from_wire(record) for record in message.records),
+    )
+
+
+def _record_to_wire(record: StepRecord) -> pb.StepRecord:
+    return pb.StepRecord(
+        step=record.step,
+        tokens=record.tokens,
+        prompt_tokens=record.prompt_tokens,
+        arrived_s=record.arrived_s,
+        began_s=record.began_s,
+        ended_s=record.ended_s,
+        sent_s=record.sent_s,
+        returned_s=record.returned_s,
+    )
+
+
+def _record_from_wire(message: pb.StepRecord) -> StepRecord:
+    times = (message.arrived_s, message.began_s, message.ended_s, message.sent_s)
+    # In this order, which nan and infinity never are.
+    if not (all(a <= b for a, b in pairwise(times)) and math.isfinite(times[-1] - times[0])):
+        raise InvalidArgumentError(
+            f"records: step {message.step} has times that are no times or out of order", field="records"
+        )
+    if not math.isfinite(message.returned_s):
+        raise InvalidArgumentError(f"records: step {message.step} returned at no time", field="records")
+    return StepRecord(message.step, message.tokens, message.prompt_tokens, *times, message.returned_s)

@@ -1,0 +1,129 @@
+"""edgectl trace, and what describe says a deployment is doing."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeshard.deployment import DeploymentPhase
+from edgeshard.device import StagePhase
+from edgeshard.errors import NotFoundError
+from edgeshard.model import LayerRange
+from edgeshard.trace import StageTrace, StepRecord
+
+COMPUTE_S, SEND_S = 0.010, 0.002
+LAP_S = 2 * (COMPUTE_S + SEND_S)
+
+
+def traced(stage: int, clock_s: float, steps: int = 40) -> StageTrace:
+    """A stage of two that take turns: one step in flight."""
+    records = []
+    for step in range(steps):
+        began = clock_s + step * LAP_S + stage * (COMPUTE_S + SEND_S)
+        returned = began + LAP_S if stage == 0 else 0.0
+        prompt = 5 if step == 0 else 0
+        ended = began + COMPUTE_S
+        records.append(StepRecord(step, prompt or 1, prompt, began, began, ended, ended + SEND_S, returned))
+    return StageTrace(stage, "ab"[stage], LayerRange(4 * stage, 4 * stage + 4), tuple(records))
+
+
+@pytest.fixture
+def busy(site: Any) -> Any:
+    site.traces = [traced(0, 1000.0), traced(1, 7.0)]
+    return site
+
+
+def test_the_table_says_where_the_time_goes(edgectl: Any, busy: Any) -> None:
+    result = edgectl("trace", "tales", "--seconds", "2")
+    assert result.exit_code == 0, result.stderr
+    (request,) = busy.requests
+    assert (request.deployment, request.seconds) == ("tales", 2.0)
+    header, first, second = result.stdout.splitlines()
+    assert header.split() == [
+        "BOX", "LAYERS", "STEPS", "TOKENS/S", "COMPUTING", "SENDING", "IDLE", "STEP", "COMPUTES", "STEP", "WAITS",
+    ]  # fmt: skip
+    assert first.split() == ["a", "0:4", "40", "45.9", "42", "%", "8", "%", "50", "%", "10.0", "ms", "0.0", "ms"]
+    assert second.split()[:3] == ["b", "4:8", "40"]
+
+
+def test_a_json_file_is_for_perfetto(edgectl: Any, busy: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    assert edgectl("trace", "tales", "-o", str(file)).exit_code == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1}
+
+
+def test_the_data_alone_goes_to_stdout(edgectl: Any, busy: Any) -> None:
+    result = edgectl("trace", "tales", "-o", "-")
+    assert len(json.loads(result.stdout)["traceEvents"]) > 80
+    assert "TOKENS/S" in result.stderr
+
+
+def test_an_svg_file_shows_steps_and_bubbles(edgectl: Any, busy: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.svg"
+    assert edgectl("trace", "tales", "-o", str(file)).exit_code == 0
+    text = file.read_text()
+    ElementTree.fromstring(text)
+    assert "decode of step 20" in text and "step 39" not in text, "some steps from the middle"
+    rows = [line for line in text.splitlines() if 'text-anchor="end"' in line]
+    assert [row.partition(">")[2].partition("<")[0] for row in rows] == ["a 0:4", "a → b", "b 4:8", "b → a"]
+    # While the one box computes the other waits: neither row is full.
+    bars = [line for line in text.splitlines() if "a 0:4: decode" in line]
+    assert 20 <= len(bars) <= 26
+
+
+@pytest.mark.parametrize("name", ["json", "trace.html", "trace", "trace.JSON"])
+def test_another_kind_of_file_is_refused_before_anything_runs(edgectl: Any, busy: Any, name: str) -> None:
+    result = edgectl("trace", "tales", "-o", name)
+    assert result.exit_code == 2 and name in result.stderr and ".json" in result.stderr and ".svg" in result.stderr
+    assert not busy.requests
+
+
+def test_a_directory_that_is_not_is_said_before_anything_runs(edgectl: Any, busy: Any, tmp_path: Path) -> None:
+    result = edgectl("trace", "tales", "-o", str(tmp_path / "none" / "trace.json"))
+    assert result.exit_code == 2 and "--output" in result.stderr and not busy.requests
+
+
+def test_a_file_that_cannot_be_written_is_said(edgectl: Any, busy: Any, tmp_path: Path) -> None:
+    (tmp_path / "trace.svg").mkdir()
+    result = edgectl("trace", "tales", "-o", str(tmp_path / "trace.svg"))
+    assert result.exit_code == 2 and "cannot write --output" in result.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "61", "nan"])
+def test_the_time_is_bounded(edgectl: Any, busy: Any, seconds: str) -> None:
+    result = edgectl("trace", "tales", "--seconds", seconds)
+    assert result.exit_code == 2 and "seconds must be from 0.1 to 60" in result.stderr and not busy.requests
+
+
+def test_a_quiet_deployment_has_nothing_to_show(edgectl: Any, site: Any, tmp_path: Path) -> None:
+    site.traces = [replace(traced(0, 0.0), records=()), replace(traced(1, 0.0), records=())]
+    file = tmp_path / "trace.json"
+    result = edgectl("trace", "tales", "-o", str(file))
+    assert result.exit_code == 1 and "send requests meanwhile" in result.stderr and not file.exists()
+
+
+def test_an_unknown_deployment_is_not_found(edgectl: Any, site: Any) -> None:
+    site.failures["Trace"] = NotFoundError("deployment: there is no deployment 'tales'", field="deployment")
+    assert edgectl("trace", "tales").exit_code == 3
+
+
+def test_describe_counts_what_a_deployment_does(edgectl: Any, site: Any) -> None:
+    head = replace(
+        site.stage_status(StagePhase.ACTIVE), steps_done=120, tokens_done=456, busy_share=0.75, steps_waiting=2,
+        requests_running=3, requests_waiting=4,
+    )  # fmt: skip
+    state = replace(site.deployment_in(DeploymentPhase.READY), stages=(head,), active_requests=7)
+    site.states = [state]
+    text = edgectl("describe", "deployment", "tales").stdout
+    assert "7 running (4 of them waiting)" in text
+    header, row = text.splitlines()[-2:]
+    assert header.split() == ["BOX", "PHASE", "STEPS", "TOKENS", "IDLE", "QUEUE", "KV", "IN", "USE"]
+    assert row.split()[:7] == ["a", "active", "120", "456", "25", "%", "2"]
+    (stage,) = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)["stages"]
+    assert (stage["busy_share"], stage["requests_running"], stage["requests_waiting"]) == (0.75, 3, 4)

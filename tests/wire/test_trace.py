@@ -1,0 +1,77 @@
+"""Traces, and the command for one, over the wire."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from edgeshard.commands import CommandResult, TraceSteps
+from edgeshard.device import StagePhase, StageStatus
+from edgeshard.errors import InvalidArgumentError
+from edgeshard.ids import DeploymentName, Epoch, OperationId
+from edgeshard.model import LayerRange
+from edgeshard.proto.v1 import coordinator_pb2
+from edgeshard.trace import MOST_RECORDS, StageTrace, StepRecord
+from edgeshard.wire.common import stage_status_from_wire, stage_status_to_wire
+from edgeshard.wire.control import command_from_wire, command_to_wire, result_from_wire, result_to_wire
+from edgeshard.wire.trace import trace_from_wire, trace_to_wire
+
+NAME = DeploymentName("tales")
+RECORD = StepRecord(2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0)
+TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)))
+
+
+def test_a_trace_comes_back_as_it_was() -> None:
+    assert trace_from_wire(trace_to_wire(TRACE)) == TRACE
+    result = CommandResult(OperationId("op"), trace=TRACE)
+    assert result_from_wire(result_to_wire(result).result) == result
+
+
+def test_the_command_comes_back_as_it_was() -> None:
+    command = TraceSteps(NAME, Epoch(3), 2.5)
+    assert command_from_wire(command_to_wire(OperationId("op"), command)) == ("op", command)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 61.0, math.nan])
+def test_a_command_to_trace_for_ever_is_refused(seconds: float) -> None:
+    message = coordinator_pb2.ControlResponse(trace=coordinator_pb2.TraceSteps(deployment="tales", seconds=seconds))
+    with pytest.raises(InvalidArgumentError) as refused:
+        command_from_wire(message)
+    assert refused.value.field == "seconds"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arrived_s": math.nan},
+        {"arrived_s": -math.inf},
+        {"began_s": 1e6 + 0.3},
+        {"sent_s": math.inf},
+        {"sent_s": 1e6},
+        {"returned_s": math.nan},
+        {"returned_s": math.inf},
+    ],
+)
+def test_times_that_cannot_be_are_refused(changes: dict[str, float]) -> None:
+    message = trace_to_wire(replace(TRACE, records=(replace(RECORD, **changes),)))
+    with pytest.raises(InvalidArgumentError) as refused:
+        trace_from_wire(message)
+    assert refused.value.field == "records"
+
+
+def test_a_trace_is_bounded() -> None:
+    most = replace(TRACE, records=(RECORD,) * MOST_RECORDS)
+    assert trace_from_wire(trace_to_wire(most)) == most
+    with pytest.raises(InvalidArgumentError) as refused:
+        trace_from_wire(trace_to_wire(replace(most, records=(*most.records, RECORD))))
+    assert refused.value.field == "records"
+
+
+def test_what_a_stage_counts_comes_back_as_it_was() -> None:
+    status = StageStatus(
+        NAME, Epoch(2), 0, LayerRange(0, 4), StagePhase.ACTIVE, steps_done=9, tokens_done=40, busy_share=0.75,
+        steps_waiting=2, requests_running=3, requests_waiting=4,
+    )  # fmt: skip
+    assert stage_status_from_wire(stage_status_to_wire(status)) == status
