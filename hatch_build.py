@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -23,8 +24,9 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
-SOURCES = ROOT / "agent" / "edgeshard_agent" / "ops" / "kernels"
-LIBRARY = SOURCES.parent / "libedgeshard_ops.so"
+OPS = ROOT / "agent" / "edgeshard_agent" / "ops"
+SOURCES = OPS / "kernels"
+LIBRARY = OPS / "libedgeshard_ops.so"
 IN_THE_WHEEL = "edgeshard_agent/ops/libedgeshard_ops.so"
 
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi")
@@ -76,14 +78,19 @@ def _make() -> str:
 def _is_up_to_date() -> bool:
     if not LIBRARY.exists():
         return False
-    built = LIBRARY.stat().st_mtime
-    if any(path.stat().st_mtime > built for path in (*SOURCES.iterdir(), Path(__file__))):
+    if Path(__file__).stat().st_mtime > LIBRARY.stat().st_mtime:
         return False
     try:
-        ctypes.CDLL(str(LIBRARY))
-    except OSError:  # of another machine that shares the checkout
+        sources = ctypes.CDLL(str(LIBRARY)).edgeshard_sources
+    except (OSError, AttributeError):  # of another machine that shares the checkout, or older than the function
         return False
-    return True
+    sources.restype = ctypes.c_char_p
+    return bool(sources() == _digest().encode())
+
+
+def _digest() -> str:
+    digest: str = runpy.run_path(str(OPS / "sources.py"))["digest"]()
+    return digest
 
 
 def _compile(compile_command: tuple[str, ...], directory: Path) -> str:
@@ -102,7 +109,8 @@ def _compile(compile_command: tuple[str, ...], directory: Path) -> str:
     objects = [str(directory / f"{name}.o") for name in built]
     shared = [str(SOURCES / name) for name in ("library.cpp", "blocks.cpp")]
     with_sets = [f"-DES_WITH_{name.upper()}" for name in built]
-    link = (*compile_command, *with_sets, "-shared", *shared, *objects, "-pthread", "-o", str(linked))
+    sources = f'-DES_SOURCES="{_digest()}"'
+    link = (*compile_command, *with_sets, sources, "-shared", *shared, *objects, "-pthread", "-o", str(linked))
     result = subprocess.run(link, capture_output=True, check=False)
     if result.returncode != 0:
         return f"the kernels do not link, and the agent will be several times slower:\n{result.stderr.decode()}"

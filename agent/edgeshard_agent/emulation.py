@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.model import LayerRange
 from edgeshard.planning.catalogue import DeviceSpec
@@ -110,11 +110,16 @@ def emulated_facts(real: DeviceFacts, emulation: Emulation) -> DeviceFacts:
 
 
 def emulated_profile(
-    emulation: Emulation, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType
+    emulation: Emulation,
+    facts: DeviceFacts,
+    config: Mapping[str, Any],
+    dtype: DType,
+    quantisation: Quantisation | None = None,
 ) -> ComputeProfile:
     """What measuring the emulated device would give for the model that stands in for the emulated one.
 
-    Layer for layer the stand-in's sizes and the emulated model's times, which are what the emulator charges; where
+    Layer for layer the stand-in's sizes and the emulated model's times, which are what the emulator charges however the
+    stand-in's weights are kept; where
     several emulated blocks stand behind one sort of block, their mean. Raises FailedPreconditionError for a model of
     another number of layers.
     """
@@ -141,6 +146,7 @@ def emulated_profile(
         layers=(embedding, *_emulated_blocks(emulation, stand_in, grid), head),
         overhead=StepOverhead(per_step, (per_mib - per_step) / 2**20),
         memory=MemoryProfile(int(device.memory_bytes), emulation.memory_bytes, 0, device.unified),
+        quantisation=quantisation,
     )
 
 

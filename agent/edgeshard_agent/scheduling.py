@@ -67,7 +67,8 @@ def batching(prepare: PrepareStage) -> Batching:
     if mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None:
         places = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
         micro_batch = max(micro_batch, -(-places // micro_batches))
-    return Batching(mode, placement.window, min(micro_batch, MAX_MICRO_BATCH), micro_batches)
+    fixed = spec.micro_batches > 0
+    return Batching(mode, placement.window, min(micro_batch, MAX_MICRO_BATCH), micro_batches, fixed)
 
 
 def step_tokens(costs: Sequence[StageCost], least_tokens: int) -> int:

@@ -12,6 +12,7 @@ import structlog
 from edgeshard.architectures import parse_config
 from edgeshard.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
 from edgeshard.device import DeviceFacts
+from edgeshard.dtypes import weights_text
 from edgeshard.errors import EdgeShardError
 from edgeshard.ids import NodeId
 from edgeshard.profile import ComputeProfile, MeasuredLink, config_hash
@@ -77,7 +78,7 @@ class Surveyor:
         parse_config(command.config)
         box = self._box
         if box.emulation is not None:
-            profile = emulated_profile(box.emulation, box.facts, command.config, command.dtype)
+            profile = emulated_profile(box.emulation, box.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(box.node_id, compute=(profile,))
         profile = await self._kept(command) or await self._measured(command, tell)
         # Nothing is held now, so that what is free is what stages may have.
@@ -87,15 +88,19 @@ class Surveyor:
     async def _kept(self, command: MeasureCompute) -> ComputeProfile | None:
         if command.again:
             return None
-        marks = fingerprint(self._box.facts, self._box.threads), config_hash(command.config), command.dtype
+        box = self._box
+        marks = fingerprint(box.facts, box.threads), config_hash(command.config), command.dtype, command.quantisation
         return await asyncio.to_thread(self._store.find, *marks, command.quick)
 
     async def _measured(self, command: MeasureCompute, tell: Tell) -> ComputeProfile:
         box = self._box
-        job = Job(command.config, command.dtype, box.device, box.threads, command.quick, box.memory)
+        job = Job(
+            command.config, command.dtype, box.device, box.threads, command.quick, box.memory, command.quantisation
+        )
         profile = await measure_apart(job, tell)
         await asyncio.to_thread(self._store.keep, profile)
-        log.info("measured", model_shape=profile.model_hash, dtype=profile.dtype, share=profile.processor_share)
+        weights = weights_text(profile.dtype, profile.quantisation)
+        log.info("measured", model_shape=profile.model_hash, weights=weights, share=profile.processor_share)
         return profile
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:

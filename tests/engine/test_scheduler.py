@@ -11,7 +11,7 @@ from edgeshard_agent.engine.scheduler import HeadStep, Limits, RequestEnd
 from edgeshard_agent.engine.text import TextStream
 
 from edgeshard.errors import AlreadyExistsError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.generation import FinishReason, Generation
+from edgeshard.generation import FinishReason, Generation, Sampling
 from edgeshard.ids import RequestId
 from edgeshard.planning.timing import Mode
 
@@ -420,6 +420,18 @@ def test_the_lowest_priority_gives_way_first(make_rig, alone) -> None:
     rig.run_all()
     assert [e.request_id for e in rig.events if isinstance(e, RequestEnd)] == ["high", "low"]
     assert rig.tokens("low") == alone([1, 1, 1], 16)
+
+
+def test_a_penalty_counts_what_was_generated_before_a_preemption(make_rig) -> None:
+    rig = overcommitted(make_rig, 6)
+    for number in range(3):
+        rig.submit(f"r{number}", [number + 1] * 3, 16, sampling=Sampling(repetition_penalty=1.3))
+    rig.run_all()
+    again = [s for step in rig.steps for s in step.plan.spans if s.sampling is not None and s.request > 2]
+    assert len(again) == rig.scheduler.stats.preemptions > 0
+    emitted = [set(rig.tokens(f"r{number}")) | {number + 1} for number in range(3)]
+    assert all(any(set(span.seen_tokens) <= tokens for tokens in emitted) for span in again)
+    assert any(len(span.seen_tokens) > 1 for span in again)
 
 
 def test_without_overcommit_nobody_is_set_back(make_rig) -> None:

@@ -147,6 +147,16 @@ def test_a_block_left_full_can_be_shared_until_it_is_granted_anew(sharing: KvPoo
         sharing.check(StepPlan(grants=(KvGrant(4, 0, (5,), filled=4),)))
 
 
+def test_blocks_behind_a_truncation_are_not_full_any_more(pool: KvPool) -> None:
+    pool.grant(7, 0, (0, 1, 3))
+    pool.begin_span(7, 0, 12, True)
+    pool.begin_span(7, 3, 3, True)
+    for block in (1, 3):
+        with pytest.raises(FailedPreconditionError, match="not full"):
+            pool.check(StepPlan(grants=(KvGrant(8, 0, (block,), filled=4),)))
+    pool.check(StepPlan(grants=(KvGrant(8, 0, (0,), filled=4),)))
+
+
 @pytest.mark.parametrize(
     "bad",
     [

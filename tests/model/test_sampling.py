@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.sampling import RequestSampler, Sampler, candidates, uniform
+from edgeshard_agent.model.sampling import RequestSampler, Sampler, arrivals, candidates
 
 from edgeshard.errors import InternalError, InvalidArgumentError
 from edgeshard.generation import Sampling
@@ -30,12 +30,21 @@ def test_greedy_takes_the_largest() -> None:
     assert draw(Sampling(), 3) == int(LOGITS.argmax())
 
 
-def test_uniform_is_a_function_of_seed_and_position() -> None:
-    assert uniform(7, 3) == uniform(7, 3)
-    values = {uniform(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(200)}
-    assert len(values) == 600
-    assert abs(np.mean(list(values)) - 0.5) < 0.05
-    assert all(0 <= value < 1 for value in values)
+def test_arrivals_are_a_function_of_seed_position_and_token() -> None:
+    assert np.array_equal(arrivals(7, 3, 5), arrivals(7, 3, 9)[:5])
+    values = np.concatenate([arrivals(seed, position, 8) for seed in (0, 1, 2**64 - 1) for position in range(200)])
+    assert len(set(values)) == 4800 and (values > 0).all()
+    assert abs(values.mean() - 1) < 0.05 and abs((values > 1).mean() - math.exp(-1)) < 0.03
+
+
+@pytest.mark.parametrize("top_p", [0.95, 1.0])
+def test_the_last_bits_of_the_logits_do_not_change_what_is_drawn(top_p: float) -> None:
+    """As another batch, or a prefix computed again, may make them."""
+    chance = np.random.default_rng(3)
+    sampler = RequestSampler(Sampling(temperature=0.9, top_p=top_p, seed=7), (), 4096)
+    for position in range(3000):
+        logits = 2 * chance.normal(size=4096)
+        assert sampler.choose(logits, position) == sampler.choose(logits + 3e-6 * chance.normal(size=4096), position)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -13,6 +13,7 @@ import torch
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES, bytes_to_hidden, hidden_to_bytes
+from edgeshard_agent.ops import PackedLinear
 from safetensors.torch import load_file, save_file
 
 from edgeshard.architectures import held_bytes, stage_tensors
@@ -23,6 +24,7 @@ from edgeshard.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnsupportedModelError,
 )
 from edgeshard.generation import Sampling
@@ -359,3 +361,46 @@ def test_bytes_are_little_endian_and_row_major() -> None:
 def test_bytes_that_do_not_fit_the_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidArgumentError):
         bytes_to_hidden(b"\0" * 16, DType.FLOAT32, shape)
+
+
+@pytest.mark.parametrize("kv_dtype", [dtype for dtype in DType if dtype is not DType.FLOAT32])
+def test_keys_and_values_may_be_of_another_dtype(checkpoint_of: Callable[[str], Any], kv_dtype: DType) -> None:
+    checkpoint = checkpoint_of("llama-plain")
+    found = []
+    for each in (DType.FLOAT32, kv_dtype):
+        stage = load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4), kv_dtype=each)
+        stage.execute(
+            StepPlan(grants=(KvGrant(0, 0, (0, 1)),), spans=(Span(0, 0, 5, sampling=Sampling()),)), np.arange(5)
+        )
+        found.append(stage.logits(StepPlan(spans=(Span(0, 5, 1),)), np.array([7])))
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(12, "Cannot allocate memory"), MemoryError(), torch.OutOfMemoryError("no memory"),
+              RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")],
+    ids=["mapping", "python", "accelerator", "torch"],
+)  # fmt: skip
+def test_memory_that_runs_short_while_loading_is_a_typed_error(
+    checkpoint_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def short(*_: Any, **__: Any) -> None:
+        raise error
+
+    checkpoint = checkpoint_of("llama-plain")
+    monkeypatch.setattr(PackedLinear, "pack", short)
+    with pytest.raises(ResourceExhaustedError) as caught:
+        load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4))
+    assert caught.value.field
+
+
+def test_other_failures_while_loading_are_not_called_a_lack_of_memory(
+    checkpoint_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the tensor shapes do not fit")
+
+    checkpoint = checkpoint_of("llama-plain")
+    monkeypatch.setattr(PackedLinear, "pack", broken)
+    with pytest.raises(RuntimeError, match="do not fit"):
+        load(checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4))

@@ -188,6 +188,8 @@ def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
         ("gate_up", lambda: swiglu(x, made(2, 8))),
         ("cos", lambda: rotary_(made(2, 1, 8), made(2, 1, 8), made(2, 10), made(2, 10))),
         ("cos", lambda: rotary_(made(2, 1, 8), made(2, 1, 8), made(3, 8), made(3, 8))),
+        ("cos", lambda: rotary_(made(2, 1, 8), made(3, 1, 8), made(2, 8), made(2, 8))),
+        ("cos", lambda: rotary_(made(2, 1, 8), made(2, 1, 4), made(2, 8), made(2, 8))),
         (
             "keys",
             lambda: paged_attention(made(4, 3, 64), *memory, 16, 1.0),

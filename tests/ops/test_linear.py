@@ -171,7 +171,8 @@ def test_refuses_to_pack(
 def test_refuses_what_does_not_fit(kernels: str) -> None:
     packed = PackedLinear.pack(made(4, 8), "bf16")
     x = made(2, 8, dtype=torch.bfloat16)
-    for bad in (made(2, 8), made(2, 9, dtype=torch.bfloat16), made(8, dtype=torch.bfloat16), x.half()):
+    elsewhere = torch.empty(2, 8, dtype=torch.bfloat16, device="meta")
+    for bad in (made(2, 8), made(2, 9, dtype=torch.bfloat16), made(8, dtype=torch.bfloat16), x.half(), elsewhere):
         with pytest.raises(InvalidArgumentError) as raised:
             packed(bad)
         assert raised.value.field == "x"

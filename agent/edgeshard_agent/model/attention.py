@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.step import Span
 from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.ops import NativeBlock, paged_attention, run_blocks
+from edgeshard_agent.ops import NativeBlock, can_keep, paged_attention, run_blocks
 
 IMPLEMENTATION = "edgeshard"
 
@@ -71,11 +71,12 @@ class _Decodes:
 class StepAttention:
     """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
 
-    __slots__ = ("_arenas", "_block_tokens", "_chunks", "_decodes", "_masks", "_native")
+    __slots__ = ("_arenas", "_block_tokens", "_chunks", "_decodes", "_kv_dtype", "_masks", "_native")
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
         self._block_tokens = pool.block_tokens
+        self._kv_dtype = pool.dtype
         self._native = device.type == "cpu"
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
         self._chunks: list[_Chunk] = []
@@ -120,16 +121,16 @@ class StepAttention:
         return output
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether every span is one new token."""
-        return not self._chunks
+    def is_native(self) -> bool:
+        """Whether `run_native` may be called: every span is one new token, and the kernels know the pool's dtype."""
+        return self._native and self._decodes is not None and not self._chunks and can_keep(self._kv_dtype)
 
     def run_native(
         self, blocks: Sequence[NativeBlock], layers: Sequence[int], hidden: torch.Tensor, rotary: Rotary
     ) -> torch.Tensor:
         """A step of decodes through consecutive blocks in one call: [T, width] from [T, width]."""
         decodes = self._decodes
-        assert decodes is not None and self.only_decodes
+        assert decodes is not None and self.is_native
         arenas = [self._arenas(layer) for layer in layers]
         return run_blocks(blocks, arenas, hidden, *rotary, decodes.tables, decodes.lengths, self._block_tokens)
 

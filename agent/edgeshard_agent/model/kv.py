@@ -65,6 +65,7 @@ class KvPool:
         self.layers = layers
         self.blocks = blocks
         self.block_tokens = block_tokens
+        self.dtype = TORCH_DTYPES[dtype]
         self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
         size = (blocks * block_tokens, kv_heads, head_dim)
         try:
@@ -244,6 +245,9 @@ class KvPool:
             )
         for index, block in enumerate(written, span.first_position // size):
             draft.full[block] = (index + 1) * size <= span.end_position
+        if span.end_position < table.length:
+            for block in table.blocks[-(-span.end_position // size) :]:
+                draft.full[block] = False
         draft.tables[span.request] = KvTable(table.blocks, span.end_position, table.shared)
 
     # -- the same, one at a time ---------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class LlamaFamilyModules(StageModules):
 
     def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
         rotary = self._rotary(positions[0])
-        if step.only_decodes and (native := self._native_blocks()):
+        if step.is_native and (native := self._native_blocks()):
             layers = [block.layer_idx for block in self._ordered]
             return step.run_native(native, layers, hidden[0], rotary).unsqueeze(0)
         addend, residual = hidden[0], None

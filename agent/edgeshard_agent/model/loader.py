@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -111,7 +112,9 @@ def load_parameters(
             )
         try:
             modules.accept(name, value)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, OSError, MemoryError) as error:
+            if not _is_want_of_memory(error):
+                raise
             raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
         loaded += value.numel() * context.dtype.itemsize
         if progress is not None:
@@ -119,3 +122,10 @@ def load_parameters(
     left = modules.missing()
     if left is not None:
         raise InternalError(f"nothing was loaded into {left}")
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """Mappings, Python and accelerators have an error for it; torch's own allocator for the CPU has words."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)

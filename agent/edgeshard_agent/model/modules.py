@@ -104,6 +104,6 @@ class StageModules(nn.Module):
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights, packed or not; one that is in two places counts once."""
-    plain = sum(parameter.nbytes for parameter in module.parameters())
+    """Bytes of a module's weights in memory, packed or not; one that is in two places counts once."""
+    plain = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_meta)
     return plain + sum(part.packed_bytes for part in module.modules() if isinstance(part, Projection))

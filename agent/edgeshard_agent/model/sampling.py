@@ -2,6 +2,11 @@
 
 The draw for position p of a request is a function of (seed, p) alone: Philox keyed by the seed, its counter set by the
 position. Nothing is remembered between draws, so a replay on another box, or beside other requests, draws the same.
+
+The draw is a race: each token arrives after a time exponentially distributed with its probability as rate, and the
+first one wins. A token's time depends on no other token's probability, so that a difference in the last bits of the
+logits, as another batch or a recomputed prefix makes, changes the winner only where two arrive at practically the same
+time. Looking up one number among summed probabilities would pass such a difference on from token to token.
 """
 
 from __future__ import annotations
@@ -22,10 +27,15 @@ Ids = npt.NDArray[np.int64]
 _NUCLEUS_GUESS = 1024
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from (seed, position). Source: Salmon et al., Parallel Random Numbers, SC 2011 (Philox)."""
+def arrivals(seed: int, position: int, count: int) -> Floats:
+    """`count` positive numbers, exponentially distributed with rate 1; the i-th is a function of (seed, position, i).
+
+    Source: Salmon et al., Parallel Random Numbers, SC 2011 (Philox).
+    """
     # The position fills a high word of the counter, so the draws of two positions never meet.
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position << 64)).random())
+    uniform = np.random.Generator(np.random.Philox(key=seed, counter=position << 64)).random(count)
+    waited: Floats = -np.log1p(-uniform)
+    return np.maximum(waited, np.finfo(np.float64).tiny)
 
 
 class RequestSampler:
@@ -60,10 +70,8 @@ class RequestSampler:
         if self.sampling.temperature == 0:
             return int(logits.argmax())
         tokens, probabilities = candidates(logits, self.sampling)
-        cumulative = probabilities.cumsum()
-        draw = uniform(self.sampling.seed, position) * cumulative[-1]
-        index = int(np.searchsorted(cumulative, draw, side="right"))
-        return int(tokens[min(index, len(tokens) - 1)])
+        times = arrivals(self.sampling.seed, position, len(logits))[tokens]
+        return int(tokens[(probabilities / times).argmax()])
 
 
 def penalised(logits: Floats, seen: npt.NDArray[np.bool_], penalty: float) -> Floats:

@@ -26,6 +26,19 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 
+def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | None) -> None:
+    """Raise UnsupportedModelError for a model, InvalidArgumentError for a device, that cannot run small integers."""
+    if quantisation is None:
+        return
+    check_quantisation(shape.architecture)
+    if torch.device(device).type != "cpu":
+        raise InvalidArgumentError(
+            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this box from it",
+            field="quantisation",
+            reason="UNSUPPORTED_QUANTISATION",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class StageOutput:
     """What a stage makes of a step: `hidden` [T, width] for the next stage, or the last stage's sampled `tokens`.
@@ -79,14 +92,7 @@ class StageModel:
             raise InvalidArgumentError(
                 f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
             )
-        if quantisation is not None:
-            check_quantisation(shape.architecture)
-            if torch.device(device).type != "cpu":
-                raise InvalidArgumentError(
-                    f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this box from it",
-                    field="quantisation",
-                    reason="UNSUPPORTED_QUANTISATION",
-                )
+        check_weights(shape, device, quantisation)
         pool = KvPool(layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device)
         modules = build_modules(config, shape, layers, dtype, device, quantisation)
         load_parameters(modules, source, expected_tensors(config, layers), progress)

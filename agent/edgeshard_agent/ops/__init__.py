@@ -4,7 +4,7 @@ Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and c
 fallback in plain torch that gives the same numbers up to the order of summation.
 """
 
-from edgeshard_agent.ops.attention import paged_attention
+from edgeshard_agent.ops.attention import can_keep, paged_attention
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.linear import PackedLinear
@@ -16,6 +16,7 @@ __all__ = [
     "NativeBlock",
     "PackedLinear",
     "Scheme",
+    "can_keep",
     "native_available",
     "paged_attention",
     "rms_norm",

@@ -19,6 +19,11 @@ def can_attend(head_dim: int) -> bool:
     return head_dim % _VECTOR == 0 and head_dim <= _MOST_HEAD_DIM
 
 
+def can_keep(dtype: torch.dtype) -> bool:
+    """Whether the native kernels take keys and values of this dtype."""
+    return dtype in native.ELEMENTS
+
+
 def paged_attention(  # noqa: PLR0913 (the memory, where each request is in it, and how scores are made)
     query: torch.Tensor,
     keys: torch.Tensor,

@@ -119,7 +119,8 @@ def run_blocks(
     library = native.active()
     assert library is not None
     keys, _ = arenas[0]
-    addend, residual = hidden.clone(), torch.empty_like(hidden)
+    addend = hidden.clone(memory_format=torch.contiguous_format)
+    residual = torch.empty_like(addend)
     step = _StepStruct(
         cos.data_ptr(),
         sin.data_ptr(),

@@ -56,16 +56,22 @@ def rotary_(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tens
     dimensions from rotary_dim on stay as they are. q and k may be views into packed q|k|v rows.
     """
     rotary_dim = cos.shape[-1]
-    if rotary_dim % 2 or rotary_dim > q.shape[-1] or sin.shape != cos.shape or len(cos) != len(q):
+    if rotary_dim % 2 or sin.shape != cos.shape or any(len(x) != len(cos) or x.shape[-1] < rotary_dim for x in (q, k)):
         raise InvalidArgumentError(
-            f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}; they must be [{len(q)}, an even number up to "
-            f"{q.shape[-1]}]",
+            f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}; for q {tuple(q.shape)} and k {tuple(k.shape)} both "
+            "must be [rows, an even number up to head_dim]",
             field="cos",
         )
     library = _library(cos, sin)
     for x in (q, k):
         rows, heads, head_dim = x.shape
-        if library is not None and x.dtype in native.ELEMENTS and x.stride(2) == 1 and x.stride(1) == head_dim:
+        if (
+            library is not None
+            and x.is_cpu
+            and x.dtype in native.ELEMENTS
+            and x.stride(2) == 1
+            and x.stride(1) == head_dim
+        ):
             library.edgeshard_rotary(
                 x.data_ptr(),
                 x.stride(0),
@@ -107,9 +113,9 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
 
 def _library(first: torch.Tensor, *others: torch.Tensor) -> ctypes.CDLL | None:
     """The native kernels where they take these: contiguous, on the CPU, of one dtype they know."""
-    if first.dtype not in native.ELEMENTS or not first.is_cpu or not first.is_contiguous():
+    if first.dtype not in native.ELEMENTS:
         return None
-    for tensor in others:
-        if tensor.dtype is not first.dtype or not tensor.is_contiguous():
+    for tensor in (first, *others):
+        if tensor.dtype is not first.dtype or not tensor.is_cpu or not tensor.is_contiguous():
             return None
     return native.active()

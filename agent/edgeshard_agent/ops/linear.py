@@ -99,10 +99,10 @@ class PackedLinear:
         Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16 rows, fp32 weights
         float32 ones, and the integer schemes both.
         """
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _DTYPES[self.scheme]:
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _DTYPES[self.scheme] or not x.is_cpu:
             raise InvalidArgumentError(
-                f"x is {x.dtype} {tuple(x.shape)}; this {self.scheme} layer takes [rows, {self.in_features}] of "
-                f"{' or '.join(map(str, _DTYPES[self.scheme]))}",
+                f"x is {x.dtype} {tuple(x.shape)} on {x.device}; this {self.scheme} layer takes "
+                f"[rows, {self.in_features}] of {' or '.join(map(str, _DTYPES[self.scheme]))} on the CPU",
                 field="x",
             )
         rows = x.shape[0]

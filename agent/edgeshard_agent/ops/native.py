@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from edgeshard_agent.ops import sources
+
 LIBRARY = Path(__file__).with_name("libedgeshard_ops.so")
 SWITCH = "EDGESHARD_NATIVE_OPS"
 # The numbers of `Element` in kernels.h.
@@ -69,6 +71,7 @@ class AttentionStruct(ctypes.Structure):
 
 _POINTER, _INT, _LONG = c_void_p, c_int32, c_int64
 _SIGNATURES = {
+    "edgeshard_sources": (c_char_p, ()),
     "edgeshard_kernels": (c_char_p, (_INT,)),
     "edgeshard_use_kernels": (None, (_INT,)),
     "edgeshard_linear": (None, (_POINTER, _POINTER, _LONG, _INT, _POINTER, _LONG, _INT, _INT)),
@@ -82,19 +85,23 @@ _SIGNATURES = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None, after one warning, where it was not built or does not load."""
+    """The library, or None, after one warning, where it was not built, does not load or is of other sources."""
+    slow = "native kernels are not in use, so layers on the CPU run several times slower:"
     try:
         loaded = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
-        _log.warning(
-            "native kernels are not in use, so layers on the CPU run several times slower: %s. "
-            "Install a C++ compiler (on Debian: g++) and install EdgeShard again.",
-            error,
-        )
+        _log.warning("%s %s. Install a C++ compiler (on Debian: g++) and install EdgeShard again.", slow, error)
         return None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
+    try:
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+        is_ours = loaded.edgeshard_sources() == sources.digest().encode()
+    except AttributeError:
+        is_ours = False
+    if not is_ours:  # its structs may be laid out otherwise
+        _log.warning("%s %s is of other sources; install EdgeShard again, or run hatch_build.py.", slow, LIBRARY.name)
+        return None
     return loaded
 
 

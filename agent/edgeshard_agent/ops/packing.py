@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 
 import torch
 from torch.nn.functional import pad
@@ -25,13 +26,15 @@ class _Arena:
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()  # agents in one process share it, and each packs in a thread of its own
 
     def take(self, size: int) -> torch.Tensor:
         """`size` bytes, aligned to a cache line."""
         rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
-        if rounded > self._free.numel():
-            self._free = _huge_pages(max(rounded, _CHUNK_BYTES))
-        taken, self._free = self._free[:size], self._free[rounded:]
+        with self._lock:
+            if rounded > self._free.numel():
+                self._free = _huge_pages(max(rounded, _CHUNK_BYTES))
+            taken, self._free = self._free[:size], self._free[rounded:]
         return taken
 
 

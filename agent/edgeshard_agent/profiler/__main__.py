@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m edgeshard_agent.profiler", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="config.json of a model, or the folder it is in")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16 or float32")
+    parser.add_argument("--quantise", help="int8 or int4: the weights as small integers")
     parser.add_argument("--device", default="cpu", help="cpu or cuda or cuda:N")
     parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
     parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
@@ -54,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     import torch
 
     from edgeshard.architectures import parse_config
-    from edgeshard.dtypes import DType
+    from edgeshard.dtypes import DType, Quantisation
     from edgeshard.profile import config_hash
     from edgeshard.profile_words import profile_lines
     from edgeshard_agent.probe import read_facts
@@ -63,6 +64,7 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard_agent.profiler.report import measured
 
     config, dtype = _read_config(options.config), DType.parse(options.dtype)
+    quantisation = None if options.quantise is None else Quantisation.parse(options.quantise, "quantise")
     parse_config(config)
     facts = read_facts(options.device, None)
     threads = options.threads or facts.cores
@@ -70,9 +72,9 @@ def _run(options: argparse.Namespace) -> None:
     store = None if options.state_dir is None else ProfileStore(options.state_dir)
     profile = None
     if store is not None and not options.again:
-        profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, options.quick)
+        profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.quick)
     if profile is None:
-        profile = measured(config, dtype, options.device, threads, options.quick)
+        profile = measured(config, dtype, options.device, threads, options.quick, quantisation)
         if store is not None:
             store.keep(profile)
     sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")

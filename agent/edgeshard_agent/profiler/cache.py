@@ -7,13 +7,13 @@ import os
 import tempfile
 from pathlib import Path
 
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.profile import ComputeProfile
 
 
 class ProfileStore:
-    """`STATE_DIR/profiles`, one JSON file for each box, model shape and dtype.
+    """`STATE_DIR/profiles`, one JSON file for each box, model shape and format of its weights.
 
     What cannot be read or is of another version is as good as not measured.
     """
@@ -21,22 +21,31 @@ class ProfileStore:
     def __init__(self, state_dir: Path) -> None:
         self._directory = state_dir / "profiles"
 
-    def path(self, fingerprint: str, model_hash: str, dtype: DType) -> Path:
-        return self._directory / f"{fingerprint}-{model_hash}-{dtype}.json"
+    def path(self, fingerprint: str, model_hash: str, dtype: DType, quantisation: Quantisation | None = None) -> Path:
+        weights = dtype if quantisation is None else f"{dtype}-{quantisation}"
+        return self._directory / f"{fingerprint}-{model_hash}-{weights}.json"
 
-    def find(self, fingerprint: str, model_hash: str, dtype: DType, quick: bool = True) -> ComputeProfile | None:
+    def find(
+        self,
+        fingerprint: str,
+        model_hash: str,
+        dtype: DType,
+        quantisation: Quantisation | None = None,
+        quick: bool = True,
+    ) -> ComputeProfile | None:
         """The profile of exactly this box and model, None when there is none. Without `quick` a quick one is none."""
+        wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
-            profile = ComputeProfile.from_json(self.path(fingerprint, model_hash, dtype).read_text(encoding="utf-8"))
+            profile = ComputeProfile.from_json(self.path(*wanted).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
-        if (profile.fingerprint, profile.model_hash, profile.dtype) != (fingerprint, model_hash, dtype):
+        if (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) != wanted:
             return None
         return profile if quick or not profile.quick else None
 
     def keep(self, profile: ComputeProfile) -> Path:
         """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""
-        path = self.path(profile.fingerprint, profile.model_hash, profile.dtype)
+        path = self.path(profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation)
         temporary: str | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

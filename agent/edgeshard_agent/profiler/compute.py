@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import torch
 
-from edgeshard.architectures import ModelShape, parse_config
+from edgeshard.architectures import ModelShape
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import ResourceExhaustedError
 from edgeshard.generation import Sampling
+from edgeshard.planning.shapes import model_from_config
 from edgeshard.profile import (
     ComputeProfile,
     LayerKind,
@@ -28,6 +29,7 @@ from edgeshard.profile import (
     device_fingerprint,
 )
 from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.stage import check_weights
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.native import kernel_names, native_available
 from edgeshard_agent.probe import available_bytes, read_facts
@@ -102,20 +104,23 @@ class Profiler:
     copies of a layer, and a cache may shorten the times (`rotated_bytes` says what was there).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what, where and how well
         self,
         config: Mapping[str, Any],
         dtype: DType,
         device: str,
         threads: int,
         grid: Grid = FULL_GRID,
+        quantisation: Quantisation | None = None,
         cache: int | None = None,
         memory_limit_bytes: int | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         self._config = config
-        self._shape: ModelShape = parse_config(config)
+        self._model = model_from_config("the model", config)
+        self._shape: ModelShape = self._model.shape
         self._dtype = dtype
+        self._quantisation = quantisation
         self._device = device
         self._threads = threads
         self._quick = grid.effort != _FULL_EFFORT
@@ -132,6 +137,7 @@ class Profiler:
     def run(self) -> ComputeProfile:
         """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
         when not even one layer fits into memory."""
+        check_weights(self._shape, self._device, self._quantisation)
         facts = read_facts(self._device, self._memory_limit_bytes)
         memory = MemoryProfile(
             facts.memory_total_bytes,
@@ -154,7 +160,9 @@ class Profiler:
                 layers += [self._block(sort, cache) for sort in sorts]
             layers.append(self._outer(LayerKind.HEAD, cache))
             self._tell("step overhead")
-            overhead = measure_overhead(self._config, self._dtype, self._device, sorts[0].first, self._threads)
+            overhead = measure_overhead(
+                self._config, self._dtype, self._device, sorts[0].first, self._threads, self._quantisation
+            )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
         return ComputeProfile(
@@ -169,10 +177,11 @@ class Profiler:
             quick=self._quick,
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
+            quantisation=self._quantisation,
         )
 
     def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
-        size = sort.parameters * self._dtype.itemsize
+        size = self._model.blocks[sort.first].weight_bytes(self._dtype, self._quantisation)
         grid, limit = self._grid, self._shape.max_context
         prefill, decode = grid.prefill_points(limit), grid.decode_points()
         # Whole KV blocks for each sequence, hence the roundings.
@@ -180,8 +189,11 @@ class Profiler:
             max(n + c + 16 for n, c in prefill),
             max(n * (c + 17) for n, c in decode),
         )
-        copies = self._copies(sort.kind, copies_needed(size, cache), size + kv_bytes(self._shape, self._dtype, room))
-        rotation = BlockRotation(self._config, self._shape, sort.first, self._dtype, self._device, copies, room)
+        kv = kv_bytes(self._shape, self._dtype, room)
+        copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
+        rotation = BlockRotation(
+            self._config, self._shape, sort.first, self._dtype, self._device, copies, room, self._quantisation
+        )
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(grid.effort.passes):
             for point in points:
@@ -199,12 +211,13 @@ class Profiler:
             decode=tuple(samples[len(prefill) :]),
         )
 
-    def _copies(self, what: str, wanted: int, each_bytes: int) -> int:
+    def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies that outweigh the caches, or as many as there is room for."""
-        if each_bytes > self._room_bytes:
-            raise _no_memory(f"{what} takes {each_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
-        # One is in memory twice while its weights are packed.
-        return min(wanted, max(1, self._room_bytes // each_bytes - 1))
+        # The weights of one are there in the dtype as well until they are packed.
+        whole_bytes = parameters * self._dtype.itemsize + kv_bytes
+        if whole_bytes > self._room_bytes:
+            raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
+        return min(wanted, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
 
     def _time(self, rotation: BlockRotation, point: Point, first: bool) -> None:
         """One pass over one point."""
@@ -227,8 +240,10 @@ class Profiler:
         head = kind is LayerKind.HEAD
         parameters = outer_parameters(self._config)[head]
         size = parameters * self._dtype.itemsize
-        copies = self._copies(kind, copies_needed(size, cache), size)
-        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device, copies)
+        if head:
+            size = self._model.head_bytes(self._dtype, self._quantisation)
+        copies = self._copies(kind, copies_needed(size, cache), parameters, size)
+        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device, copies, self._quantisation)
         grid = self._grid
         time_one = self._head_rows if head else self._embedding_rows
         # Prompts or sequences, it is rows to the embedding; the head computes one row for each sequence of either.

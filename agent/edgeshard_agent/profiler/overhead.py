@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from edgeshard.architectures import parse_config
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError, InternalError
 from edgeshard.ids import DeploymentName, Epoch
 from edgeshard.model import LayerRange
@@ -70,15 +70,30 @@ class _Ring:
         self.result.set_exception(error)
 
 
-def measure_overhead(config: Mapping[str, Any], dtype: DType, device: str, layer: int, threads: int) -> StepOverhead:
+def measure_overhead(
+    config: Mapping[str, Any],
+    dtype: DType,
+    device: str,
+    layer: int,
+    threads: int,
+    quantisation: Quantisation | None = None,
+) -> StepOverhead:
     """Of decode steps, and its growth with the bytes of hidden states. Not to be called on a running event loop."""
-    return asyncio.run(_measure(config, dtype, device, layer, threads))
+    return asyncio.run(_measure(config, dtype, device, layer, threads, quantisation))
 
 
-async def _measure(config: Mapping[str, Any], dtype: DType, device: str, layer: int, threads: int) -> StepOverhead:
+async def _measure(
+    config: Mapping[str, Any],
+    dtype: DType,
+    device: str,
+    layer: int,
+    threads: int,
+    quantisation: Quantisation | None,
+) -> StepOverhead:
     shape = parse_config(config)
     prompt = min(PROMPT_TOKENS, shape.max_context - 1)
-    rotation = BlockRotation(config, shape, layer, dtype, device, 1, BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS))
+    room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
+    rotation = BlockRotation(config, shape, layer, dtype, device, 1, room, quantisation)
     timed = _Timed(rotation)
     modules: Any = rotation.modules
     modules.run = timed

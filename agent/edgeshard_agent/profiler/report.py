@@ -8,12 +8,19 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.profile import ComputeProfile
 from edgeshard_agent.profiler.compute import FULL_GRID, QUICK_GRID, Profiler
 
 
-def measured(config: Mapping[str, Any], dtype: DType, device: str, threads: int, quick: bool) -> ComputeProfile:
+def measured(
+    config: Mapping[str, Any],
+    dtype: DType,
+    device: str,
+    threads: int,
+    quick: bool,
+    quantisation: Quantisation | None = None,
+) -> ComputeProfile:
     """Measure, and show how far it is. Raises what `Profiler.run` raises."""
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -23,4 +30,4 @@ def measured(config: Mapping[str, Any], dtype: DType, device: str, threads: int,
             bar.update(task, description=what, completed=done, total=total)
 
         grid = QUICK_GRID if quick else FULL_GRID
-        return Profiler(config, dtype, device, threads, grid, progress=show).run()
+        return Profiler(config, dtype, device, threads, grid, quantisation, progress=show).run()

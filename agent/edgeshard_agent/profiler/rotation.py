@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import ModelShape
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.model import LayerRange
 from edgeshard.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.modules import StageModules, weight_bytes
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
@@ -60,13 +60,12 @@ def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
 
 
 def fill(module: nn.Module, dtype: DType, device: str, without_blocks: bool = False) -> int:
-    """Give every parameter still on the meta device random values; returns the bytes of all of them.
+    """Give every parameter still on the meta device random values and pack them; returns the bytes in memory then.
 
     Large ones repeat a pattern: drawing each element would take longer than what is to be measured.
     """
     torch_dtype = TORCH_DTYPES[dtype]
     pattern = _pattern(torch_dtype, device)
-    total = 0
     for name, parameter in list(module.named_parameters()):
         if without_blocks and name.startswith(("layers.", "h.")):
             continue
@@ -79,11 +78,10 @@ def fill(module: nn.Module, dtype: DType, device: str, without_blocks: bool = Fa
             owner, _, leaf = name.rpartition(".")
             place = module.get_submodule(owner)
             setattr(place, leaf, nn.Parameter(values.view(parameter.shape), requires_grad=False))
-        total += parameter.numel() * torch_dtype.itemsize
     for part in module.modules():
         if isinstance(part, Projection):
             part.pack()
-    return total
+    return weight_bytes(module)
 
 
 @lru_cache(maxsize=1)
@@ -103,13 +101,15 @@ class BlockRotation:
         device: str,
         copies: int,
         kv_tokens: int,
+        quantisation: Quantisation | None = None,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = torch.device(device)
         # Each is filled by itself: a packed weight cannot be copied.
         built: list[Any] = [
-            build_modules(config, shape, LayerRange(layer, layer + 1), dtype, device) for _ in range(copies)
+            build_modules(config, shape, LayerRange(layer, layer + 1), dtype, device, quantisation)
+            for _ in range(copies)
         ]
         self._blocks = [each._ordered[0] for each in built]
         self.rotated_bytes = sum(fill(block, dtype, device) for block in self._blocks)
@@ -171,7 +171,14 @@ class OuterRotation:
     """Copies of a model's embedding, or of its final norm and head, used in turn."""
 
     def __init__(
-        self, config: Mapping[str, Any], shape: ModelShape, head: bool, dtype: DType, device: str, copies: int
+        self,
+        config: Mapping[str, Any],
+        shape: ModelShape,
+        head: bool,
+        dtype: DType,
+        device: str,
+        copies: int,
+        quantisation: Quantisation | None = None,
     ) -> None:
         layer = shape.layer_count - 1 if head else 0
         layers = LayerRange(layer, layer + 1)
@@ -179,7 +186,7 @@ class OuterRotation:
         self._next = 0
         self.rotated_bytes = 0
         for _ in range(copies):
-            modules = build_modules(config, shape, layers, dtype, device)
+            modules = build_modules(config, shape, layers, dtype, device, quantisation)
             self.rotated_bytes += fill(modules, dtype, device, without_blocks=True)
             self._copies.append(modules)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import EdgeShardError
 
 PROGRESS_INTERVAL_S = 0.25
@@ -34,6 +34,7 @@ class Job:
     threads: int
     quick: bool
     memory: int | None
+    quantisation: Quantisation | None = None
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -41,7 +42,9 @@ class Job:
     @classmethod
     def from_line(cls, line: str) -> Job:
         values = json.loads(line)
-        return cls(**{**values, "dtype": DType(values["dtype"])})
+        quantisation = values["quantisation"]
+        typed = {"dtype": DType(values["dtype"]), "quantisation": Quantisation(quantisation) if quantisation else None}
+        return cls(**{**values, **typed})
 
 
 def main() -> None:
@@ -66,7 +69,14 @@ def _measure(job: Job, progress: Callable[[str, int, int], None]) -> str:
     torch.set_num_threads(job.threads)
     grid = QUICK_GRID if job.quick else FULL_GRID
     profiler = Profiler(
-        job.config, job.dtype, job.device, job.threads, grid, memory_limit_bytes=job.memory, progress=progress
+        job.config,
+        job.dtype,
+        job.device,
+        job.threads,
+        grid,
+        quantisation=job.quantisation,
+        memory_limit_bytes=job.memory,
+        progress=progress,
     )
     return profiler.run().to_json()
 

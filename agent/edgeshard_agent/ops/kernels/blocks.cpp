@@ -3,19 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels.h"
-
-extern "C" {
-void edgeshard_linear(const Linear*, const void* x, int64_t x_stride, int32_t rows, void* out, int64_t out_stride,
-                      int32_t element, int32_t threads);
-void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                        int32_t rows, int32_t width, float eps, int32_t element);
-void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element);
-void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
-                      const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element);
-int32_t edgeshard_attention(const Attention*, const void* new_keys, const void* new_values, int64_t new_stride,
-                            int32_t threads);
-}
+#include "library.h"
 
 namespace {
 

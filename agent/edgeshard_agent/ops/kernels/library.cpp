@@ -1,10 +1,12 @@
-// The C interface: picks the kernels for this CPU, prepares activations, shares work among threads. Strides are in
-// elements; the caller (native.py) has checked shapes and types.
+// The C interface: picks the kernels for this CPU, prepares activations, shares work among threads.
+#include "library.h"
+
+#include <pthread.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "kernels.h"
 #include "threads.h"
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
@@ -42,7 +44,9 @@ std::vector<Choice> runnable() {
 
 const std::vector<Choice> choices = runnable();
 Choice chosen = choices.front();
-Threads& threads = *new Threads;
+Threads* threads = new Threads;
+// A forked process has its parent's memory, but none of its threads: it begins with new ones.
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { threads = new Threads; });
 
 // The integer kernels' copy of the activations, kept between calls; one for each calling thread.
 struct Scratch {
@@ -79,12 +83,12 @@ int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
 
 extern "C" {
 
-// The name of the i-th kernels this CPU can run, the best first, or null.
+const char* edgeshard_sources() { return ES_SOURCES; }
+
 const char* edgeshard_kernels(int32_t index) {
     return index >= 0 && index < static_cast<int32_t>(choices.size()) ? choices[index].name : nullptr;
 }
 
-// For tests: run the i-th kernels from now on.
 void edgeshard_use_kernels(int32_t index) { chosen = choices[index]; }
 
 void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int32_t rows, void* out,
@@ -93,7 +97,7 @@ void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int
     Activations activations{x, row_bytes, nullptr, nullptr, rows};
     if (linear->group) activations = quantized(*linear, static_cast<const char*>(x), row_bytes, rows, element);
     const Output output{out, out_stride, element};
-    threads.share(linear->panels, thread_count, [&](int32_t first, int32_t end) {
+    threads->share(linear->panels, thread_count, [&](int32_t first, int32_t end) {
         chosen.kernels->linear(*linear, activations, output, first, end);
     });
 }
@@ -125,10 +129,8 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
                                    static_cast<const char*>(sin) + r * angle_bytes, rotary_dim, element, angle_element);
 }
 
-// Writes each request's new key and value (where given) at its last position, then attends. Returns the row whose
-// length or blocks lie outside its table or the arena, before anything is written, or -1.
-int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values, int64_t new_stride,
-                         int32_t thread_count) {
+int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values,
+                            int64_t new_stride, int32_t thread_count) {
     const Attention& a = *attention;
     for (int32_t r = 0; r < a.rows; r++)
         if (!is_within(a, r)) return r;
@@ -143,7 +145,7 @@ int32_t edgeshard_attention(const Attention* attention, const void* new_keys, co
         chosen.kernels->convert(static_cast<const char*>(new_values) + from, a.element,
                                 static_cast<char*>(const_cast<void*>(a.values)) + slot, a.kv_element, width);
     }
-    threads.share(a.rows * a.kv_heads, thread_count,
+    threads->share(a.rows * a.kv_heads, thread_count,
                   [&](int32_t first, int32_t end) { chosen.kernels->attention(a, first, end); });
     return -1;
 }

@@ -1,0 +1,32 @@
+// The C interface of the library: native.py calls it, and blocks.cpp within. Strides are in elements; the caller has
+// checked shapes and types.
+#pragma once
+
+#include "kernels.h"
+
+extern "C" {
+// What the library was made of: `digest` of sources.py.
+const char* edgeshard_sources();
+
+// The name of the i-th kernels this CPU can run, the best first, or null.
+const char* edgeshard_kernels(int32_t index);
+
+// For tests: run the i-th kernels from now on.
+void edgeshard_use_kernels(int32_t index);
+
+void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int32_t rows, void* out,
+                      int64_t out_stride, int32_t element, int32_t thread_count);
+
+void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
+                        int32_t rows, int32_t width, float eps, int32_t element);
+
+void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element);
+
+void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
+                      const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element);
+
+// Writes each request's new key and value (where given) at its last position, then attends. Returns the row whose
+// length or blocks lie outside its table or the arena, before anything is written, or -1.
+int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values,
+                            int64_t new_stride, int32_t thread_count);
+}
