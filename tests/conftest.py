@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.profile import (
     ComputeProfile,
@@ -47,7 +47,11 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planted_profile(
-    config: Mapping[str, Any], block_s: float, dtype: DType = DType.BFLOAT16, fingerprint: str = "f" * 16
+    config: Mapping[str, Any],
+    block_s: float,
+    dtype: DType = DType.BFLOAT16,
+    fingerprint: str = "f" * 16,
+    quantisation: Quantisation | None = None,
 ) -> ComputeProfile:
     """Of any model: a block takes `block_s` for one sequence and hardly more for several, all else next to nothing."""
 
@@ -70,6 +74,7 @@ def planted_profile(
         ),
         overhead=StepOverhead(1e-4),
         memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
+        quantisation=quantisation,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,8 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
             "--relays: a site runs no box without layers yet; leave it out, or plan a --cluster FILE", field="relays"
         )
     site = run(_fetch_site(connect, asked.model))
-    _check_excluded(site, asked.exclude)
+    for option in ("exclude", "reserve", "max_share"):
+        _check_known(site, option, asked.exclude if option == "exclude" else asked.more.get(option, ()))
     dtype = asked.weights_dtype(None)
     found = _measured_cluster(site, asked, dtype)
     problem = site_problem(
@@ -107,7 +108,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
         exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
         dtype=dtype,
         kv_dtype=asked.cache_dtype(None),
-        **asked.fields(found.cluster.workload),
+        **_of_boxes(found.cluster, asked.fields(found.cluster.workload)),
     )
     problem.check()
     return problem, _notes(found, asked, dtype)
@@ -125,16 +126,24 @@ async def _fetch_site(connect: Connect, model: str) -> Site:
             ) from None
 
 
-def _check_excluded(site: Site, exclude: Sequence[str]) -> None:
-    """A box that is away may be left out, one that there is not may not."""
+def _check_known(site: Site, option: str, names: Iterable[str]) -> None:
+    """A box that is away may be named, one that there is not may not."""
     known = sorted(str(node.name) for node in site.nodes)
-    for name in exclude:
+    for name in names:
         if name not in known:
             raise InvalidArgumentError(
-                f"exclude: there is no box {name!r}; boxes are {', '.join(known)}",
-                field="exclude",
-                reason="UNKNOWN_BOX",
+                f"{option}: there is no box {name!r}; boxes are {', '.join(known)}", field=option, reason="UNKNOWN_BOX"
             )
+
+
+def _of_boxes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without what is said of boxes that are away or left out."""
+    kept = {
+        option: {name: value for name, value in fields[option].items() if name in cluster.names}
+        for option in ("reserve", "max_share")
+        if option in fields
+    }
+    return {**fields, **kept}
 
 
 def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:

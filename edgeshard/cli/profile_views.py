@@ -79,9 +79,7 @@ BOX_COLUMNS: list[Column[BoxRow]] = [
 ]
 
 
-def box_rows(
-    site: Site, outcomes: Mapping[str, BoxProgress], measured: Mapping[NodeId, StoredProfile]
-) -> list[BoxRow]:
+def box_rows(site: Site, outcomes: Mapping[str, BoxProgress], measured: Mapping[NodeId, StoredProfile]) -> list[BoxRow]:
     """A row for each box that was to be measured: why it was not, or its profile."""
     names = {node.node_id: str(node.name) for node in site.nodes}
     links = link_rows(site.links, names)

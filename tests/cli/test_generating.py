@@ -78,13 +78,9 @@ def command(site: Any) -> list[str]:
 
 def test_a_pipe_gets_each_token_as_it_comes_and_ctrl_c_cancels(site: Any) -> None:
     site.hold_after(2)
-    with subprocess.Popen(
-        command(site),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # Whoever started the tests in the background had them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
+    # Whoever started the tests in the background had them ignore SIGINT.
+    listening = ["env", "--default-signal=INT", *command(site)]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
             assert process.stdout.read(len("Once upon")) == b"Once upon"

@@ -91,6 +91,16 @@ def test_a_box_nobody_measured_is_named_with_the_command_that_measures_it(site: 
     assert other.exit_code == 1 and "--dtype float32" in other.stderr
 
 
+def test_what_is_said_of_a_box_that_is_left_out_is_no_mistake(measured: Any, plan: Any, data: Any) -> None:
+    alone = data("--exclude", "b")
+    assert data("--exclude", "b", "--reserve", "b=1GiB", "--max-share", "b=0.5") == alone
+    measured.nodes[1] = replace(measured.nodes[1], connected=False)
+    assert data("--reserve", "b=1GiB") == alone
+    for option in ("--reserve", "--max-share"):
+        result = plan(option, "z=1")
+        assert result.exit_code == 2 and "there is no box 'z'; boxes are a, b" in result.stderr
+
+
 def test_quantised_boxes_are_planned_by_profiles_of_that(site: Any, plan: Any, data: Any) -> None:
     site.measured(a=1e-3, b=5e-4, quantisation=Quantisation.INT8)
     assert data("--quantise", "int8")["quantisation"] == "int8"

@@ -39,6 +39,7 @@ async def test_only_so_many_work_at_once() -> None:
 
 
 async def test_work_that_nobody_waits_for_keeps_its_place() -> None:
+    before = set(threading.enumerate())
     solver, begun, released = Solver(), threading.Semaphore(0), threading.Event()
 
     def work() -> bool:
@@ -52,8 +53,8 @@ async def test_work_that_nobody_waits_for_keeps_its_place() -> None:
         task.cancel()
     await asyncio.gather(*gone, return_exceptions=True)
     late = asyncio.create_task(solver.run(work))
-    await asyncio.sleep(0)  # It would have begun by now.
-    assert not begun.acquire(blocking=False)
+    await asyncio.sleep(0)  # Now it would have begun.
+    assert sum(thread.name == "solver" for thread in set(threading.enumerate()) - before) == SOLVES_AT_ONCE
     released.set()
     assert await late
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.planning.catalogue import CATALOGUE
 from edgeshard.planning.costs import Roofline
@@ -200,10 +200,16 @@ def test_a_mixture_reads_the_experts_its_tokens_choose() -> None:
     block = model_from_config("mixtral", MIXTRAL).blocks[0]
     expert = 3 * 4096 * 14_336
     assert block.expert_parameters == 8 * expert
-    assert block.touched_parameters(1) == pytest.approx(block.parameters - 6 * expert)
+    assert block.read_bytes(1, DType.BFLOAT16) == pytest.approx(2 * (block.parameters - 6 * expert))
     assert block.active_parameters == pytest.approx(block.parameters - 6 * expert)
-    assert block.touched_parameters(2) == pytest.approx(block.parameters - 8 * expert * 0.75**2)
-    assert block.touched_parameters(1000) == pytest.approx(block.parameters)
+    assert block.read_bytes(2, DType.BFLOAT16) == pytest.approx(2 * (block.parameters - 8 * expert * 0.75**2))
+    assert block.read_bytes(1000, DType.BFLOAT16) == pytest.approx(2 * block.parameters)
+    assert block.read_bytes(1000, DType.BFLOAT16, Quantisation.INT8) == block.weight_bytes(
+        DType.BFLOAT16, Quantisation.INT8
+    )
+    missed = 6 * expert * (1 + 2 / 64)
+    every = block.weight_bytes(DType.BFLOAT16, Quantisation.INT8)
+    assert block.read_bytes(1, DType.BFLOAT16, Quantisation.INT8) == pytest.approx(every - missed)
 
 
 def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
@@ -217,7 +223,7 @@ def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
     device = CATALOGUE["orin-nx"]
 
     def seconds(model: ModelSpec, context: int) -> float:
-        times = Roofline(device, model, 2, kv_bytes, device.flops[DType.FLOAT16])
+        times = Roofline(device, model, DType.FLOAT16, None, kv_bytes, device.flops[DType.FLOAT16])
         return times.block_s(model.blocks[0], Phase(1, 1, context, context))
 
     assert seconds(sliding, 400) == seconds(full, 400)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgeshard.device import DeviceFacts, Node
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.planning.catalogue import CATALOGUE, recognise
@@ -88,6 +88,18 @@ def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
     device = site.cluster.boxes[1].device
     assert device.bandwidth_bytes_per_s == CATALOGUE["rtx-4090"].bandwidth_bytes_per_s
     assert device.usable_bytes == 20 * GB, "what the coordinator says is left, not what the data sheet has"
+
+
+def test_quantised_boxes_are_planned_by_profiles_of_that_and_on_processors_only(cluster: Any) -> None:
+    with pytest.raises(FailedPreconditionError) as unknown:
+        cluster(measured="b", quantisation=Quantisation.INT4)
+    assert "in int4 with bfloat16: a, c;" in unknown.value.message and "--quantise int4`" in unknown.value.message
+    gpu = node("a")
+    gpu = replace(gpu, facts=replace(gpu.facts, kind="cuda"))
+    with pytest.raises(InvalidArgumentError) as refused:
+        cluster(nodes=(node("b"), gpu), quantisation=Quantisation.INT8)
+    assert refused.value.field == "quantisation" and "not on a; exclude" in refused.value.message
+    assert cluster(nodes=(node("b"), gpu), quantisation=Quantisation.INT8, exclude=("a",)).cluster.names == ("b",)
 
 
 def test_a_measured_box_is_not_taken_for_its_data_sheet(cluster: Any) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 
 from edgeshard.planning.catalogue import CATALOGUE
-from edgeshard.planning.devices import Box, Cluster, Link, with_bandwidth
+from edgeshard.planning.devices import Box, Cluster, Link, parse_cluster, with_bandwidth
 from edgeshard.planning.problem import Phase, PlanProblem
 from edgeshard.planning.shapes import BlockSpec, built_in_model
 from edgeshard.planning.what_if import changed, typical_link
@@ -78,3 +79,32 @@ def test_a_sweep_makes_no_link_where_there_is_none(problem: PlanProblem) -> None
     assert swept.link(a, b) == Link(5e6, 0.001)
     assert swept.link(a, c).bandwidth_bps == 0
     assert with_bandwidth(problem.cluster, 5e6, ("a", "c")).link(a, c).bandwidth_bps == 5e6, "asked for by name"
+
+
+def test_a_box_like_one_of_a_file_has_its_links_and_caps() -> None:
+    figures = {"memory_bytes": 8e9, "bandwidth_bytes_per_s": 50e9, "flops": 1e12}
+    cluster = parse_cluster(
+        {
+            "source": "a",
+            "device": [{"name": "a", **figures}, {"name": "jetson", "count": 2, "up_bps": 20e6, **figures}],
+            "link": [
+                {"bandwidth_bps": 100e6},
+                {"from": "a", "to": "jetson", "bandwidth_bps": 10e6},
+                {"between": ["jetson", "jetson"], "bandwidth_bps": 5e6},
+            ],
+        }
+    )
+    model = built_in_model("llama2-7b")
+    assert model is not None
+    more = changed(PlanProblem(model, cluster), ["+2 jetson"])
+    assert link(more, "a", "jetson-new-1").bandwidth_bps == 10e6
+    assert link(more, "jetson-new-2", "a").bandwidth_bps == 20e6, "its uplink is as slow"
+    for ends in (("jetson-new-1", "jetson-new-2"), ("jetson-1", "jetson-new-1"), ("jetson-new-1", "jetson-2")):
+        assert link(more, *ends).bandwidth_bps == 5e6
+
+
+def test_what_was_asked_of_a_box_goes_with_it(problem: PlanProblem) -> None:
+    asked = replace(problem, exclude=("c",), reserve={"b": 1e9, "c": 2e9}, max_share={"c": 0.5})
+    left = changed(asked, ["-c"])
+    left.check()
+    assert (left.exclude, left.reserve, left.max_share) == ((), {"b": 1e9}, {})

@@ -28,8 +28,8 @@ from edgeshard_agent.profiler.rotation import (
 from edgeshard_agent.profiler.stopwatch import Effort, Stopwatch, is_steady, summarise
 
 from edgeshard.architectures import parse_config
-from edgeshard.dtypes import DType
-from edgeshard.errors import ResourceExhaustedError
+from edgeshard.dtypes import DType, Quantisation
+from edgeshard.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.profile import ComputeProfile, LayerKind
 from edgeshard.profile_fit import fit_profile
@@ -147,6 +147,25 @@ def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]
     for count in (1, 3, 2):
         rotation.turn(count)
         assert torch.isfinite(rotation.run(rotation.step(2, 1, 20))).all()
+
+
+def test_quantised_layers_are_measured_as_a_stage_holds_them(tiny_config: dict[str, Any]) -> None:
+    small = Grid((1, 16), (0,), (1, 2), (8,), Effort(1, 1, 1, 0.0))
+    config = tiny_config | {"tie_word_embeddings": False}
+    model = model_from_config("tiny", config)
+    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, Quantisation.INT4, cache=1).run()
+    embedding, block, head = profile.layers
+    assert profile.quantisation is Quantisation.INT4
+    assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, Quantisation.INT4)
+    assert head.rotated_bytes == model.head_bytes(DType.BFLOAT16, Quantisation.INT4)
+    assert embedding.rotated_bytes == 2 * model.embedding_parameters, "rows of it are looked up"
+    assert block.parameters == model.blocks[0].parameters
+
+
+def test_what_cannot_run_quantised_is_not_measured_so(tiny_config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        Profiler(tiny_config, DType.BFLOAT16, "meta", 1, quantisation=Quantisation.INT8).run()
+    assert refusal.value.field == "quantisation" and "CPU" in refusal.value.message
 
 
 def test_little_memory_means_fewer_copies_and_too_little_is_an_error(tiny_config: dict[str, Any]) -> None:

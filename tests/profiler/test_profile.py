@@ -14,7 +14,7 @@ from edgeshard_agent.profiler.cache import ProfileStore
 from edgeshard_agent.profiler.links import ENOUGH_S, SIZES, ProbeSchedule, link_profile
 
 from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.model import attended_pairs
 from edgeshard.planning.measured import MeasuredTimes
@@ -116,6 +116,14 @@ def test_the_fingerprint_knows_threads_and_vector_units_but_not_what_else_runs()
     assert device_fingerprint(replace(FACTS, memory_budget_bytes=1), 1, {"vector": "AVX2"}) == known
 
 
+def test_a_profile_written_before_there_was_quantisation_has_none(profile: ComputeProfile) -> None:
+    values = json.loads(profile.to_json())
+    del values["quantisation"]
+    assert ComputeProfile.from_json(json.dumps(values)) == profile
+    packed = replace(profile, quantisation=Quantisation.INT4)
+    assert ComputeProfile.from_json(packed.to_json()) == packed
+
+
 def test_a_kept_profile_is_found_for_the_same_box_and_model_only(profile: ComputeProfile, tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     path = store.keep(profile)
@@ -124,6 +132,12 @@ def test_a_kept_profile_is_found_for_the_same_box_and_model_only(profile: Comput
     assert store.find("xyz", "def", DType.BFLOAT16) is None
     assert store.find("abc", "xyz", DType.BFLOAT16) is None
     assert store.find("abc", "def", DType.FLOAT32) is None
+    assert store.find("abc", "def", DType.BFLOAT16, Quantisation.INT8) is None
+    packed = replace(profile, quantisation=Quantisation.INT8)
+    other = store.keep(packed)
+    assert store.find("abc", "def", DType.BFLOAT16, Quantisation.INT8) == packed
+    assert store.find("abc", "def", DType.BFLOAT16) == profile, "one does not take the other's place"
+    other.unlink()
     store.keep(replace(profile, quick=True))
     assert store.find("abc", "def", DType.BFLOAT16, quick=False) is None
     path.write_text(path.read_text()[:-20])

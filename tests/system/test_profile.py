@@ -111,6 +111,18 @@ def quickest_block(profile: dict[str, Any]) -> float:
     return min(float(sample["seconds"]) for layer in blocks for sample in layer["decode"])
 
 
+async def test_quantised_boxes_are_measured_and_planned_by_that(site: Measured) -> None:
+    quantised = parse_spec(SPEC | {"quantisation": {"*": "int8"}})
+    assert "--quantise int8" in (await site.client.plan(quantised)).note, "times of whole weights are no times"
+    rows = await site.data("profile", "--model", "fairy-tales", "--quick", "--quantise", "int8")
+    assert {row["profile"]["quantisation"] for row in rows} == {"int8"}
+    assert len((await site.data("describe", "node", "a"))["profiles"]) == 2, "one does not take the other's place"
+    plan = await site.data("plan", "--model", "fairy-tales", "--source", "a", "--quantise", "int8")
+    assert plan["feasible"] and plan["figures"] == {} and plan["quantisation"] == "int8"
+    placement = await site.client.plan(quantised)
+    assert placement.predicted is not None and placement.note.startswith("Planned")
+
+
 async def test_deploying_uses_the_plan_and_keeps_its_prediction(site: Measured) -> None:
     dry = await site.data("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--dry-run")
     assert dry["predicted"]["time_per_token_s"] > 0 and dry["predicted"]["bottleneck"]

@@ -12,7 +12,7 @@ from typing import TypeVar, assert_never
 from edgeshard.commands import CommandResult, MeasureCompute, ProbeLinks
 from edgeshard.deployment import DeploymentPhase
 from edgeshard.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.errors import AbortedError, AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.errors import AbortedError, AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.ids import NodeId
 from edgeshard_coordinator.core import deployments, measuring
 from edgeshard_coordinator.core.actions import (
@@ -222,8 +222,6 @@ def _profile(state: State, event: ProfileReported) -> State:
     stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
     if stranger is not None:
         raise NotFoundError(f"links: there is no box {stranger}; ask for the boxes again", field="links")
-    if any(link.receiver == report.node_id for link in report.links):
-        raise InvalidArgumentError(f"links: box {node.name} reports a link to itself; leave it out", field="links")
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
         state = _with_node(state, replace(node, facts=report.facts, saved=False))

@@ -1,0 +1,76 @@
+"""Weights kept as small integers: the planner counts the bytes that a box will hold and read, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgeshard.architectures import expected_tensors, held_bytes
+from edgeshard.dtypes import DType, Quantisation
+from edgeshard.errors import UnsupportedModelError
+from edgeshard.ids import Digest
+from edgeshard.model import LayerRange, TensorInfo
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.devices import parse_cluster
+from edgeshard.planning.instance import Cut
+from edgeshard.planning.plan import plan
+from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.scoring import stage_bytes
+from edgeshard.planning.shapes import BUILT_IN_CONFIGS, model_from_config
+
+LLAMA = BUILT_IN_CONFIGS["llama2-7b"]
+# Rows of 100 elements fill no whole number of groups.
+ODD = LLAMA | {"hidden_size": 96, "intermediate_size": 100, "num_attention_heads": 4, "num_key_value_heads": 4}
+TIED = LLAMA | {"tie_word_embeddings": True}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+def problem(config: dict[str, Any], quantisation: Quantisation | None, memory: float = 64e9) -> PlanProblem:
+    figures = {"memory_bytes": memory, "bandwidth_bytes_per_s": 20e9, "flops": 1e15}
+    cluster = parse_cluster(
+        {
+            "source": "box-1",
+            "device": [{"name": "box", "count": 3, **figures}],
+            "link": [{"bandwidth_bps": 1e10}],
+        }
+    )
+    made = PlanProblem(model_from_config("model", config), cluster, quantisation=quantisation)
+    made.check()
+    return made
+
+
+@pytest.mark.parametrize("quantisation", [None, *Quantisation], ids=str)
+@pytest.mark.parametrize("config", [LLAMA, ODD, TIED, MIXTRAL], ids=["llama", "odd", "tied", "mixtral"])
+def test_the_memory_of_a_plan_is_what_a_stage_will_hold(
+    config: dict[str, Any], quantisation: Quantisation | None
+) -> None:
+    costs = Costs(problem(config, quantisation))
+    cut = Cut((0, 1, 2), (7, 20, 32))
+    for index, (use, first, end) in enumerate(zip(costs.memory(Load(), cut), (0, 7, 20), cut.ends, strict=True)):
+        wanted = expected_tensors(config, LayerRange(first, end)).values()
+        tensors = [TensorInfo(item.name, DType.BFLOAT16, item.shape, Digest("0" * 64)) for item in wanted]
+        assert use.weights == held_bytes(config, tensors, DType.BFLOAT16, quantisation), index
+    needed = stage_bytes(costs.decode(Load()), cut)
+    uses = [use.weights + use.kv + use.workspace for use in costs.memory(Load(), cut)]
+    assert needed == pytest.approx(uses), "solvers see the same bytes"
+
+
+def test_fewer_bytes_are_read_sooner() -> None:
+    whole, int8, int4 = (plan(problem(LLAMA, quantisation)) for quantisation in (None, *Quantisation))
+    assert whole.prediction is not None and int8.prediction is not None and int4.prediction is not None
+    # 8 bits and 16 for 64 of them beside 16; 4 and 16 for 32; some of the time goes to KV.
+    assert whole.prediction.time_per_token_s / int8.prediction.time_per_token_s == pytest.approx(16 / 8.25, rel=0.02)
+    assert whole.prediction.time_per_token_s / int4.prediction.time_per_token_s == pytest.approx(16 / 4.5, rel=0.04)
+
+
+def test_what_does_not_fit_whole_may_fit_quantised() -> None:
+    assert plan(problem(LLAMA, None, memory=3e9)).prediction is None
+    assert plan(problem(LLAMA, Quantisation.INT8, memory=3e9)).prediction is not None
+
+
+def test_a_model_that_runs_with_whole_weights_only_is_refused() -> None:
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 96, "n_positions": 512}
+    with pytest.raises(UnsupportedModelError) as refused:
+        problem(config, Quantisation.INT8)
+    assert refused.value.field == "quantisation"
