@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test check format proto proto-baseline bench bench-plan
+.PHONY: help setup demo test check format proto proto-baseline bench bench-plan soak
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +50,9 @@ proto: $(STAMP) ## generate edgeshard/proto from proto/
 proto-baseline: $(STAMP) ## accept the protocol as it is: what `buf breaking` compares with
 	$(BIN)/buf build -o $(BASELINE)
 
-bench: $(STAMP) ## what a hop costs; how right and how quick the planner is: JSON in .benchmarks (5 minutes)
+bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner is: JSON in .benchmarks (10 minutes)
 	@mkdir -p .benchmarks
+	$(BIN)/python -m bench.engine --quick $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) -o .benchmarks/engine.json
 	$(BIN)/python -m bench.hop | tee .benchmarks/hop.json
 	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py
 	$(BIN)/python -m pytest bench/test_planner_speed.py --benchmark-json=.benchmarks/planner.json
@@ -60,3 +61,7 @@ bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab,
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.real_plan
+
+soak: $(STAMP) ## a site under load for half an hour: whether its memory stays flat; ARGS="--minutes 60"
+	@mkdir -p .benchmarks
+	$(BIN)/python -m bench.soak -o .benchmarks/soak.json $(ARGS)

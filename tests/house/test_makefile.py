@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("help", "setup", "demo", "test", "check", "proto", "proto-baseline", "bench", "bench-plan", "format")
+TARGETS = ("help", "setup", "demo", "test", "check", "proto", "proto-baseline", "bench", "bench-plan", "soak", "format")
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def test_bench_runs_what_the_suite_leaves_out(project: dict[str, Any]) -> None:
     result = subprocess.run(["make", "--dry-run", "bench"], cwd=ROOT, capture_output=True, text=True, timeout=30)
     for path in sorted((ROOT / "bench").glob("test_*.py")):
         assert f"bench/{path.name}" in result.stdout
+    assert "bench.engine --quick" in result.stdout and "--llama-cpp" not in result.stdout
 
 
 def test_setup_is_done_again_only_for_what_is_installed(setup_environment: ModuleType, project: dict[str, Any]) -> None:

@@ -94,19 +94,6 @@ async def test_each_box_holds_its_tensors_and_no_others(site, tales: Deployment)
         assert status.layers == stage.layers
 
 
-SOON_S = 5.0
-"""The goal is a second, which a quiet machine keeps; the rest is for one whose cores others use as well."""
-
-
-async def kv_gone(site) -> None:
-    """Zero KV on every box soon after now; a leak would stay for ever."""
-
-    async def gone() -> bool:
-        return not any((await site.kv_bytes()).values())
-
-    await site.until(gone, SOON_S)
-
-
 async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site, tales) -> None:
     stream = site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)
     seen = 0
@@ -120,7 +107,7 @@ async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site, tales) -> None
 
     await site.until(held_everywhere)
     await stream.aclose()
-    await kv_gone(site)
+    await site.kv_gone()
 
 
 async def test_cancel_during_prefill_leaves_no_kv(site, tales) -> None:
@@ -131,14 +118,14 @@ async def test_cancel_during_prefill_leaves_no_kv(site, tales) -> None:
     assert await site.client.cancel("to-cancel")
     events = [event async for event in stream]
     assert isinstance(events[-1], Finished) and events[-1].reason is FinishReason.CANCELLED
-    await kv_gone(site)
+    await site.kv_gone()
     assert not await site.client.cancel("to-cancel"), "it is gone"
 
 
 async def test_a_deadline_ends_the_request_everywhere(site, tales) -> None:
     with pytest.raises(DeadlineError):
         await site.client.complete("tales", PROMPTS[0], max_new_tokens=450, ignore_eos=True, timeout_s=0.4)
-    await kv_gone(site)
+    await site.kv_gone()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""The engine under load, on two real agents of one thread and one core each, beside what people use today.
+
+The random Llama of `bench/random_llama.py` is deployed whole on one box and in halves on both, in every mode, with
+bf16, int8 and int4 weights, and client streams run through each deployment in turns: round by round, so that whatever
+else the machine does weighs on all alike. `transformers.generate` (one thread, one core) and, where a build is given,
+llama.cpp's RPC backend (two servers of one thread and one core) take their turns in the same rounds. A row has the
+medians over the rounds; see `bench/engine_streams.py` for how a rate is taken. Client and coordinator have no core of
+their own: they share the two with the agents.
+
+    python -m bench.engine [--quick] [--llama-cpp DIR] -o FILE      JSON: a list of rows
+    python -m bench.engine_report FILE docs/benchmarks.md           the page and its plots, of these rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.engine_cases import FULL, LIMIT_S, LONG_CONTEXT, QUICK, Case, Plan, setups
+from bench.engine_kernels import kernels
+from bench.engine_limit import measure_limit
+from bench.engine_others import others, tell, usable_llama_cpp
+from bench.engine_rows import Rows
+from bench.engine_site import BOXES, MODEL, Setup, Site, write_model
+from bench.engine_streams import Sample, sample_of
+from bench.random_llama import RandomWeights
+from edgeshard.cli.local import LocalCluster
+from edgeshard.client import Client
+
+_TOKENS_AFTER_LONG_PROMPT = 4
+
+
+async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[str, Any]]:
+    """Every row of the plan; the model's files and the daemons' go into `scratch`."""
+    weights = RandomWeights()
+    write_model(scratch / "model", weights)
+    async with LocalCluster(scratch, BOXES, threads=1) as cluster, Client(cluster.address) as client:
+        site = Site(cluster, client)
+        site.pin()
+        await client.add_model(scratch / "model", MODEL)
+        if plan.limit:
+            await site.profile()  # while they are empty: a box that holds a stage is not measured
+        await hold(site, setups(plan.cases), ())
+        with others(scratch, weights, llama_cpp) as beside, kernels() as stages:
+            rows = Rows(stages)
+            for number in range(plan.rounds):
+                await measure_cases(site, plan.cases, plan.new_tokens, rows, f"{number + 1}/{plan.rounds}")
+                await beside.measure(plan, rows)
+                await asyncio.to_thread(stages.measure)
+        await hold(site, setups(plan.long_cases), setups(plan.cases))
+        for number in range(plan.long_rounds):
+            name = f"{number + 1}/{plan.long_rounds}"
+            await measure_cases(site, plan.long_cases, _TOKENS_AFTER_LONG_PROMPT, rows, name)
+        report = rows.report()
+        if plan.limit:
+            await hold(site, (), setups(plan.long_cases))
+            report.append(await measure_limit(site, LIMIT_S, LONG_CONTEXT))
+        return report
+
+
+async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:
+    """Have these deployments, and no others, in the boxes' memory."""
+    for setup in held:
+        if setup not in wanted:
+            await site.delete(setup)
+    for setup in wanted:
+        if setup not in held:
+            await site.deploy(setup)
+
+
+async def measure_cases(site: Site, cases: Sequence[Case], new_tokens: int, rows: Rows, name: str) -> None:
+    """Each case once, in their order."""
+    for case in cases:
+        sample, used_s = await measure(site, case, new_tokens)
+        rows.add(case, sample, used_s)
+        tell(
+            f"{name} {case.setup.name} x{case.streams} p{case.prompt_tokens}: {sample.tokens_per_s:.1f} tok/s, "
+            f"first token after {sample.ttft_s:.2f} s"
+        )
+
+
+async def measure(site: Site, case: Case, new_tokens: int) -> tuple[Sample, dict[str, float]]:
+    """The sample, and the processor seconds of every process for each token."""
+    await site.warm_up(case.setup)
+    before = site.processor_s()
+    sample = sample_of(await site.streams(case.setup, case.streams, case.prompt_tokens, new_tokens))
+    tokens = case.streams * new_tokens
+    return sample, {name: (used - before[name]) / tokens for name, used in site.processor_s().items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, under 5 minutes")
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its ggml-rpc-server is")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=True)
+    options = parser.parse_args()
+    llama_cpp = usable_llama_cpp(options.llama_cpp)
+    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-engine-") as scratch:
+        report = asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp))
+    options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

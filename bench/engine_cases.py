@@ -1,0 +1,90 @@
+"""What `bench.engine` measures, in full and in short."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.engine_site import PROMPT_CUT, Setup
+
+PROMPT_TOKENS, SHORT_PROMPT_TOKENS = 128, 64
+LONG_PROMPTS = (128, 1024, 4096)
+LONG_CONTEXT = 4096 + 256
+LIMIT_S = 0.25
+DECODING, PROMPTS = "decoding", "prompts"
+"""What a case is about: tokens per second, or the time to the first one."""
+
+WHOLE = Setup(1)
+SPLIT = Setup(2, micro_batches=2)
+BUBBLES = Setup(2, "bubbles", micro_batches=2)
+SPLIT_4 = Setup(2, micro_batches=4)
+BUBBLES_4 = Setup(2, "bubbles", micro_batches=4)
+SEQUENTIAL = Setup(2, "sequential", concurrency=1, max_context=LONG_CONTEXT, cut=PROMPT_CUT)
+LONG_WHOLE = Setup(1, concurrency=1, max_context=LONG_CONTEXT)
+LONG_SPLIT = Setup(2, concurrency=1, max_context=LONG_CONTEXT, cut=PROMPT_CUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Some streams at once on one deployment."""
+
+    setup: Setup
+    streams: int
+    prompt_tokens: int = PROMPT_TOKENS
+    section: str = DECODING
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run measures: `prompt_tokens` and `new_tokens` of every stream; the others compare at `streams`."""
+
+    rounds: int
+    prompt_tokens: int
+    new_tokens: int
+    cases: tuple[Case, ...]
+    long_rounds: int
+    long_cases: tuple[Case, ...]
+    streams: tuple[int, ...]
+    limit: bool
+
+
+def quantised(stages: int) -> list[Setup]:
+    return [Setup(stages, dtype=dtype, concurrency=8) for dtype in ("int8", "int4")]
+
+
+FULL = Plan(
+    rounds=5,
+    prompt_tokens=PROMPT_TOKENS,
+    new_tokens=24,
+    cases=(
+        *(Case(setup, streams) for streams in (1, 2, 4, 8, 16) for setup in (WHOLE, SPLIT)),
+        *(Case(BUBBLES, streams) for streams in (2, 4, 8, 16)),
+        *(Case(setup, streams) for streams in (4, 8, 16) for setup in (SPLIT_4, BUBBLES_4)),
+        Case(SEQUENTIAL, 1),
+        *(Case(setup, streams) for stages in (1, 2) for setup in quantised(stages) for streams in (1, 8)),
+    ),
+    long_rounds=5,
+    long_cases=tuple(
+        Case(s, 1, tokens, PROMPTS) for tokens in LONG_PROMPTS for s in (LONG_WHOLE, LONG_SPLIT, SEQUENTIAL)
+    ),
+    streams=(1, 8, 16),
+    limit=True,
+)
+QUICK = Plan(
+    rounds=2,
+    prompt_tokens=SHORT_PROMPT_TOKENS,
+    new_tokens=16,
+    cases=(
+        *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in (1, 8, 16) for setup in (WHOLE, SPLIT)),
+        *(Case(setup, 16, SHORT_PROMPT_TOKENS) for setup in (BUBBLES, SPLIT_4)),
+        *(Case(setup, 1, SHORT_PROMPT_TOKENS) for setup in (SEQUENTIAL, *quantised(1))),
+    ),
+    long_rounds=1,
+    long_cases=tuple(Case(setup, 1, max(LONG_PROMPTS), PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)),
+    streams=(1, 8, 16),
+    limit=False,
+)
+
+
+def setups(cases: tuple[Case, ...]) -> list[Setup]:
+    """Every deployment of the cases once."""
+    return list(dict.fromkeys(case.setup for case in cases))

@@ -1,0 +1,105 @@
+"""A long prompt that arrives among streams, where a time between tokens was promised to those."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+from bench.engine_site import PROMPT_CUT, Setup, Site, prompt_of
+from bench.engine_streams import Arrival, percentile
+
+STREAMS = 8
+PROMPT_TOKENS = 4096
+_FIRST_TOKENS = 6
+_SHORT = 128
+
+
+async def measure_limit(site: Site, limit_s: float, max_context: int) -> dict[str, Any]:
+    """A row: the time between tokens of 8 streams while the prompt is run, and its time to first token.
+
+    `ttft_alone_s` is that beside a single stream: so its chunks are sized by the same promise, and next to nothing
+    else is in its way.
+    """
+    setup = Setup(
+        2,
+        micro_batches=2,
+        concurrency=STREAMS + 1,
+        max_context=max_context,
+        max_inter_token_latency_s=limit_s,
+        cut=PROMPT_CUT,
+    )
+    await site.deploy(setup)
+    alone_s, _ = await _among(site, setup, 1)
+    ttft_s, gaps = await _among(site, setup, STREAMS)
+    await site.delete(setup)
+    return {
+        "engine": "edgeshard",
+        "stages": 2,
+        "mode": setup.mode,
+        "dtype": setup.dtype,
+        "streams": STREAMS + 1,
+        "micro_batches": 2,
+        "prompt_tokens": PROMPT_TOKENS,
+        "tokens_per_s": len(gaps) / ttft_s,
+        "inter_token_latency_s": percentile(gaps, 0.5),
+        "ttft_s": ttft_s,
+        "stage_s": [],
+        "hop_s": [],
+        "efficiency": None,
+        "bubble_share": None,
+        "section": "limit",
+        "max_inter_token_latency_s": limit_s,
+        "p99_inter_token_latency_s": percentile(gaps, 0.99),
+        "largest_inter_token_latency_s": max(gaps),
+        "ttft_alone_s": alone_s,
+    }
+
+
+class _Listener:
+    """One stream that goes on until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+        self.going = asyncio.Event()
+
+    def hear(self, arrival: Arrival) -> None:
+        self.arrivals.append(arrival)
+        if len(self.arrivals) == _FIRST_TOKENS:
+            self.going.set()
+
+
+async def _until_going(task: asyncio.Task[None], listener: _Listener) -> None:
+    """Raises what ended the stream before it was going."""
+    going = asyncio.create_task(listener.going.wait())
+    try:
+        await asyncio.wait({going, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        going.cancel()
+
+
+async def _among(site: Site, setup: Setup, streams: int) -> tuple[float, list[float]]:
+    """The prompt's time to first token, and the times between the streams' tokens meanwhile."""
+    listeners = [_Listener() for _ in range(streams)]
+    tasks = [
+        asyncio.create_task(site.listen(setup, prompt_of(number, _SHORT), setup.max_context - _SHORT, listener.hear))
+        for number, listener in enumerate(listeners)
+    ]
+    try:
+        for task, listener in zip(tasks, listeners, strict=True):
+            await _until_going(task, listener)
+        prompt = await site.stream(setup, prompt_of(99, PROMPT_TOKENS), 1)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    first = prompt.arrivals[0].at_s
+    gaps = [
+        later.at_s - earlier.at_s
+        for listener in listeners
+        for earlier, later in pairwise(listener.arrivals)
+        if prompt.began_s < later.at_s <= first
+    ]
+    return first - prompt.began_s, gaps

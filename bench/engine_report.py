@@ -1,0 +1,288 @@
+"""docs/benchmarks.md and its plots, from the rows of `bench.engine`.
+
+python -m bench.engine_report ROWS.json docs/benchmarks.md      the plots go into docs/benchmarks/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.engine_cases import FULL
+from edgeshard.planning.svg import bar_chart, line_chart
+
+Row = dict[str, Any]
+
+WHOLE = "whole"
+
+INTRODUCTION = """# Benchmarks
+
+What the engine does with two boxes of one core each, beside what people use today, on one machine with two cores. The
+model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary
+16,000. Two real agents have one thread and one core each; "whole" is the same engine as one stage on the first agent.
+Client and coordinator have no core of their own and take their time from the agents'. This page and its plots are
+written from a run:
+
+<!-- not run: it wants two idle cores and, in full, most of an hour -->
+```console
+$ python -m bench.engine{quick} --llama-cpp ~/llama.cpp/build/bin -o .benchmarks/engine.json
+$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md
+```
+
+`make bench` runs the short form, with `--quick`. Without a build of llama.cpp (`-DGGML_RPC=ON`) and the
+package `gguf` its rows are left out. All take turns within a round, and figures are medians of {rounds} rounds. Tokens
+per second are counted while all streams generate, without prompts and first tokens. The load of the machine (one
+minute) was {load:.1f} in the median, of which the benchmark itself makes about 2.
+"""
+
+THEORY = """## Two stages against the theory
+
+With m micro-batches of b streams, a ring can give at most m b / max(R, m B): R is the sum of all stages and hops, B the
+longest of them. "of it" is what was reached of that (`efficiency`). Stage times come from a run apart, of half of the
+layers on each core with nothing around them: both cores at work for m of 2 and more, one alone for m = 1. Hops are
+those of one stream. "cores" is how many times the rate of one core two reach in that run: they share memory, so it is
+less than 2. "simulated" is the planner's simulator with the same times. A bubble is time in which a stage does not
+compute.
+"""
+
+
+def document(rows: Sequence[Row]) -> str:
+    """The page. Sections that the rows have nothing for are left out."""
+    quick = " --quick" if _rounds(rows) < FULL.rounds else ""
+    introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows))
+    parts = [
+        introduction,
+        _speed(rows),
+        THEORY + "\n" + _theory(rows),
+        _weights(rows),
+        _prompts(rows),
+        _limit(rows),
+        _beside(rows),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def charts(rows: Sequence[Row]) -> dict[str, str]:
+    """SVG texts by file name."""
+    lines = {
+        name: [(row["streams"], row["tokens_per_s"]) for row in rows if _is_short(row) and _label(row) == name]
+        for name in _labels(rows)
+    }
+    lines = {name: points for name, points in lines.items() if len(points) > 1}
+    weights = {
+        _cut(stages): {row["dtype"]: row["tokens_per_s"] for row in _single_by_weights(rows) if row["stages"] == stages}
+        for stages in sorted({row["stages"] for row in _single_by_weights(rows)})
+    }
+    prompts = {
+        f"{tokens:,} tokens": {
+            _label(row): row["ttft_s"] for row in rows if _is_long(row) and row["prompt_tokens"] == tokens
+        }
+        for tokens in _prompt_lengths(rows)
+    }
+    return {
+        "streams.svg": line_chart(lines, "Tokens per second, bf16", "streams", "tokens per second"),
+        "weights.svg": bar_chart(weights, "One stream by weights", "tokens per second"),
+        "prompts.svg": bar_chart(prompts, "Time to first token by length of the prompt", "seconds"),
+    }
+
+
+def _speed(rows: Sequence[Row]) -> str:
+    counts = sorted({row["streams"] for row in rows if _is_short(row)})
+    table = [["tokens per second", *(f"{count} streams" if count > 1 else "1 stream" for count in counts)]]
+    tokens = next(row["prompt_tokens"] for row in rows if _is_short(row))
+    for label in _labels(rows):
+        table.append([label, *(_cell(rows, label, count) for count in counts)])
+    text = (
+        f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. In brackets the ratio to `transformers.generate` "
+        "at as many streams.\n"
+    )
+    return f"{text}\n{_table(table)}\n\n![Tokens per second by streams](benchmarks/streams.svg)\n"
+
+
+def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
+    found = next((r for r in rows if _is_short(r) and _label(r) == label and r["streams"] == streams), None)
+    if found is None:
+        return ""
+    other = next((r for r in rows if r["engine"] == "transformers" and r["streams"] == streams), None)
+    ratio = f" ({found['tokens_per_s'] / other['tokens_per_s']:.1f}x)" if other and found is not other else ""
+    return f"{found['tokens_per_s']:.1f}{ratio}"
+
+
+def _theory(rows: Sequence[Row]) -> str:
+    table = [
+        [
+            "mode",
+            "streams",
+            "m",
+            "stages, ms",
+            "hop, ms",
+            "tokens/s",
+            "of it",
+            "simulated, off",
+            "bubbles",
+            "cores",
+            "x whole at 8",
+        ]
+    ]
+    whole = next((r for r in rows if _is_short(r) and _label(r) == WHOLE and r["streams"] == 8), None)
+    for row in rows:
+        if not _is_short(row) or row["engine"] != "edgeshard" or row["stages"] == 1:
+            continue
+        rate, simulated = row["tokens_per_s"], row["simulated_tokens_per_s"]
+        table.append(
+            [
+                row["mode"],
+                str(row["streams"]),
+                str(row["micro_batches"]),
+                " + ".join(f"{1e3 * seconds:.1f}" for seconds in row["stage_s"]),
+                f"{1e3 * row['hop_s'][0]:.2f}",
+                f"{rate:.1f}",
+                f"{row['efficiency']:.2f}",
+                f"{simulated:.1f}, {simulated / rate - 1:+.0%}",
+                f"{row['bubble_share']:.0%}",
+                f"{row['kernel_ratio']:.2f}" if "kernel_ratio" in row else "",
+                f"{rate / whole['tokens_per_s']:.2f}" if whole else "",
+            ]
+        )
+    return _table(table) + "\n"
+
+
+def _weights(rows: Sequence[Row]) -> str:
+    table = [["one stream", "weights", "tokens/s", "x bf16"]]
+    for row in _single_by_weights(rows):
+        base = next(r for r in _single_by_weights(rows) if r["dtype"] == "bf16" and r["stages"] == row["stages"])
+        ratio = row["tokens_per_s"] / base["tokens_per_s"]
+        table.append([_cut(row["stages"]), row["dtype"], f"{row['tokens_per_s']:.1f}", f"{ratio:.2f}"])
+    return f"## Weights of 8 and 4 bits\n\n{_table(table)}\n\n![One stream by weights](benchmarks/weights.svg)\n"
+
+
+def _prompts(rows: Sequence[Row]) -> str:
+    found = [row for row in rows if _is_long(row)]
+    if not found:
+        return ""
+    table = [["prompt", "pipeline", "time to first token, s", "of unsliced"]]
+    for row in found:
+        unsliced = next(
+            (r for r in found if r["mode"] == "sequential" and r["prompt_tokens"] == row["prompt_tokens"]), None
+        )
+        ratio = f"{row['ttft_s'] / unsliced['ttft_s']:.2f}" if unsliced and row["stages"] == 2 else ""
+        table.append([f"{row['prompt_tokens']:,}", _label(row), f"{row['ttft_s']:.2f}", ratio])
+    text = (
+        "## Long prompts\n\nOne stream. Unsliced is the mode `sequential`: each chunk of 512 tokens goes through all "
+        "stages before the next begins.\n"
+    )
+    return f"{text}\n{_table(table)}\n\n![Time to first token](benchmarks/prompts.svg)\n"
+
+
+def _limit(rows: Sequence[Row]) -> str:
+    row = next((row for row in rows if "max_inter_token_latency_s" in row), None)
+    if row is None:
+        return ""
+    return (
+        "## A long prompt among streams\n\n"
+        f"{row['streams'] - 1} streams generate when a prompt of {row['prompt_tokens']:,} tokens arrives; "
+        f"`max_inter_token_latency_s` is {row['max_inter_token_latency_s']:g}. Meanwhile the time between their tokens "
+        f"was {row['inter_token_latency_s']:.3f} s in the median, {row['p99_inter_token_latency_s']:.3f} s at the 99th "
+        f"percentile and {row['largest_inter_token_latency_s']:.3f} s at most. The prompt's first token came after "
+        f"{row['ttft_s']:.1f} s; beside one stream only, with chunks sized by the same promise, after "
+        f"{row['ttft_alone_s']:.1f} s.\n"
+    )
+
+
+def _beside(rows: Sequence[Row]) -> str:
+    table = [["pipeline", "streams", "coordinator, ms/token", "client, ms/token"]]
+    for row in rows:
+        if (
+            _is_short(row)
+            and "processor_s_per_token" in row
+            and row["mode"] == "no-bubbles"
+            and row["streams"] in (1, 8, 16)
+        ):
+            used = row["processor_s_per_token"]
+            table.append(
+                [_label(row), str(row["streams"]), *(f"{1e3 * used[name]:.2f}" for name in ("coordinator", "client"))]
+            )
+    text = (
+        "## What client and coordinator take\n\nProcessor time for each token, requests and prompts included. It "
+        "comes out of the same two cores, so a site with machines of their own for them is that much faster.\n"
+    )
+    return f"{text}\n{_table(table)}\n"
+
+
+def _is_short(row: Row) -> bool:
+    return bool(row["dtype"] == "bf16" and row["section"] == "decoding")
+
+
+def _is_long(row: Row) -> bool:
+    return bool(row["section"] == "prompts")
+
+
+def _single_by_weights(rows: Sequence[Row]) -> list[Row]:
+    stages = {row["stages"] for row in rows if row["dtype"] != "bf16"}
+    found = [
+        row
+        for row in rows
+        if row["engine"] == "edgeshard"
+        and row["streams"] == 1
+        and row["mode"] == "no-bubbles"
+        and row["section"] == "decoding"
+        and row["stages"] in stages
+    ]
+    return sorted(found, key=lambda row: (row["stages"], ("bf16", "int8", "int4").index(row["dtype"])))
+
+
+def _prompt_lengths(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["prompt_tokens"] for row in rows if _is_long(row)})
+
+
+def _label(row: Row) -> str:
+    if row["engine"] != "edgeshard":
+        return str(row["engine"])
+    if row["stages"] == 1:
+        return WHOLE
+    if _is_long(row):
+        return "2 stages, unsliced" if row["mode"] == "sequential" else "2 stages, sliced"
+    return f"2 stages, {row['mode']}" + (f", m = {row['placed_micro_batches']}" if row["mode"] != "sequential" else "")
+
+
+def _labels(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(_label(row) for row in rows if _is_short(row)))
+
+
+def _cut(stages: int) -> str:
+    return WHOLE if stages == 1 else f"{stages} stages"
+
+
+def _rounds(rows: Sequence[Row]) -> int:
+    return max(len(row.get("samples_tokens_per_s", ())) for row in rows)
+
+
+def _load(rows: Iterable[Row]) -> float:
+    return next((row["load_1_minute"] for row in rows if "load_1_minute" in row), 0.0)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *body = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([head, "|" + " --- |" * len(lines[0]), *body])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("document", type=Path)
+    options = parser.parse_args()
+    rows = json.loads(options.rows.read_text(encoding="utf-8"))
+    options.document.write_text(document(rows), encoding="utf-8")
+    plots = options.document.with_suffix("")
+    plots.mkdir(exist_ok=True)
+    for name, picture in charts(rows).items():
+        (plots / name).write_text(picture, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Two real agents of one thread and one core each, deployments of the random Llama on them, and client streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from bench.engine_streams import Arrival, Stream
+from bench.random_llama import CONFIG, RandomWeights
+from edgeshard.cli.local import LocalCluster
+from edgeshard.client import Client
+from edgeshard.deployment import parse_spec
+from edgeshard.generation import Token
+
+BOXES = ("a", "b")
+MODEL = "llama-316m"
+LAYERS = int(CONFIG["num_hidden_layers"])
+CUT = 13
+"""Layers of the first of two stages. The LM head, on the second, weighs as much as 1.4 layers while every row is
+sampled from; of a prompt's rows only the last is, so prompts are cut in the middle."""
+PROMPT_CUT = LAYERS // 2
+_DEPLOY_S = 180.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One deployment: how it is cut (`cut` layers on the first of two boxes), run and kept."""
+
+    stages: int
+    mode: str = "no-bubbles"
+    dtype: str = "bf16"
+    micro_batches: int = 1
+    concurrency: int = 16
+    max_context: int = 512
+    max_inter_token_latency_s: float | None = None
+    cut: int = CUT
+
+    @property
+    def name(self) -> str:
+        limit = "-limit" if self.max_inter_token_latency_s else ""
+        return f"{self.mode}-{self.dtype}-s{self.stages}-m{self.micro_batches}-c{self.max_context}{limit}"
+
+    def in_flight(self, streams: int) -> int:
+        """Micro-batches of so many streams."""
+        return min(self.micro_batches, streams)
+
+    def spec(self) -> dict[str, object]:
+        first, second = BOXES
+        whole, halves = f"{first}=0:{LAYERS}", f"{first}=0:{self.cut},{second}={self.cut}:{LAYERS}"
+        values: dict[str, object] = {
+            "name": self.name,
+            "model": MODEL,
+            "source": BOXES[0],
+            "dtype": "bfloat16",
+            "mode": self.mode,
+            "micro_batches": self.micro_batches,
+            "concurrency": self.concurrency,
+            "max_context": self.max_context,
+            "max_new_tokens": self.max_context,
+            "layers": whole if self.stages == 1 else halves,
+        }
+        if self.dtype != "bf16":
+            values["quantisation"] = {"*": self.dtype}
+        if self.max_inter_token_latency_s is not None:
+            values["max_inter_token_latency_s"] = self.max_inter_token_latency_s
+        return values
+
+
+def write_model(directory: Path, weights: RandomWeights) -> None:
+    """The random model as a Hugging Face directory."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    save_file(weights.tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def prompt_of(number: int, tokens: int) -> list[int]:
+    return [
+        (7919 * number + 31 * position + position * position) % int(CONFIG["vocab_size"]) for position in range(tokens)
+    ]
+
+
+class Site:
+    """`cluster` has the agents BOXES, `client` is connected to its coordinator."""
+
+    def __init__(self, cluster: LocalCluster, client: Client) -> None:
+        self._cluster, self._client = cluster, client
+
+    def pin(self) -> None:
+        """Each agent to a core of its own. What it starts from now on is pinned with it."""
+        for core, name in enumerate(BOXES):
+            pid = self._cluster.agents[name].pid
+            assert pid is not None
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {core})
+
+    async def profile(self) -> None:
+        """Have both boxes measure themselves with the model. Raises the error of a box that could not."""
+        async with aclosing(self._client.profile(MODEL, quick=True)) as telling:
+            async for progress in telling:
+                if progress.failure is not None:
+                    raise progress.failure
+
+    async def deploy(self, setup: Setup) -> None:
+        await self._client.deploy(parse_spec(setup.spec()), timeout_s=_DEPLOY_S)
+        self.pin()  # the threads that came with it
+
+    async def delete(self, setup: Setup) -> None:
+        await self._client.delete_deployment(setup.name, timeout_s=_DEPLOY_S)
+
+    async def stream(self, setup: Setup, prompt: Sequence[int], new_tokens: int) -> Stream:
+        """One request from its beginning to its end."""
+        began, arrivals = time.perf_counter(), list[Arrival]()
+        await self.listen(setup, prompt, new_tokens, arrivals.append)
+        return Stream(began, tuple(arrivals))
+
+    async def listen(
+        self, setup: Setup, prompt: Sequence[int], new_tokens: int, heard: Callable[[Arrival], None]
+    ) -> None:
+        """Run one request; `heard` is called with each token as it comes."""
+        events = self._client.generate(setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        async with aclosing(events) as stream:
+            async for event in stream:
+                if isinstance(event, Token):
+                    heard(Arrival(time.perf_counter(), event.timings))
+
+    async def warm_up(self, setup: Setup) -> None:
+        """A short request: weights that nobody has read for a while are slow at first."""
+        await self.stream(setup, prompt_of(0, 16), 4)
+
+    async def streams(self, setup: Setup, count: int, prompt_tokens: int, new_tokens: int) -> list[Stream]:
+        """So many at once, each with a prompt of its own."""
+        prompts = [prompt_of(number, prompt_tokens) for number in range(count)]
+        return list(await asyncio.gather(*(self.stream(setup, prompt, new_tokens) for prompt in prompts)))
+
+    def processor_s(self) -> dict[str, float]:
+        """Processor time of every process so far, by name."""
+        daemons = {**self._cluster.agents, "coordinator": self._cluster.coordinator}
+        used = {name: _process_s(daemon.pid) for name, daemon in daemons.items() if daemon.pid is not None}
+        return {**used, "client": time.process_time()}
+
+
+def _process_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

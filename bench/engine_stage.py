@@ -1,0 +1,63 @@
+"""Some layers of the random Llama in this process, decoding: how long a step takes with nothing around it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from edgeshard_agent.model.stage import StageInputs, StageModel
+
+from bench.random_llama import CONFIG, RandomWeights
+from edgeshard.dtypes import DType, Quantisation
+from edgeshard.generation import Sampling
+from edgeshard.model import LayerRange
+from edgeshard.step import KvGrant, Span, StepPlan
+
+BLOCK_TOKENS = 16
+CONTEXT = 128
+MOST_STEPS = 256
+
+
+class DecodingStage:
+    """`rows` requests of CONTEXT tokens each, some or all of which decode for as long as is asked."""
+
+    def __init__(self, layers: LayerRange, quantisation: Quantisation | None, rows: int) -> None:
+        self._random = np.random.default_rng(0)
+        blocks = -(-(CONTEXT + MOST_STEPS) // BLOCK_TOKENS)
+        self._model = StageModel.load(
+            RandomWeights(),
+            CONFIG,
+            layers,
+            dtype=DType.BFLOAT16,
+            kv_dtype=DType.BFLOAT16,
+            kv_blocks=blocks * rows,
+            block_tokens=BLOCK_TOKENS,
+            device="cpu",
+            quantisation=quantisation,
+        )
+        for row in range(rows):
+            grant = KvGrant(row, 0, tuple(range(row * blocks, (row + 1) * blocks)))
+            span = Span(row, 0, CONTEXT, sample=True, sampling=Sampling())
+            self._model.execute(StepPlan(grants=(grant,), spans=(span,)), self._inputs(CONTEXT))
+
+    def decode(self, rows: int, seconds: float) -> list[float]:
+        """Decode the first `rows` requests for so long; seconds of each step."""
+        steps: list[float] = []
+        give_up = time.perf_counter() + seconds
+        for position in range(CONTEXT, CONTEXT + MOST_STEPS):
+            # The first step cuts off what an earlier call has decoded.
+            sampling = Sampling() if position == CONTEXT else None
+            spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
+            inputs = self._inputs(rows)
+            began = time.perf_counter()
+            self._model.execute(StepPlan(spans=spans), inputs)
+            steps.append(time.perf_counter() - began)
+            if time.perf_counter() > give_up:
+                break
+        return steps
+
+    def _inputs(self, tokens: int) -> StageInputs:
+        if self._model.is_first:
+            return self._random.integers(0, CONFIG["vocab_size"], tokens)
+        return torch.from_numpy(self._random.standard_normal((tokens, CONFIG["hidden_size"]), np.float32)).bfloat16()

@@ -1,0 +1,277 @@
+"""Many requests over real boxes: each gets the unsplit model's tokens, whoever comes, goes, stalls or gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from edgeshard.deployment import DeploymentSpec
+from edgeshard.errors import ResourceExhaustedError
+from edgeshard.generation import Finished, FinishReason, GenerationEvent, Started, Token
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+TIE = 2e-4
+"""Two logits of the reference that are closer are as good as equal."""
+BLOCK_TOKENS = 16
+CROWD, PAIR = "crowd", "pair"
+TWO_BOXES = "a=0:6,b=6:12"
+
+
+class Unsplit:
+    """The whole model in float32, by transformers."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+
+    @torch.no_grad()
+    def objections(self, answers: Sequence[Answer]) -> list[str]:
+        """Which of their tokens are not greedy ones behind what precedes them. Attention is causal: padding is free."""
+        rows = [[*answer.prompt, *answer.tokens] for answer in answers]
+        width = max(len(row) for row in rows)
+        logits = self._model(torch.tensor([row + [0] * (width - len(row)) for row in rows])).logits
+        found = []
+        for number, answer in enumerate(answers):
+            begin = len(answer.prompt) - 1
+            before = logits[number, begin : begin + len(answer.tokens)]
+            chosen = before.gather(1, torch.tensor(answer.tokens, dtype=torch.int64)[:, None])[:, 0]
+            worse = (before.max(dim=1).values - chosen >= TIE).nonzero()
+            if len(worse):
+                found.append(f"answer {number}: token {int(worse[0])} of {len(answer.tokens)} is not the reference's")
+        return found
+
+
+@pytest.fixture(scope="module")
+def unsplit() -> Unsplit:
+    return Unsplit()
+
+
+@dataclass
+class Answer:
+    """What a client has read of its request so far. Fails when a token is not the one that comes next."""
+
+    prompt: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+    def add(self, event: GenerationEvent) -> None:
+        if isinstance(event, Started):
+            self.prompt = event.prompt_tokens
+        elif isinstance(event, Token):
+            assert event.position == len(self.prompt) + len(self.tokens), "a token was lost or repeated"
+            self.tokens.append(event.token)
+        elif isinstance(event, Finished):
+            self.reason = event.reason
+
+
+class Reader:
+    """A client's request, read as far as the client likes."""
+
+    def __init__(self, site: Any, deployment: str, prompt: Sequence[int], **options: Any) -> None:
+        self.answer = Answer()
+        self._events = site.client.generate(deployment, prompt, **{"ignore_eos": True, **options})
+
+    async def read(self, tokens: int | None = None) -> Answer:
+        """Until there are so many tokens, or to the end."""
+        async for event in self._events:
+            self.answer.add(event)
+            if tokens is not None and len(self.answer.tokens) >= tokens:
+                break
+        return self.answer
+
+    async def leave(self) -> None:
+        await self._events.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crowd(site, make_spec) -> AsyncIterator[None]:
+    """A deployment with 24 blocks of KV: two requests at their longest, and four may run."""
+    pool = {"concurrency": 2, "max_context": 192, "kv_overcommit": True, "prefix_cache": True}
+    async with deployed(site, make_spec(name=CROWD, **pool)):
+        yield
+
+
+@asynccontextmanager
+async def deployed(site: Any, *specs: DeploymentSpec) -> AsyncIterator[None]:
+    """These deployments, and after them no KV on any box."""
+    for spec in specs:
+        await site.client.deploy(spec)
+    try:
+        yield
+        await site.kv_gone()
+    finally:
+        for spec in specs:
+            await site.client.delete_deployment(spec.name)
+
+
+async def positions_run(site: Any) -> int:
+    """Positions that went through first stages so far, once every box has let go of all KV."""
+    await site.kv_gone()
+    return sum(stage.tokens_done for stage in (await site.client.node("a")).stages)
+
+
+def story(chance: random.Random, length: int) -> list[int]:
+    return [chance.randrange(3, 4096) for _ in range(length)]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A client: what it asks for, when it comes, and after how many tokens it goes (None: it reads to the end)."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+    comes_at_s: float
+    goes_after: int | None = None
+    cancels: bool = False
+
+    async def make(self, site: Any, name: str) -> Answer:
+        await asyncio.sleep(self.comes_at_s)
+        while True:
+            try:
+                return await self._ask(site, name)
+            except ResourceExhaustedError as full:
+                assert full.retry_after_s
+                await asyncio.sleep(full.retry_after_s)
+
+    async def _ask(self, site: Any, name: str) -> Answer:
+        reader = Reader(site, CROWD, self.prompt, request_id=name, **self.options)
+        if self.goes_after is None:
+            return await reader.read()
+        await reader.read(self.goes_after)
+        if self.cancels:
+            await site.client.cancel(name)
+            return await reader.read()
+        await reader.leave()
+        return reader.answer
+
+
+def visits(chance: random.Random, count: int) -> list[Visit]:
+    """Within a second: every fifth leaves or cancels, every fourth samples, half begin alike."""
+    beginnings = [story(chance, 4 * BLOCK_TOKENS) for _ in range(2)]
+    made = []
+    for number in range(count):
+        prompt = [*(chance.choice(beginnings) if number % 2 else []), *story(chance, chance.randint(1, 60))]
+        options: dict[str, Any] = {"max_new_tokens": chance.randint(1, 192 - len(prompt))}
+        if number % 4 == 3:
+            options |= {"temperature": 0.9, "top_p": 0.95, "seed": number, "max_new_tokens": 24}
+        goes_after = chance.randint(1, options["max_new_tokens"]) if number % 5 == 4 else None
+        made.append(Visit(prompt, options, chance.uniform(0.0, 1.0), goes_after, cancels=number % 2 == 0))
+    return made
+
+
+async def test_random_arrivals_all_get_the_unsplit_models_tokens(site, crowd, unsplit) -> None:
+    """They join, leave, cancel, come back when refused, begin alike, give way; sampled ones get what they get alone."""
+    all_visits = visits(random.Random(3), 30)
+    alone = {
+        number: (await Reader(site, CROWD, visit.prompt, **visit.options).read()).tokens
+        for number, visit in enumerate(all_visits)
+        if "seed" in visit.options
+    }
+    answers = await asyncio.gather(*(visit.make(site, f"visit-{n}") for n, visit in enumerate(all_visits)))
+    for visit, answer in zip(all_visits, answers, strict=True):
+        assert list(answer.prompt) == visit.prompt
+        if visit.goes_after is None:
+            assert (answer.reason, len(answer.tokens)) == (FinishReason.LENGTH, visit.options["max_new_tokens"])
+        else:
+            assert len(answer.tokens) >= visit.goes_after
+    for number, tokens in alone.items():
+        assert answers[number].tokens == tokens[: len(answers[number].tokens)]
+    assert not unsplit.objections([answer for number, answer in enumerate(answers) if number not in alone])
+    await site.kv_gone()
+
+
+async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(site, crowd, unsplit) -> None:
+    """Four with 12 blocks each at their end, where 24 are: some positions had to be run more than once."""
+    chance = random.Random(4)
+    prompts = [story(chance, 40) for _ in range(4)]
+    before = await positions_run(site)
+    answers = await asyncio.gather(*(Reader(site, CROWD, p, max_new_tokens=150).read() for p in prompts))
+    assert await positions_run(site) - before > 4 * (40 + 150 - 1)
+    assert [len(answer.tokens) for answer in answers] == [150] * 4
+    assert not unsplit.objections(answers)
+
+
+async def test_a_shared_beginning_is_run_once(site, crowd, unsplit) -> None:
+    beginning = story(random.Random(5), 4 * BLOCK_TOKENS)
+    answers, run = [], [await positions_run(site)]
+    for tail in ([7, 8, 9], [11, 12, 13]):
+        answers.append(await Reader(site, CROWD, [*beginning, *tail], max_new_tokens=20).read())
+        run.append(await positions_run(site))
+    assert [run[1] - run[0], run[2] - run[1]] == [len(beginning) + 3 + 19, 3 + 19]
+    assert not unsplit.objections(answers)
+
+
+async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(site, make_spec, unsplit) -> None:
+    """Its tokens wait between it and the coordinator; its memory on the boxes does not wait for it."""
+    chance = random.Random(6)
+    prompts = [story(chance, 12) for _ in range(4)]
+    async with deployed(site, make_spec(name=PAIR, layers=TWO_BOXES)):
+        stalled = Reader(site, PAIR, prompts[0], max_new_tokens=300)
+        await stalled.read(1)
+        others = await asyncio.gather(*(Reader(site, PAIR, p, max_new_tokens=40).read() for p in prompts[1:]))
+        await site.kv_gone()
+        assert len(stalled.answer.tokens) == 1
+        answer = await stalled.read()
+    assert (answer.reason, len(answer.tokens)) == (FinishReason.LENGTH, 300)
+    assert not unsplit.objections([answer, *others])
+
+
+async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(site, make_spec, unsplit) -> None:
+    """Two fill it, eight wait for their end, and one more is refused, with a hint that is true."""
+    chance = random.Random(7)
+    async with deployed(site, make_spec(name=PAIR, layers=TWO_BOXES, concurrency=2, max_context=256)):
+        fillers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=230) for _ in range(2)]
+        for filler in fillers:
+            await filler.read(1)
+        filling = [asyncio.create_task(filler.read()) for filler in fillers]
+        waiters = [Reader(site, PAIR, story(chance, 240), max_new_tokens=4) for _ in range(8)]
+        for waiter in waiters:
+            await waiter.read(0)  # accepted
+        late = story(chance, 10)
+        with pytest.raises(ResourceExhaustedError) as refusal:
+            await Reader(site, PAIR, late, max_new_tokens=4).read()
+        waiting = [asyncio.create_task(waiter.read(1)) for waiter in waiters]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        filled = max(len(filler.answer.tokens) for filler in fillers)
+        await asyncio.gather(*waiting)
+        answers = await asyncio.gather(*filling, *(waiter.read() for waiter in waiters))
+        assert refusal.value.retry_after_s
+        await asyncio.sleep(refusal.value.retry_after_s)
+        answers.append(await Reader(site, PAIR, late, max_new_tokens=4).read())
+    assert filled > 180, "a request was let in before there was room"  # the client may be a little behind
+    assert [len(answer.tokens) for answer in answers] == [230] * 2 + [4] * 9
+    assert not unsplit.objections(answers)
+
+
+async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(site, make_spec, unsplit) -> None:
+    """Box b is halted under three streams; another deployment with the same head goes on, and then the three do."""
+    chance = random.Random(8)
+    slow, other = make_spec(name=PAIR, layers=TWO_BOXES), make_spec(name="other", layers="a=0:6,c=6:12")
+    box = site.cluster.agents["b"]
+    async with deployed(site, slow, other):
+        readers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=200) for _ in range(3)]
+        for reader in readers:
+            await reader.read(5)
+        box.send_signal(signal.SIGSTOP)
+        try:
+            halt = asyncio.create_task(asyncio.sleep(0.5))
+            meanwhile = await Reader(site, "other", story(chance, 10), max_new_tokens=6).read()
+            await halt
+            assert (await site.client.deployment(PAIR)).active_requests == 3
+        finally:
+            box.send_signal(signal.SIGCONT)
+        answers = await asyncio.gather(*(reader.read() for reader in readers))
+    assert [len(answer.tokens) for answer in (*answers, meanwhile)] == [200, 200, 200, 6]
+    assert not unsplit.objections([*answers, meanwhile])
