@@ -26,7 +26,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import split_address
-from edgeshard_agent.core.state import CommandReceived
+from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.survey import ControlLost
 from edgeshard_agent.emulation import emulated_facts, load_emulation
 from edgeshard_agent.engine.worker import ComputeThread

@@ -14,23 +14,17 @@ from edgeshard.commands import CommandResult, PrepareStage
 from edgeshard.device import StagePhase, StageStatus
 from edgeshard.errors import EdgeShardError, InternalError
 from edgeshard.ids import DeploymentName, Epoch
-from edgeshard_agent.core.state import (
-    Action,
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.events import (
     ActionStarted,
-    AgentState,
-    CloseStage,
     Event,
     HeadActivated,
-    LoadStage,
-    OpenHead,
-    SendResults,
     StageBroke,
     StageClosed,
     StageLoaded,
     StageLoadFailed,
-    apply,
-    reconcile,
 )
+from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.survey import Inquiry, StartSurvey, StopSurvey, SurveyEnded, SurveyStopped
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
 from edgeshard_agent.hosted_stage import HostedStage, LoadedModel, Surroundings, model_key

@@ -5,25 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from edgeshard_agent.core.state import (
-    Action,
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.events import (
     ActionStarted,
-    AgentState,
-    CloseStage,
     CommandReceived,
     Event,
     HeadActivated,
-    LoadStage,
-    OpenHead,
-    Phase,
-    SendResults,
     StageBroke,
     StageClosed,
     StageLoaded,
     StageLoadFailed,
-    apply,
-    reconcile,
 )
+from edgeshard_agent.core.state import AgentState, Phase, apply, reconcile
 
 from edgeshard.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage
 from edgeshard.deployment import DeploymentSpec

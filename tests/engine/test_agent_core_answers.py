@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 from edgeshard_agent import probe
-from edgeshard_agent.core.state import (
-    ActionStarted,
-    AgentState,
-    CommandReceived,
-    Event,
-    HeadActivated,
-    Phase,
-    SendResults,
-    StageBroke,
-    StageLoaded,
-    apply,
-    reconcile,
-)
+from edgeshard_agent.core.actions import SendResults
+from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, HeadActivated, StageBroke, StageLoaded
+from edgeshard_agent.core.state import AgentState, Phase, apply, reconcile
 
 from edgeshard.commands import ActivateHead, Command, PrepareStage
 from edgeshard.deployment import DeploymentSpec

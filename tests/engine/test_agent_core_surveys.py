@@ -5,19 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from edgeshard_agent.core.state import (
-    Action,
-    ActionStarted,
-    AgentState,
-    CommandReceived,
-    Event,
-    LoadStage,
-    SendResults,
-    StageClosed,
-    StageLoaded,
-    apply,
-    reconcile,
-)
+from edgeshard_agent.core.actions import Action, LoadStage, SendResults
+from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageClosed, StageLoaded
+from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.survey import (
     ControlLost,
     Inquiry,

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.core.state import (
-    Action,
-    ActionStarted,
-    AgentState,
-    CommandReceived,
-    Event,
-    SendResults,
-    StageBroke,
-    StageLoaded,
-    apply,
-    reconcile,
-)
+from edgeshard_agent.core.actions import Action, SendResults
+from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageBroke, StageLoaded
+from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.survey import ControlLost
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded
 

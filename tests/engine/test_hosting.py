@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.core.state import CommandReceived
+from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.survey import ControlLost, Inquiry
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosted_stage import LoadedModel, Surroundings, model_key

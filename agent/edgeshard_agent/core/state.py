@@ -12,7 +12,6 @@ from typing import assert_never
 
 from edgeshard.commands import (
     ActivateHead,
-    Command,
     CommandResult,
     MeasureCompute,
     PrepareStage,
@@ -24,6 +23,18 @@ from edgeshard.commands import (
 from edgeshard.device import StageStatus
 from edgeshard.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.ids import DeploymentName, Epoch, OperationId
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.events import (
+    ActionStarted,
+    CommandReceived,
+    Event,
+    HeadActivated,
+    StageBroke,
+    StageClosed,
+    StageEvent,
+    StageLoaded,
+    StageLoadFailed,
+)
 from edgeshard_agent.core.survey import (
     ControlLost,
     Inquiry,
@@ -74,83 +85,6 @@ class AgentState:
     unsent: tuple[CommandResult, ...] = ()
     survey: Survey = field(default_factory=Survey)
     traces: dict[DeploymentName, WantedTrace] = field(default_factory=dict)
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class CommandReceived:
-    operation_id: OperationId
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
-class StageLoaded:
-    deployment: DeploymentName
-    epoch: Epoch
-    status: StageStatus
-
-
-@dataclass(frozen=True, slots=True)
-class StageLoadFailed:
-    deployment: DeploymentName
-    epoch: Epoch
-    error: EdgeShardError
-
-
-@dataclass(frozen=True, slots=True)
-class HeadActivated:
-    deployment: DeploymentName
-    epoch: Epoch
-    error: EdgeShardError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StageBroke:
-    deployment: DeploymentName
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class StageClosed:
-    deployment: DeploymentName
-
-
-@dataclass(frozen=True, slots=True)
-class ActionStarted:
-    action: Action
-
-
-# Actions
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStage:
-    """Fetch and open this stage; what is held at a lower epoch gives way, its weights may be reused."""
-
-    prepare: PrepareStage
-
-
-@dataclass(frozen=True, slots=True)
-class OpenHead:
-    deployment: DeploymentName
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class CloseStage:
-    deployment: DeploymentName
-
-
-@dataclass(frozen=True, slots=True)
-class SendResults:
-    results: tuple[CommandResult, ...]
-
-
-Action = LoadStage | OpenHead | CloseStage | SendResults | StartSurvey | StopSurvey | StartTrace
-StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-Event = CommandReceived | StageEvent | StageClosed | SurveyEvent | TraceEnded | ActionStarted
 
 
 def apply(state: AgentState, event: Event) -> AgentState:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import grpc
 import structlog
@@ -26,6 +24,7 @@ from edgeshard.wire.head import (
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head, HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.scheduler import TokenOut
+from edgeshard_agent.net.together import until_one_ends
 
 log = structlog.get_logger()
 
@@ -111,20 +110,7 @@ class HeadStream:
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
         self.attached.set()
         log.info("head_attached", deployment=self._deployment, epoch=self._epoch)
-        parts: list[Callable[[], Coroutine[Any, Any, object]]] = [
-            lambda: self._write(call),
-            lambda: self._read(call, head),
-            self._overflow.wait,
-        ]
-        tasks = [asyncio.create_task(part()) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(self._write(call), self._read(call, head), self._overflow.wait())
 
     async def _write(self, call: Attach) -> None:
         while True:

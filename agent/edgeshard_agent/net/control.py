@@ -32,6 +32,7 @@ from edgeshard.wire.control import (
     result_to_wire,
 )
 from edgeshard.wire.status import from_rpc_error
+from edgeshard_agent.net.together import until_one_ends
 
 log = structlog.get_logger()
 
@@ -132,15 +133,9 @@ class ControlClient:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
         await call.write(hello_to_wire(self._registration.node_id, self._registration.incarnation))
-        tasks = [asyncio.create_task(work) for work in (self._read(call), self._write(call), self._send_heartbeats())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until_one_ends(self._read(call), self._write(call), self._send_heartbeats())
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
             self._on_lost()
 

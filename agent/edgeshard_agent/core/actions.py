@@ -1,0 +1,36 @@
+"""What the agent's state wants done. An executor performs actions and reports what came of them as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.commands import CommandResult, PrepareStage
+from edgeshard.ids import DeploymentName, Epoch
+from edgeshard_agent.core.survey import StartSurvey, StopSurvey
+from edgeshard_agent.core.tracing import StartTrace
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Fetch and open this stage; what is held at a lower epoch gives way, its weights may be reused."""
+
+    prepare: PrepareStage
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHead:
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStage:
+    deployment: DeploymentName
+
+
+@dataclass(frozen=True, slots=True)
+class SendResults:
+    results: tuple[CommandResult, ...]
+
+
+Action = LoadStage | OpenHead | CloseStage | SendResults | StartSurvey | StopSurvey | StartTrace
