@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import sys
 
 from edgeshard.errors import EdgeShardError
+from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "psutil")
 
@@ -16,8 +16,7 @@ def main() -> None:
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
         sys.exit(1)
-    # gRPC's own log, on stderr and not in our format, says nothing that ours does not; read when grpc is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    settle_grpc()
     from edgeshard.config import load_settings
     from edgeshard.logs import configure_logging
     from edgeshard_agent.settings import AgentSettings

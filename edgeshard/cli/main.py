@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from edgeshard import WIRE_VERSION, __version__
 from edgeshard.cli import delete, demo, deploy, describe, generate, get, lab, model, plan, profile, trace
 from edgeshard.cli.connect import Connect
 from edgeshard.errors import EdgeShardError
+from edgeshard.rpc.environment import settle_grpc
 
 _GLOBAL_OPTIONS = ("--coordinator", "--tls-ca", "--tls-cert", "--tls-key")
 
@@ -116,8 +116,7 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of `edgectl`."""
-    # gRPC's own log is not for the operator; its failures come as typed errors.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    settle_grpc()
     app(prog_name="edgectl")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from edgeshard.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("torch", "transformers", "psutil", "rich")
 
@@ -19,7 +19,7 @@ def main() -> None:
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
         sys.exit(1)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    settle_grpc()
     try:
         _run(_parser().parse_args())
     except EdgeShardError as error:

@@ -18,7 +18,7 @@ from edgeshard_coordinator.core.state import State
 
 log = structlog.get_logger()
 
-TICK_S = 0.25
+TICK_S = 0.5
 _PASSES = 20
 
 
