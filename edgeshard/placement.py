@@ -24,7 +24,8 @@ class ExplicitStage:
 class PlacedStage:
     """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
 
-    `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool.
+    `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is what
+    it takes beside these while it works.
     """
 
     index: int
@@ -34,6 +35,7 @@ class PlacedStage:
     layers: LayerRange
     parameter_bytes: int
     kv_bytes: int
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from edgeshard.generation import Sampling, StageTiming, TokenLogprob
 
+STEP_TOKENS = 512
+"""Tokens a head puts into a step: its decodes, and chunks of prompts for the rest."""
+MAX_STEP_TOKENS = 4 * STEP_TOKENS
+"""Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

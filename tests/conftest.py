@@ -56,9 +56,9 @@ def planted_profile(
     """Of any model: a block takes `block_s` for one sequence and hardly more for several, all else next to nothing."""
 
     def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
-        prefill = tuple(Sample(n, c, each_s * (1 + n / 64)) for n in (1, 64, 256) for c in (0, 64))
-        decode = tuple(Sample(n, c, each_s * (1 + n / 16)) for n in (1, 4, 8) for c in (64, 256))
-        return LayerProfile(kind, parameters, layers, 0, 0, prefill, decode)
+        prefill = tuple(Sample(n, c, each_s * (1 + n / 64), 0.01, 9) for n in (1, 64, 256) for c in (0, 64))
+        decode = tuple(Sample(n, c, each_s * (1 + n / 16), 0.02, 9) for n in (1, 4, 8) for c in (64, 256))
+        return LayerProfile(kind, parameters, layers, 0, 1 << 24, prefill, decode)
 
     model = model_from_config("planted", config)
     return ComputeProfile(
@@ -72,7 +72,7 @@ def planted_profile(
             layer(LayerKind.BLOCK, model.blocks[0].parameters, model.layer_count, block_s),
             layer(LayerKind.HEAD, model.head_parameters, 1, 1e-5),
         ),
-        overhead=StepOverhead(1e-4),
+        overhead=StepOverhead(1e-4, 1e-9, 0.05),
         memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
         quantisation=quantisation,
     )

@@ -65,6 +65,7 @@ async def serve(settings: AgentSettings) -> None:
     check_name(settings.name, "name")
     tls = settings.tls()
     node_id = persistent_node_id(settings.state_dir)
+    _advertised(settings, settings.listen)  # refused before anything listens that would have to be stopped
     held = lock_state_dir(settings.state_dir)
     emulation = None if settings.emulate is None else load_emulation(settings.emulate, settings.name)
     facts = read_facts(settings.device, settings.memory)
@@ -181,7 +182,7 @@ def lock_state_dir(state_dir: Path) -> TextIO:
 def _advertised(settings: AgentSettings, address: str) -> str:
     """What neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener itself."""
     if settings.advertise is None:
-        host, _ = split_address(address)
+        host, _ = split_address(address, "listen")
         if host in ("0.0.0.0", "::"):
             raise InvalidArgumentError(
                 f"listen {settings.listen} names no address that neighbours can dial: give --advertise HOST:PORT",

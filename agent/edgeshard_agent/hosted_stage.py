@@ -17,6 +17,7 @@ from edgeshard.errors import EdgeShardError, FailedPreconditionError
 from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.model import LayerRange
 from edgeshard.rpc.tls import TlsFiles
+from edgeshard.step import MAX_STEP_TOKENS
 from edgeshard.trace import StageTrace
 from edgeshard.wire.frames import ForwardStep, Frame, FrameContract, WireStep
 from edgeshard_agent.emulation import Emulation
@@ -31,7 +32,7 @@ from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import Hop, LinkSender
 from edgeshard_agent.net.live_links import LiveLinks
 from edgeshard_agent.net.shaping import EmulatedLink
-from edgeshard_agent.scheduling import MAX_STEP_TOKENS, make_scheduler, make_slices
+from edgeshard_agent.scheduling import make_scheduler, make_slices
 from edgeshard_agent.store.cache import Pin
 
 ModelKey = tuple[Digest, LayerRange, DType, Quantisation | None, DType, int]
@@ -136,7 +137,7 @@ class HostedStage:
             await self._stream.stop()
         if self._sender is not None:
             await self._sender.stop()
-        await self._runner.stop()
+        self._runner.stop()
 
     def status(self) -> StageStatus:
         active = self._stream is not None and self._stream.attached.is_set()

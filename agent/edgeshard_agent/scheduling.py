@@ -7,6 +7,7 @@ from functools import partial
 
 from edgeshard.commands import PrepareStage
 from edgeshard.planning.timing import Mode
+from edgeshard.step import MAX_STEP_TOKENS, STEP_TOKENS
 from edgeshard.step_cost import StageCost, inter_token_s
 from edgeshard_agent.engine.batching import Batching
 from edgeshard_agent.engine.blocks import BlockAllocator
@@ -14,9 +15,6 @@ from edgeshard_agent.engine.chunking import Chunking
 from edgeshard_agent.engine.scheduler import Limits, Scheduler
 from edgeshard_agent.engine.slices import PromptSlices
 
-# Tokens of a step: its decodes, and chunks of prompts for the rest. A stage accepts up to four times that.
-STEP_TOKENS = 512
-MAX_STEP_TOKENS = 4 * STEP_TOKENS
 # Decodes leave half of a step to prompts.
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 # A step does not occupy a link for longer than that, whatever was promised: others wait behind it.

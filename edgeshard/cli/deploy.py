@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from edgeshard.deployment import Deployment, DeploymentSpec
-    from edgeshard.placement import Placement
+    from edgeshard.dtypes import Quantisation
+    from edgeshard.placement import ExplicitStage, Placement
 
 
 def deploy(  # noqa: PLR0913 - one parameter for each option
@@ -48,12 +50,45 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         str | None, typer.Option(metavar="BOX", help="Box of the first layer; by default the first of --layers.")
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="Plan for latency, throughput or auto (default).")
+    ] = None,
+    max_time_per_token: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Plan for no slower a token of a request.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="BOX", help="Do not use it; may be repeated.")] = None,
+    reserve: Annotated[
+        list[str] | None, typer.Option(metavar="BOX=SIZE", help="Memory to leave free; may be repeated.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
+    quantise: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORMAT|BOX=FORMAT",
+            help="Weights as small integers: int8, int4 or none (default); may be repeated for single boxes.",
+        ),
+    ] = None,
     max_context: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Most new tokens of one request.")] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(metavar="M", help="Steps in flight that generate; 0 is the planner's choice.")
+    ] = None,
+    max_inter_token_latency: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Longest that prompts may hold up a stream's next token.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Keep what requests of one client have in common at the beginning.")
+    ] = False,
+    kv_overcommit: Annotated[
+        bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
@@ -69,10 +104,21 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "model": model,
         "source": source,
         "layers": layers,
+        "objective": objective,
+        "max_time_per_token_s": max_time_per_token,
+        "exclude": exclude,
+        "reserve": reserve,
         "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "quantisation": quantise,
         "max_context": max_context,
         "max_new_tokens": max_new_tokens,
         "concurrency": concurrency,
+        "mode": mode,
+        "micro_batches": micro_batches,
+        "max_inter_token_latency_s": max_inter_token_latency,
+        "prefix_cache": prefix_cache or None,
+        "kv_overcommit": kv_overcommit or None,
     }
     spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
     connect = connect_of(context)
@@ -83,22 +129,72 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
-    """The spec of `--file`, or of the options. Raises InvalidArgumentError naming the field or option at fault."""
+    """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or option at fault."""
     from edgeshard.deployment import parse_spec
-    from edgeshard.placement import parse_layers
 
     if file is not None:
         if options:
-            given = ", ".join("NAME" if key == "name" else "--" + key.replace("_", "-") for key in options)
+            given = ", ".join(option_of(key) for key in options)
             raise InvalidArgumentError(f"--file holds the whole spec: leave out {given}", field="file")
         return parse_spec(read_spec(file))
-    if "layers" in options:
-        options["layers"] = parse_layers(options["layers"])
-        options.setdefault("source", options["layers"][0].node)
-    for key, hint in (("name", "NAME"), ("model", "--model"), ("source", "--source")):
-        if key not in options:
-            raise InvalidArgumentError(f"{hint} is missing: give it, or a spec with --file", field=key)
-    return parse_spec(options)
+    try:
+        values = {key: _READERS[key](value) if key in _READERS else value for key, value in options.items()}
+        if "layers" in values:
+            values.setdefault("source", values["layers"][0].node)
+        for key in ("name", "model", "source"):
+            if key not in values:
+                raise InvalidArgumentError(f"{key} is missing: give it, or a spec with --file", field=key)
+        return parse_spec(values)
+    except InvalidArgumentError as error:
+        raise _about_option(error) from None
+
+
+def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
+    """The error with the option's name for that of the key, where the message begins with it."""
+    key = error.field.partition(".")[0]
+    if not error.message.startswith(key):
+        return error
+    return type(error)(option_of(key) + error.message.removeprefix(key), field=error.field, reason=error.reason)
+
+
+def option_of(key: str) -> str:
+    """The option for a key of the spec."""
+    named = {"name": "NAME", "quantisation": "--quantise"}
+    return named.get(key, "--" + key.removesuffix("_s").replace("_", "-"))
+
+
+def _layers(text: str) -> tuple[ExplicitStage, ...]:
+    from edgeshard.placement import parse_layers
+
+    return parse_layers(text)
+
+
+def _quantisation(items: Sequence[str]) -> dict[str, Quantisation]:
+    """`--quantise FORMAT` for every box that is not named, `--quantise BOX=FORMAT` for one."""
+    from edgeshard.deployment import EVERY_BOX
+    from edgeshard.dtypes import Quantisation
+
+    found: dict[str, Quantisation | None] = {}
+    for item in items:
+        box, equals, text = item.rpartition("=")
+        if text not in ("none", *Quantisation) or (equals and (not box or text == "none")) or (box or "*") in found:
+            raise InvalidArgumentError(
+                f"--quantise {item!r}: give none, int8 or int4 once, and BOX=int8 or BOX=int4 once for a box",
+                field="quantisation",
+            )
+        found[box or EVERY_BOX] = None if text == "none" else Quantisation(text)
+    return {box: chosen for box, chosen in found.items() if chosen is not None}
+
+
+def _reserve(items: Sequence[str]) -> dict[str, int]:
+    """`--reserve BOX=SIZE`, repeated."""
+    from edgeshard.cli.plan_inputs import sizes
+
+    return {box: int(size) for box, size in sizes(items).items()}
+
+
+# Options that are not written as the spec's own values are.
+_READERS: dict[str, Callable[[Any], Any]] = {"layers": _layers, "quantisation": _quantisation, "reserve": _reserve}
 
 
 def read_spec(file: Path) -> dict[str, Any]:

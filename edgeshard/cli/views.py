@@ -59,6 +59,7 @@ PLACED_COLUMNS: list[Column[PlacedStage]] = [
     Column("LAYERS", lambda stage: str(stage.layers)),
     Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
     Column("KV CACHE", lambda stage: human_bytes(stage.kv_bytes), right=True),
+    Column("WORKSPACE", lambda stage: human_bytes(stage.workspace_bytes), right=True, wide=True),
     Column("ADDRESS", lambda stage: stage.address),
 ]
 

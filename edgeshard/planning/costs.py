@@ -19,11 +19,10 @@ from edgeshard.planning.instance import Cut, Floats, Instance
 from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
 from edgeshard.planning.scoring import SLACK, stages
 from edgeshard.planning.shapes import BlockSpec, ModelSpec
+from edgeshard.planning.workspace import logits_bytes, workspace_bytes
 
 KV_BLOCK_TOKENS = 16
 """A sequence's KV memory is granted in blocks of so many tokens, as the agents do."""
-WORKSPACE_BYTES = 64 << 20
-"""Buffers and the allocator's slack of a stage, as the coordinator's own memory check has it."""
 FRAME_PART_BYTES = 1 << 20
 """Activations travel in parts of at most so many bytes."""
 FRAME_OVERHEAD_BYTES = 128
@@ -151,16 +150,14 @@ class Costs:
         return rounded * self.problem.model.kv_bytes_per_token(self.problem.effective_kv_dtype)
 
     def stage_workspace(self, load: Load) -> int:
-        """Slack, the activations of the largest step (a prompt's), and frames kept for resending and received."""
-        model, item = self.problem.model, self.problem.dtype.itemsize
-        tokens = load.batch * self.problem.prompt_tokens
-        activations = tokens * (4 * model.shape.hidden_size + 3 * model.inner_size) * item
-        frames = 2 * load.micro_batches * tokens * model.shape.frame_width * item
-        return WORKSPACE_BYTES + activations + frames
+        """Slack, the activations of the largest step, and frames kept for resending and received."""
+        problem = self.problem
+        tokens = problem.step_tokens or load.batch * problem.prompt_tokens
+        return workspace_bytes(problem.model, problem.dtype, tokens, load.micro_batches)
 
     def logits_bytes(self, load: Load) -> int:
-        """Logits in the model's dtype and once more in fp32, of one position for each sequence."""
-        return load.batch * self.problem.model.shape.vocab_size * (self.problem.dtype.itemsize + 4)
+        """Logits of one position for each sequence."""
+        return logits_bytes(self.problem.model, self.problem.dtype, load.batch)
 
     def loading_bytes(self, box: Box) -> int:
         """The largest tensor a box may be given, once more. A discrete accelerator has the host's memory for that."""

@@ -81,6 +81,8 @@ class PlanProblem:
     """A model, a cluster and what is asked of them.
 
     context_tokens        positions of KV memory a request holds; None: those of its prompt and answer
+    step_tokens           most tokens a stage computes at once, for which it needs room; None: all prompts of a
+                          micro-batch
     batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
     concurrency           most requests at once; None is 1 for `auto` and no limit but memory for `throughput`
     quantisation          how every box keeps its weights; None for the dtype
@@ -101,6 +103,7 @@ class PlanProblem:
     prompt_tokens: int = 128
     new_tokens: int = 128
     context_tokens: int | None = None
+    step_tokens: int | None = None
     batch: int | None = None
     concurrency: int | None = None
     dtype: DType = DType.BFLOAT16
@@ -149,7 +152,7 @@ class PlanProblem:
             check_quantisation(self.model.shape.architecture)
         for name in ("prompt_tokens", "new_tokens", "min_boxes"):
             check_count(getattr(self, name), name)
-        for name in ("batch", "concurrency", "max_boxes", "context_tokens", "loading_itemsize"):
+        for name in ("batch", "concurrency", "max_boxes", "context_tokens", "step_tokens", "loading_itemsize"):
             if (value := getattr(self, name)) is not None:
                 check_count(value, name)
         limit = self.model.shape.max_context

@@ -20,6 +20,7 @@ from edgeshard.planning.devices import Box, Cluster, Link
 from edgeshard.planning.measured import MeasuredTimes
 from edgeshard.planning.problem import ComputeTimes, PlanProblem
 from edgeshard.planning.shapes import ModelSpec
+from edgeshard.planning.workspace import largest_step_tokens
 from edgeshard.profile import ComputeProfile, LayerKind, MeasuredLink
 
 NOT_MEASURED = "NOT_MEASURED"
@@ -111,8 +112,11 @@ def site_cluster(
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's. Without relays: a box without layers cannot be deployed."""
-    return PlanProblem(
+    """A model on a site; `options` are PlanProblem's. Without relays: a box without layers cannot be deployed.
+
+    Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
+    """
+    problem = PlanProblem(
         model=model,
         cluster=site.cluster,
         times=site.times,
@@ -120,6 +124,7 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
         relays=False,
         **options,
     )
+    return replace(problem, step_tokens=largest_step_tokens(problem.held_tokens))
 
 
 def profile_command(

@@ -153,6 +153,7 @@ def placement_to_wire(placement: Placement) -> pb.Placement:
             layers=layers_to_wire(stage.layers),
             parameter_bytes=stage.parameter_bytes,
             kv_bytes=stage.kv_bytes,
+            workspace_bytes=stage.workspace_bytes,
         )
         for stage in placement.stages
     ]
@@ -216,6 +217,7 @@ def placement_from_wire(message: pb.Placement) -> Placement:
             layers=layers_from_wire(stage.layers),
             parameter_bytes=stage.parameter_bytes,
             kv_bytes=stage.kv_bytes,
+            workspace_bytes=stage.workspace_bytes,
         )
         for stage in message.stages
     )

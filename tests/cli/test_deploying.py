@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from edgeshard.deployment import DeploymentPhase
+from edgeshard.cli.deploy import option_of
+from edgeshard.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.device import StagePhase
+from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import PlacementError, ResourceExhaustedError
+from edgeshard.placement import parse_layers
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
+from edgeshard.wire.common import spec_to_wire
 
 
 def spec_sent(site: Any) -> Any:
@@ -45,6 +49,62 @@ def test_options_become_the_spec_and_phases_go_to_stderr(edgectl: Any, site: Any
         "tales: ready",
     ]
     assert result.stdout.splitlines()[1].split() == ["tales", "ready", "fairy-tales", "a=0:4,b=4:9", "0"]
+
+
+def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
+    """But privacy, of which there is one kind yet."""
+    result = edgectl(
+        "deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=4:9", "--source", "a",
+        "--objective", "latency", "--max-time-per-token", "0.5", "--exclude", "c", "--exclude", "d",
+        "--reserve", "a=1GiB", "--reserve", "b=5", "--dtype", "float16", "--kv-dtype", "float32",
+        "--quantise", "int8", "--quantise", "b=int4", "--max-context", "256", "--max-new-tokens", "99",
+        "--concurrency", "3", "--mode", "bubbles", "--micro-batches", "2", "--max-inter-token-latency", "0.25",
+        "--prefix-cache", "--kv-overcommit",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    expected = DeploymentSpec(
+        name="tales", model="fairy-tales", source="a", layers=parse_layers("a=0:4,b=4:9"), objective="latency",
+        max_time_per_token_s=0.5, exclude=("c", "d"), reserve={"a": 1 << 30, "b": 5}, dtype=DType.FLOAT16,
+        kv_dtype=DType.FLOAT32, quantisation={"*": Quantisation.INT8, "b": Quantisation.INT4}, max_context=256,
+        max_new_tokens=99, concurrency=3, mode="bubbles", micro_batches=2, max_inter_token_latency_s=0.25,
+        prefix_cache=True, kv_overcommit=True,
+    )  # fmt: skip
+    assert spec_sent(site) == spec_to_wire(expected)
+    options = edgectl("deploy", "--help").stdout
+    for key in DeploymentSpec.model_fields:
+        assert key == "privacy" or f"{option_of(key)} " in options, key
+
+
+def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> None:
+    edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--quantise", "none")
+    assert spec_sent(site) == spec_to_wire(DeploymentSpec(name="tales", model="fairy-tales", source="a"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--concurrency 0", "--concurrency: "),
+        ("--max-inter-token-latency 0", "--max-inter-token-latency: "),
+        ("--max-time-per-token -1", "--max-time-per-token: "),
+        ("--micro-batches 3 --concurrency 2", "--micro-batches: 3 cannot be in flight"),
+        ("--micro-batches 2 --mode sequential", "--micro-batches: 2 cannot be in flight"),
+        ("--mode fast", "--mode: "),
+        ("--objective fast", "--objective: "),
+        ("--kv-dtype int8", "--kv-dtype: "),
+        ("--quantise int7", "--quantise 'int7': give none, int8 or int4"),
+        ("--quantise =int8", "--quantise '=int8': "),
+        ("--quantise a=none", "--quantise 'a=none': "),
+        ("--quantise int8 --quantise int4", "--quantise 'int4': "),
+        ("--quantise a=int8 --quantise a=int4", "--quantise 'a=int4': "),
+        ("--reserve a", "--reserve 'a' is not BOX=VALUE"),
+        ("--reserve a=lots", "--reserve.a 'lots' is not a size"),
+        ("--layers a=4", "--layers: 'a=4' is not BOX=FIRST:END"),
+    ],
+)
+def test_a_wrong_option_is_named(edgectl: Any, site: Any, arguments: str, message: str) -> None:
+    result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", *arguments.split())
+    assert (result.exit_code, site.requests) == (2, [])
+    assert result.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize("name", ["spec.toml", "spec.json"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,17 +21,10 @@ from edgeshard.generation import Finished, FinishReason, GenerationEvent, StageT
 from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.model import LayerRange
 from edgeshard.placement import PlacedStage, Placement
-from edgeshard.planning.shapes import model_from_config
 from edgeshard.profile import (
     ComputeProfile,
-    LayerKind,
-    LayerProfile,
     LinkProfile,
     MeasuredLink,
-    MemoryProfile,
-    Sample,
-    StepOverhead,
-    config_hash,
 )
 from edgeshard.proto.v1 import (
     admin_pb2,
@@ -93,34 +87,6 @@ def deployment(
     return Deployment(spec, phase, Epoch(1), placement(), failure, stages)
 
 
-def compute_profile(
-    block_s: float, dtype: DType = DType.BFLOAT16, quantisation: Quantisation | None = None
-) -> ComputeProfile:
-    """Of CONFIG on a box that takes `block_s` for a block and a sequence, and next to nothing for all else."""
-
-    def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
-        prefill = tuple(Sample(n, c, each_s * (1 + n / 64), 0.01, 9) for n in (1, 64, 256) for c in (0, 64))
-        decode = tuple(Sample(n, c, each_s * (1 + n / 16), 0.02, 9) for n in (1, 4, 8) for c in (64, 256))
-        return LayerProfile(kind, parameters, layers, 0, 1 << 24, prefill, decode)
-
-    model = model_from_config("fairy-tales", CONFIG)
-    return ComputeProfile(
-        fingerprint="f" * 16,
-        model_hash=config_hash(CONFIG),
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        layers=(
-            layer(LayerKind.EMBEDDING, model.embedding_parameters, 1, 1e-6),
-            layer(LayerKind.BLOCK, model.blocks[0].parameters, model.layer_count, block_s),
-            layer(LayerKind.HEAD, model.head_parameters, 1, 1e-5),
-        ),
-        overhead=StepOverhead(1e-4, 1e-9, 0.05),
-        memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
-        quantisation=quantisation,
-    )
-
-
 def told(
     node: str,
     done: int,
@@ -154,9 +120,11 @@ class ScriptedSite:
     """What the server answers, and what it saw.
 
     `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
-    question about it, the last one for ever; empty means that there is none.
+    question about it, the last one for ever; empty means that there is none. `compute_profile` makes the profile of a
+    box that takes so many seconds for a block of CONFIG.
     """
 
+    compute_profile: Callable[..., ComputeProfile]
     address: str = ""
     nodes: list[Node] = field(default_factory=list)
     models: list[admin_pb2.StoredModel] = field(default_factory=list)
@@ -180,7 +148,6 @@ class ScriptedSite:
     story = staticmethod(story)
     deployment_in = staticmethod(deployment)
     stage_status = staticmethod(stage_status)
-    compute_profile = staticmethod(compute_profile)
     told = staticmethod(told)
 
     def measured(self, quantisation: Quantisation | None = None, **block_s: float) -> None:
@@ -190,7 +157,7 @@ class ScriptedSite:
         self.profiles = [
             admin_pb2.StoredProfile(
                 node_id=f"id-{name}",
-                profile=compute_profile_to_wire(compute_profile(seconds, quantisation=quantisation)),
+                profile=compute_profile_to_wire(self.compute_profile(seconds, quantisation=quantisation)),
                 models=["fairy-tales"], age_s=3600,
             )
             for name, seconds in block_s.items()
@@ -374,8 +341,8 @@ def stored_model(name: str) -> admin_pb2.StoredModel:
 
 
 @pytest.fixture
-def site() -> Iterator[ScriptedSite]:
-    scripted = ScriptedSite()
+def site(make_profile: Callable[..., ComputeProfile]) -> Iterator[ScriptedSite]:
+    scripted = ScriptedSite(partial(make_profile, CONFIG))
     scripted.nodes = [
         Node(
             NodeId("id-a"), NodeName("a"), "127.0.0.1:7001", 1, facts(), True, 0.5, 3 << 30,

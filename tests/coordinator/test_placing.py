@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placing import WORKSPACE_BYTES, Candidate, SimplePlacer
+from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
+from edgeshard_coordinator.core.placing import held_bytes as placed_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,7 +148,7 @@ def test_a_box_without_memory_for_its_share_is_named_with_what_it_lacks(place: A
     whole = place(box("a"), box("b"), layers="a=0:6,b=6:12")
     stage = whole.stages[1]
     largest = 256 * 64 * 4
-    needed = stage.parameter_bytes + stage.kv_bytes + WORKSPACE_BYTES + largest
+    needed = stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes + largest
     exact = place(box("a"), box("b", needed), layers="a=0:6,b=6:12")
     assert exact.stages == whole.stages
     with pytest.raises(ResourceExhaustedError) as info:
@@ -156,6 +157,25 @@ def test_a_box_without_memory_for_its_share_is_named_with_what_it_lacks(place: A
     assert "box b is short of memory by 3.0 MiB" in str(info.value)
     with pytest.raises(ResourceExhaustedError):
         place(box("a"), box("b", needed), layers="a=0:6,b=6:12", reserve={"b": 1})
+
+
+def test_a_stage_has_room_for_the_longest_slice_its_context_allows(make_manifest: Any) -> None:
+    """And what another deployment finds left on the box is without it."""
+    manifest = make_manifest(max_context=4096)
+
+    def workspace(**changes: Any) -> list[int]:
+        values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", **changes}
+        placement = SimplePlacer().place(parse_spec(values), manifest, [box("a"), box("b")])
+        for stage in placement.stages:
+            assert placed_bytes(stage) == stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes
+        return [stage.workspace_bytes for stage in placement.stages]
+
+    row, logits = 4 * (4 * 64 + 3 * 128 + 2 * 2 * 64), 256 * (4 + 4)
+    for context, tokens in ((128, 512), (1024, 1024), (4096, 2048)):
+        expected = 64 * MIB + tokens * row
+        assert workspace(max_context=context, layers="a=0:6,b=6:12", concurrency=2) == [expected, expected + logits]
+    more, one = (workspace(layers="a=0:12", concurrency=4, micro_batches=m)[0] for m in (4, 1))
+    assert more - one == 2 * 3 * 2048 * 64 * 4
 
 
 def test_in_proportion_to_memory(place: Any) -> None:
@@ -216,7 +236,7 @@ def test_every_placement_covers_the_model_and_fits(
     free = {candidate.node_id: candidate.free_bytes for candidate in boxes}
     for stage in placement.stages:
         assert len(stage.layers) > 0
-        assert stage.parameter_bytes + stage.kv_bytes + WORKSPACE_BYTES <= free[stage.node_id]
+        assert stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes <= free[stage.node_id]
 
 
 def test_layers_of_the_ends_hold_embedding_and_head(place: Any, make_manifest: Any) -> None:

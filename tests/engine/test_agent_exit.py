@@ -74,3 +74,24 @@ async def test_grpcs_own_log_is_quiet_unless_the_operator_wants_it(daemon: str, 
     async with asyncio.timeout(60):
         stdout, _ = await process.communicate()
     assert stdout.decode().split()[-1] == (own or "NONE")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--advertise", "nonsense"], "advertise"),
+        (["--listen", "0.0.0.0:0"], "advertise"),
+        (["--listen", "x"], "listen"),
+    ],
+)
+async def test_an_address_that_nobody_could_dial_is_refused_in_one_line(
+    tmp_path: Path, options: list[str], field: str
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard_agent", "--name", "a", "--state-dir", str(tmp_path), *options,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        _, stderr = await process.communicate()
+    (line,) = stderr.decode().splitlines()
+    assert process.returncode == 2 and field in line

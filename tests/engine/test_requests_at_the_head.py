@@ -49,6 +49,7 @@ class Rig:
         self.tokenizer = SlowTokenizer()
         self.out: list[HeadOutput] = []
         self.steps: list[HeadStep] = []
+        self.fault: Exception | None = None
         scheduler = Scheduler(
             BlockAllocator(4 * concurrency, 16),
             Limits(64, 4 * concurrency),
@@ -57,8 +58,13 @@ class Rig:
             frozenset({9}),
         )
         self.head = Head(
-            scheduler, self.tokenizer, HeadLimits(100, 64), self.steps.append, self.out.append  # type: ignore[arg-type]
+            scheduler, self.tokenizer, HeadLimits(100, 64), self.offer, self.out.append  # type: ignore[arg-type]
         )  # fmt: skip
+
+    def offer(self, step: HeadStep) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.steps.append(step)
 
 
 async def begin(rig: Rig) -> asyncio.Task[None]:
@@ -104,6 +110,35 @@ async def test_an_unforeseen_fault_while_taking_a_token_fails_the_pipeline_and_n
     rig.tokenizer.fault = OverflowError("out of range")
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
     assert isinstance(rig.out[-1], RequestRefused) and isinstance(rig.out[-1].error, InternalError)
+
+
+async def test_a_step_that_cannot_be_offered_leaves_no_request_half_started() -> None:
+    """A stage that was stopped takes no more steps, and nobody awaits what the head makes of a request."""
+    rig = Rig()
+    rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    await rig.head.start_request(Start(REQUEST, Generation((1, 2), 4)))
+    accepted, refused = rig.out
+    assert accepted == RequestAccepted(REQUEST, [1, 2])
+    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
+    rig.fault = None
+    await rig.head.start_request(Start(RequestId("later"), Generation((1, 2), 4)))
+    assert not rig.steps, "stages would wait for ever for the step that was lost"
+    assert rig.out[2:] == [RequestRefused(RequestId("later"), refused.error)]
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["of a cancel", "after a token"])
+async def test_a_later_step_that_cannot_be_offered_ends_every_request(end: bool) -> None:
+    rig = Rig()
+    requests = [RequestId("one"), RequestId("other")]
+    for request in requests:
+        await rig.head.start_request(Start(request, Generation((1, 2), 4)))
+    rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    if end:
+        rig.head.cancel(requests[0])
+    else:
+        rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    ended = [output.request_id for output in rig.out if isinstance(output, RequestRefused | RequestEnd)]
+    assert sorted(ended) == requests
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgeshard.dtypes import DType
 from edgeshard.errors import InvalidArgumentError
 from edgeshard.planning.baselines import cloud_of, compare, cut_of, even
-from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, WORKSPACE_BYTES, Costs, Load, frame_bytes
+from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, Costs, Load, frame_bytes
 from edgeshard.planning.devices import Cluster, parse_cluster, with_bandwidth, with_boxes
 from edgeshard.planning.explain import bottleneck, explain
 from edgeshard.planning.instance import Cut
@@ -22,6 +22,7 @@ from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.scoring import score, stage_bytes, violations
 from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.planning.workspace import SLACK_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_CONFIG = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}
@@ -68,7 +69,7 @@ def check_plan(result: PlanResult) -> None:
         tokens = load.batch * load.micro_batches * (problem.prompt_tokens + problem.new_tokens)
         kv = tokens * 2 * len(stage.layers) * model.shape.kv_heads * model.shape.head_dim * item
         assert stage.memory.weights == weights * item and stage.memory.kv >= kv
-        assert weights * item + kv + WORKSPACE_BYTES <= by_name[stage.box].device.usable_bytes
+        assert weights * item + kv + SLACK_BYTES <= by_name[stage.box].device.usable_bytes
         assert stage.memory.needed <= stage.memory.usable <= by_name[stage.box].device.usable_bytes
     assert done == model.layer_count
     assert result.gap is not None and 0 <= result.gap < 1

@@ -194,3 +194,14 @@ def test_the_tensor_at_hand_is_counted_where_it_is(cluster: Any) -> None:
     alone = Cut((0,), (32,))
     both = stage_bytes(costs.decode(Load()), alone)[0] - stage_bytes(plain.decode(Load()), alone)[0]
     assert both + room[0] == pytest.approx(outer, abs=100), "one tensor at a time"
+
+
+@pytest.mark.parametrize(("context", "step_tokens"), [(None, 512), (4096, 2048)])
+def test_memory_has_room_for_the_largest_step_a_head_forms(cluster: Any, context: int | None, step_tokens: int) -> None:
+    """Not only for the prompts that time is planned for."""
+    made = problem(cluster(), prompt_tokens=8, new_tokens=8, context_tokens=context)
+    assert made.step_tokens == step_tokens
+    whole_prompts = Costs(replace(made, step_tokens=None))
+    assert Costs(made).stage_workspace(Load()) > whole_prompts.stage_workspace(Load())
+    use = Costs(made).memory(Load(), Cut((0,), (made.model.layer_count,)))[0]
+    assert use.workspace == Costs(made).stage_workspace(Load()) + Costs(made).logits_bytes(Load())

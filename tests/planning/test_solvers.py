@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from bench import cpsat
+from bench import brute, cpsat
 from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from edgeshard.planning import solvers
 from edgeshard.planning.instance import Instance, Solution
@@ -21,20 +18,6 @@ from edgeshard.planning.solvers import classes, labels, subset
 from edgeshard.planning.solvers.problem import equal_kinds
 
 SAME = 1e-9
-
-
-def _load(name: str) -> ModuleType:
-    full_name = f"edgeshard_planning_{name}"
-    if full_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full_name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full_name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[full_name]
-
-
-brute = _load("brute")
 
 
 @cache

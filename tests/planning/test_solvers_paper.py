@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from bench import brute
 from bench.instances import RANDOM_SEEDS, random_instance
 from edgeshard.planning.instance import Instance
 from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
 from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import subset
-
-
-def _load(name: str) -> ModuleType:
-    full_name = f"edgeshard_planning_{name}"
-    if full_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full_name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full_name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[full_name]
-
-
-brute = _load("brute")
 
 
 def four_layers() -> Instance:

@@ -124,7 +124,7 @@ def test_progress_arrives() -> None:
 
 @pytest.mark.parametrize("gap", [None, 0.0, 0.03])
 def test_a_placement_arrives_with_what_is_expected_of_it(gap: float | None) -> None:
-    stage = PlacedStage(0, NodeId("id-a"), NodeName("a"), "a:1", LayerRange(0, 4), 10, 20)
+    stage = PlacedStage(0, NodeId("id-a"), NodeName("a"), "a:1", LayerRange(0, 4), 10, 20, 30)
     cost = StageCost((1, 8), (0.1, 0.2), (0.1, 0.3), 1e-9, 2e-9, 0.001, 0.0, 1e-5)
     predicted = Prediction(0.5, 0.05, 20.0, "compute of a", gap)
     placement = Placement((stage,), 16, 4, 1, 1, predicted, "from measurements", (cost,))

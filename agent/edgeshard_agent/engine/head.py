@@ -136,8 +136,9 @@ class Head:
             log.error("result_crashed", step=step.number, error=type(error).__name__)
             self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
             return
-        self._emit_all(events)
+        # The stages first: what goes to the coordinator is written while they compute.
         self._pump()
+        self._emit_all(events)
 
     def fail(self, error: EdgeShardError) -> None:
         """The pipeline is broken: end every request with the error, and refuse new ones until the next epoch."""
@@ -147,8 +148,13 @@ class Head:
                 self._emit(RequestRefused(event.request_id, error))
 
     def _pump(self) -> None:
-        while self._failure is None and (step := self._scheduler.next_step()) is not None:
-            self._offer(step)
+        try:
+            while self._failure is None and (step := self._scheduler.next_step()) is not None:
+                self._offer(step)
+        except Exception as error:
+            # Stages run steps in order: behind one that was formed and never offered everything would stand still.
+            log.error("step_crashed", error=type(error).__name__)
+            self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
 
     def _emit_all(self, events: Sequence[HeadEvent]) -> None:
         for event in events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,9 @@ class _Ran:
 class StageRunner:
     """One stage of one epoch.
 
-    The head keeps at most a window of steps in flight, so the inbox never holds more than that and `offer` never waits.
-    A step that cannot be run fails the stage. Steps are told to `recorder` while there is one.
+    A step goes straight to the compute thread's queue, so that the next one begins there without a turn of the event
+    loop between them. The head keeps at most a window of steps in flight: no more than that wait, and `offer` never
+    does. A step that cannot be run fails the stage. Steps are told to `recorder` while there is one.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class StageRunner:
         self._clock = clock
         self._pace = pace
         self._free_at = 0.0
-        self._inbox: asyncio.Queue[tuple[float, HeadStep | ForwardStep]] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
+        self._steps_offered = 0
+        self._steps_begun = 0
         self._steps_done = 0
         self._tokens_done = 0
         self._busy = BusyMeter(clock.now())
@@ -95,16 +99,16 @@ class StageRunner:
         self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"stage-{self.deployment}-{self.index}")
+        """Steps are told about on the event loop that runs now."""
+        self._loop = asyncio.get_running_loop()
 
-    async def stop(self) -> None:
-        """Stop after the step that is computing, if any."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    def stop(self) -> None:
+        """Stop after the step that is computing, if any; nothing is told of that one."""
+        self._stopped = True
 
     def offer(self, step: HeadStep | ForwardStep) -> None:
-        self._inbox.put_nowait((self._clock.now(), step))
+        self._steps_offered += 1
+        self._worker.submit(self._run, step, self._clock.now())
 
     def fail(self, error: EdgeShardError) -> None:
         """Stop for good; the coordinator hears of it and decides."""
@@ -129,24 +133,49 @@ class StageRunner:
             steps_done=self._steps_done,
             tokens_done=self._tokens_done,
             busy_share=self._busy.share(self._clock.now()),
-            steps_waiting=self._inbox.qsize(),
+            steps_waiting=0 if self._has_ended else self._steps_offered - self._steps_begun,
         )
 
-    async def _run(self) -> None:
-        while self.failure is None:
-            arrived, step = await self._inbox.get()
-            waited = self._clock.now() - arrived
-            try:
-                ran = await self._worker.run(self._compute, step, waited)
-                self._note(step, arrived, ran)
-                self._around.send(ran.result, ran.frames)
-                if step.plan.frees:
-                    self._around.freed()
-            except EdgeShardError as error:
-                self.fail(error)
-            except Exception as error:
-                log.exception("stage_crashed", deployment=self.deployment, stage=self.index)
-                self.fail(InternalError(f"stage {self.index} crashed: {type(error).__name__}", reason="STAGE_CRASHED"))
+    @property
+    def _has_ended(self) -> bool:
+        return self._stopped or self.failure is not None
+
+    def _run(self, step: HeadStep | ForwardStep, arrived_s: float) -> None:
+        """On the compute thread: run a step and tell the event loop."""
+        assert self._loop is not None
+        self._steps_begun += 1
+        if self._has_ended:
+            return
+        ran: _Ran | EdgeShardError
+        try:
+            ran = self._compute(step, self._clock.now() - arrived_s)
+        except EdgeShardError as error:
+            ran = error
+        except Exception as error:
+            ran = self._crashed(error)
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
+            self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
+
+    def _ended(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
+        """On the event loop: send what a step came to, or fail."""
+        if self._has_ended:
+            return
+        if isinstance(ran, EdgeShardError):
+            self.fail(ran)
+            return
+        try:
+            self._note(step, arrived_s, ran)
+            self._around.send(ran.result, ran.frames)
+            if step.plan.frees:
+                self._around.freed()
+        except EdgeShardError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(self._crashed(error))
+
+    def _crashed(self, error: Exception) -> InternalError:
+        log.error("stage_crashed", deployment=self.deployment, stage=self.index, exc_info=error)
+        return InternalError(f"stage {self.index} crashed: {type(error).__name__}", reason="STAGE_CRASHED")
 
     def _note(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran) -> None:
         self._steps_done += 1

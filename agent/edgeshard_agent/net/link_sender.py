@@ -178,14 +178,22 @@ class LinkSender:
             while True:
                 self._wake.clear()
                 while (taken := self._outbox.take()) is not None:
-                    self._flight.append(self._put_on_link(*taken))
+                    if self._slow is None:
+                        await self._write_step(call, *taken)
+                    else:
+                        self._flight.append(self._put_on_link(self._slow, *taken))
                 while self._flight and self._flight[0].due <= loop.time():
-                    await self._write_step(call, self._flight.popleft())
+                    arrived = self._flight.popleft()
+                    await self._write_padding(call, arrived.padding)
+                    await self._write_step(call, arrived.step, arrived.frames)
                 if ended.done():
                     ended.result()
                     return
+                if not self._flight:
+                    await self._wake.wait()
+                    continue
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._flight[0].due if self._flight else None):
+                    async with asyncio.timeout_at(self._flight[0].due):
                         await self._wake.wait()
         finally:
             ended.cancel()
@@ -196,22 +204,21 @@ class LinkSender:
         if message.WhichOneof("message") == "timing" and 0 < timing.seconds < float("inf") and timing.bytes:
             self._on_timing(LinkSample(timing.bytes, timing.seconds))
 
-    def _put_on_link(self, step: int, frames: list[pb.Frame]) -> _InFlight:
-        """A real link is left to TCP: its frames are due at once."""
-        if self._slow is None:
-            return _InFlight(step, 0.0, frames, 0)
+    def _put_on_link(self, slow: SlowLink, step: int, frames: list[pb.Frame]) -> _InFlight:
         size = sum(frame.ByteSize() for frame in frames)
-        padding = self._slow.padding_bytes(step, size)
-        due = self._slow.arrival(asyncio.get_running_loop().time(), size + padding)
+        padding = slow.padding_bytes(step, size)
+        due = slow.arrival(asyncio.get_running_loop().time(), size + padding)
         return _InFlight(step, due, frames, padding)
 
-    async def _write_step(self, call: Exchange, flight: _InFlight) -> None:
-        for size in _pieces(flight.padding):
+    async def _write_padding(self, call: Exchange, padding: int) -> None:
+        for size in _pieces(padding):
             await _write(call, pb.LinkMessage(padding=bytes(size)))
-        for frame in flight.frames:
-            if self.recorder is not None and frame is flight.frames[-1]:
+
+    async def _write_step(self, call: Exchange, step: int, frames: list[pb.Frame]) -> None:
+        for frame in frames:
+            if self.recorder is not None and frame is frames[-1]:
                 # Before the write: behind it the receiver may have the step already, which would put clocks wrong.
-                self.recorder.sent(flight.step)
+                self.recorder.sent(step)
             await _write(call, pb.LinkMessage(frame=frame))
 
 

@@ -108,7 +108,7 @@ async def _measure(
         few = await bench.measure(1)
         many = await bench.measure(prompt)
     finally:
-        await runner.stop()
+        runner.stop()
         worker.close()
     size = (prompt - 1) * shape.frame_width * dtype.itemsize
     growth = max(0.0, many.seconds - few.seconds) / size if size else 0.0

@@ -25,11 +25,12 @@ from edgeshard.errors import (
 from edgeshard.ids import NodeId, NodeName
 from edgeshard.model import LayerRange, ModelManifest, Unit, units_of_stage
 from edgeshard.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.planning.costs import Load
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard_coordinator.core.measurements import Measurements
 
 KV_BLOCK_TOKENS = 16
-WORKSPACE_BYTES = 64 << 20
-"""What a stage needs beside parameters and KV: activations, buffers, the allocator's slack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Placer(Protocol):
 
 def held_bytes(stage: PlacedStage) -> int:
     """Memory a stage holds once loaded, in bytes."""
-    return stage.parameter_bytes + stage.kv_bytes + WORKSPACE_BYTES
+    return stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,18 @@ class _UnitSize:
 
 
 class StageSizes:
-    """Bytes of any stage of one model under one spec, from one pass over the manifest.
+    """Bytes of any stage of one model under one spec and load, from one pass over the manifest.
 
     The KV pool holds `requests` of the longest context at once, the spec's concurrency when None.
     """
 
     def __init__(
-        self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape, requests: int | None = None
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        shape: ModelShape,
+        load: Load,
+        requests: int | None = None,
     ) -> None:
         self.layer_count = shape.layer_count
         self.max_context = spec.max_context or shape.max_context
@@ -84,6 +90,10 @@ class StageSizes:
         self._spec = spec
         self._shape = shape
         self._units = _unit_sizes(manifest, shape, spec.dtype)
+        model = model_from_config(manifest.name, manifest.config)
+        largest_step = largest_step_tokens(self.max_context)
+        self._workspace_bytes = workspace_bytes(model, spec.dtype, largest_step, load.micro_batches)
+        self._logits_bytes = logits_bytes(model, spec.dtype, load.batch)
 
     def kv_bytes(self, layers: LayerRange) -> int:
         per_token = self._shape.kv_bytes_per_token(layers, self._spec.effective_kv_dtype)
@@ -93,10 +103,14 @@ class StageSizes:
         quantisation = self._spec.quantisation_of(node)
         return sum(size.bytes_as[quantisation] for size in self._of(layers))
 
+    def workspace_bytes(self, layers: LayerRange) -> int:
+        return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
+
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
-        """Peak while loading: the largest tensor is there once more, in fp32."""
+        """With the largest tensor once more in fp32, as it is there while it is loaded."""
         largest = max((size.largest_elements for size in self._of(layers)), default=0)
-        return self.parameter_bytes(layers, node) + self.kv_bytes(layers) + WORKSPACE_BYTES + 4 * largest
+        held = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
+        return held + 4 * largest
 
     def _of(self, layers: LayerRange) -> list[_UnitSize]:
         return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]
@@ -124,11 +138,13 @@ class SimplePlacer:
     """An explicit `layers` list as it stands, otherwise shares of the layers in proportion to free memory."""
 
     def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
-        sizes = StageSizes(spec, manifest, checked_shape(spec, manifest))
-        boxes = usable_boxes(spec, candidates)
+        shape, boxes = checked_shape(spec, manifest), usable_boxes(spec, candidates)
+        most = 1 if spec.mode == "sequential" else spec.concurrency
+        # Memory is counted before the number of stages is known, which is at most that of the boxes.
+        load = Load(1, spec.micro_batches or min(len(spec.layers or boxes), most))
+        sizes = StageSizes(spec, manifest, shape, load)
         stages = spec.layers or _proportional(spec, sizes, boxes)
-        most = 1 if spec.mode == "sequential" else min(len(stages), spec.concurrency)
-        return place_stages(spec, sizes, boxes, stages, 1, spec.micro_batches or most)
+        return place_stages(spec, sizes, boxes, stages, Load(1, spec.micro_batches or min(len(stages), most)))
 
 
 def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
@@ -150,8 +166,7 @@ def place_stages(
     sizes: StageSizes,
     boxes: Mapping[NodeName, Candidate],
     stages: Sequence[ExplicitStage],
-    micro_batch: int,
-    micro_batches: int,
+    load: Load,
 ) -> Placement:
     """The placement with these stages.
 
@@ -162,8 +177,8 @@ def place_stages(
         stages=tuple(_placed(spec, sizes, index, stage, boxes) for index, stage in enumerate(stages)),
         kv_block_tokens=KV_BLOCK_TOKENS,
         kv_blocks=sizes.kv_blocks,
-        micro_batch=micro_batch,
-        micro_batches=micro_batches,
+        micro_batch=load.batch,
+        micro_batches=load.micro_batches,
     )
 
 
@@ -294,6 +309,7 @@ def _placed(
         layers=stage.layers,
         parameter_bytes=sizes.parameter_bytes(stage.layers, stage.node),
         kv_bytes=sizes.kv_bytes(stage.layers),
+        workspace_bytes=sizes.workspace_bytes(stage.layers),
     )
 
 
@@ -301,7 +317,8 @@ def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> 
     needed = sizes.needed_bytes(layers, name)
     return ResourceExhaustedError(
         f"box {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
-        f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV) and "
+        f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV, "
+        f"{_mebibytes(sizes.workspace_bytes(layers))} workspace) and "
         f"{_mebibytes(room)} are free; give it fewer layers, or lower max_context or concurrency",
         field="layers",
         reason="MEMORY_SHORT",

@@ -151,8 +151,8 @@ class _Site:
         )
 
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
-        sizes = StageSizes(self._spec, self._manifest, self._shape, requests)
-        return place_stages(self._spec, sizes, self._boxes, stages, load.batch, load.micro_batches)
+        sizes = StageSizes(self._spec, self._manifest, self._shape, load, requests)
+        return place_stages(self._spec, sizes, self._boxes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
         """The boxes that may serve, or only those named."""
@@ -208,7 +208,7 @@ class _Site:
         return [Load(batch, wanted) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
 
     def _without_plan(self, site: SiteCluster, shortage: Shortage) -> Placement:
-        """By memory, if that has a placement: the planner wants room for prompts and frames, and measured links."""
+        """By memory, if that has a placement: the planner wants measured links."""
         if shortage.constraint == "max_time_per_token":
             raise FailedPreconditionError(
                 f"max_time_per_token_s: {shortage.text}", field="max_time_per_token_s", reason="TOO_SLOW"

@@ -220,7 +220,7 @@ class Prediction(_message.Message):
     def __init__(self, time_to_first_token_s: _Optional[float] = ..., time_per_token_s: _Optional[float] = ..., throughput_tps: _Optional[float] = ..., bottleneck: _Optional[str] = ..., gap: _Optional[float] = ...) -> None: ...
 
 class PlacedStage(_message.Message):
-    __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes")
+    __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class PlacedStage(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
     index: int
     node_id: str
     node_name: str
@@ -235,7 +236,8 @@ class PlacedStage(_message.Message):
     layers: LayerRange
     parameter_bytes: int
     kv_bytes: int
-    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
+    workspace_bytes: int
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
     __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
-from edgeshard.planning.instance import Cut, Instance
+from edgeshard.planning.instance import Cut, Floats, Instance
 
 TOLERANCE = 1 + 1e-9
+Ints = npt.NDArray[np.int64]
 
 
 @cache
-def _cuts(layers: int, stages: int, relays: bool) -> np.ndarray:
+def _cuts(layers: int, stages: int, relays: bool) -> Ints:
     """[cuts, stages + 1] of layers done before each stage and at the end; relays only in the middle."""
     rows = []
     inner = itertools.combinations_with_replacement if relays else itertools.combinations
@@ -22,7 +25,9 @@ def _cuts(layers: int, stages: int, relays: bool) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, stages + 1)
 
 
-def every_plan(instance: Instance, threshold_s: float = float("inf")):
+def every_plan(
+    instance: Instance, threshold_s: float = float("inf")
+) -> Iterator[tuple[tuple[int, ...], Ints, Floats, Floats]]:
     """(boxes, cuts [K, S+1], R [K], B [K]) of all plans that keep memory and have every station <= threshold."""
     others = [box for box in range(instance.boxes) if box != instance.source]
     done = np.concatenate([np.zeros((instance.boxes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
@@ -37,7 +42,10 @@ def every_plan(instance: Instance, threshold_s: float = float("inf")):
             yield (tuple(int(box) for box in boxes), *_score(instance, boxes, cuts, done, held, threshold_s))
 
 
-def _score(instance, boxes, cuts, done, held, threshold_s):
+def _score(
+    instance: Instance, boxes: Ints, cuts: Ints, done: Floats, held: Floats, threshold_s: float
+) -> tuple[Ints, Floats, Floats]:
+    """Of the cuts that are allowed on these boxes: themselves, R and B. `done` and `held` are sums over layers."""
     count = len(boxes)
     head = 0 if instance.head_on_source else count - 1
     stage = instance.overhead_s[boxes] + done[boxes, cuts[:, 1:]] - done[boxes, cuts[:, :-1]]
