@@ -21,11 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from edgeshard_agent.ops import PackedLinear, Scheme, native, paged_attention, rms_norm, swiglu
+from edgeshard_agent.ops import PackedLinear, Scheme, chunk_attention, native, paged_attention, rms_norm, swiglu
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 1024, 16, 8, 64, 2816
@@ -131,6 +132,7 @@ def call_rows(rounds: int) -> list[CallRow]:
 
 
 _REPEATS = 20
+_CHUNK = 512
 
 
 def _repeated(call: Callable[[], object], native_kernels: bool) -> Callable[[], None]:
@@ -161,6 +163,26 @@ def _contiguous_attention(rows: int, context: int) -> Callable[[], object]:
     return lambda: scaled_dot_product_attention(query, keys, values, scale=HEAD_DIM**-0.5)
 
 
+def chunk_rows(rounds: int) -> list[CallRow]:
+    """The last `_CHUNK` tokens of a prompt of `context`, beside torch's own under a mask, over keys in one piece."""
+    results = []
+    for context in (512, 1024, 4096):
+        query = torch.randn(_CHUNK, HEADS, HEAD_DIM).bfloat16()
+        keys, values = (torch.randn(context, KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
+        new = (torch.randn(_CHUNK, KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
+        table = torch.randperm(context // BLOCK_TOKENS).int()
+        mask = torch.full((_CHUNK, context), -torch.inf).triu(context - _CHUNK + 1).bfloat16()
+        by_head = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, keys, values)]
+        native_call = partial(
+            chunk_attention, query, keys, values, table, context, BLOCK_TOKENS, HEAD_DIM**-0.5, 0, 0.0, *new
+        )
+        torch_call = partial(scaled_dot_product_attention, *by_head, attn_mask=mask, enable_gqa=True)
+        seconds = fastest({"native": native_call, "torch": torch_call}, rounds)
+        ratio = seconds["torch"] / seconds["native"]
+        results.append(CallRow("chunk_attention", _CHUNK, context, seconds["native"] * 1e6, ratio))
+    return results
+
+
 def machine() -> dict[str, Any]:
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -179,9 +201,13 @@ def main() -> int:
         return 1
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    counts, rounds = ((1, 8), 5) if arguments.quick else ((1, 2, 4, 8, 16, 32, 256), 15)
+    counts, rounds = ((1, 8), 5) if arguments.quick else ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), 15)
     with torch.inference_mode():
-        measured: list[LinearRow | CallRow] = [*linear_rows(counts, rounds), *call_rows(5 * rounds)]
+        measured: list[LinearRow | CallRow] = [
+            *linear_rows(counts, rounds),
+            *call_rows(5 * rounds),
+            *chunk_rows(rounds),
+        ]
     text = json.dumps({"machine": machine(), "rows": [asdict(row) for row in measured]}, indent=1)
     if arguments.output:
         arguments.output.write_text(text + "\n")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.model import attention as attention_module
-from edgeshard_agent.model.attention import gathered_attention
+from edgeshard_agent.model import gathered as gathered_module
+from edgeshard_agent.model.gathered import Gather, gathered_attention
 from edgeshard_agent.model.llama_family import LlamaFamilyModules
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
@@ -66,6 +67,19 @@ def test_a_row_has_the_same_bits_alone_and_in_company(checkpoint: Any, tiny_head
 
 @needs_native
 @pytest.mark.parametrize("variant", ONE_CALL)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_a_prompt_has_the_same_bits_in_any_slices(checkpoint: Any, tiny_head: Any, dtype: DType) -> None:
+    stage = load(checkpoint, dtype)
+    whole = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
+    stage.reset()
+    head = tiny_head([stage], checkpoint.sequences)
+    steps = [[(0, 8)], [(1, 1), (0, 3)], [(0, 10), (1, 5)]]
+    sliced = torch.cat([head.step(step)[0] for step in steps])
+    assert torch.equal(sliced, whole)
+
+
+@needs_native
+@pytest.mark.parametrize("variant", ONE_CALL)
 def test_decodes_are_one_native_call_with_the_bits_of_many(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,16 +103,19 @@ def test_decodes_are_one_native_call_with_the_bits_of_many(
 
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
-def test_attention_for_accelerators_agrees_with_the_processors(window: int, softcap: float) -> None:
+@pytest.mark.parametrize("rows_at_a_time", [1, 2, 3])
+def test_attention_for_accelerators_agrees_with_the_processors(
+    window: int, softcap: float, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered_module, "MOST_GATHERED_BYTES", rows_at_a_time * 12 * 2 * 16 * 4)
     generator = torch.Generator().manual_seed(3)
     keys, values = (torch.randn(40, 2, 16, generator=generator) for _ in range(2))
     tables = torch.tensor([[3, 0, 7], [9, 1, 0], [5, 2, 8]], dtype=torch.int32)
     lengths = torch.tensor([9, 4, 12], dtype=torch.int32)
     query = torch.randn(3, 6, 16, generator=generator)
     new = [torch.randn(3, 2, 16, generator=generator) for _ in range(2)]
-    results = []
-    for attend in (paged_attention, gathered_attention):
-        arenas = keys.clone(), values.clone()
-        output = attend(query, *arenas, tables, lengths, 4, 0.3, window, softcap, *new)
-        results.append((output, *arenas))
-    torch.testing.assert_close(results[0], results[1])
+    arenas = [(keys.clone(), values.clone()) for _ in range(2)]
+    wanted = paged_attention(query, *arenas[0], tables, lengths, 4, 0.3, window, softcap, *new)
+    gather = Gather.of(tables, lengths, 4, window, torch.float32)
+    found = gathered_attention(query, *arenas[1], gather, 0.3, softcap, *new)
+    torch.testing.assert_close((found, *arenas[1]), (wanted, *arenas[0]))

@@ -14,6 +14,8 @@ from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.llama_family import LlamaFamilyModules, block_tensors
+from edgeshard_agent.ops import chunk_attention
+from torch.nn.attention.bias import causal_lower_right
 
 from edgeshard.dtypes import DType
 from edgeshard.model import LayerRange
@@ -79,6 +81,36 @@ def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, ti
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
 
 
+@pytest.fixture
+def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are attended by torch, as where there are no kernels of our own."""
+    real = StepAttention.__init__
+
+    def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
+        real(self, pool, spans, device)
+        self._native = False
+
+    monkeypatch.setattr(StepAttention, "__init__", elsewhere)
+
+
+@pytest.mark.usefixtures("as_an_accelerator")
+def test_what_accelerators_run_gives_the_unsplit_models_logits(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = []
+
+    def lower_right(*size: int) -> torch.Tensor:
+        chunks.append(size)
+        return causal_lower_right(*size)
+
+    monkeypatch.setattr(attention_module, "causal_lower_right", lower_right)
+    assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
+    assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
+    # Of the steps above the pieces of prompts that continue one, where a layer has no window; once a stage.
+    assert set(chunks) in (set(), {(6, 11), (3, 14), (4, 18), (4, 13)})
+    assert len(chunks) <= 2 * 4
+
+
 def test_there_are_eight_cuts() -> None:
     assert len(CUTS) == 8
 
@@ -122,6 +154,7 @@ def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> Non
     assert "Δlogit" in run_whole(checkpoint, stages, tiny_head)
 
 
+@pytest.mark.usefixtures("as_an_accelerator")
 def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = attention_module.scaled_dot_product_attention
 
@@ -130,6 +163,19 @@ def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(attention_module, "scaled_dot_product_attention", unmasked)
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shortsighted(query: Any, keys: Any, values: Any, *rest: Any) -> torch.Tensor:
+        chunk_attention(query, keys, values, *rest)
+        scale, new = rest[3], rest[-2:]
+        mine = torch.arange(len(query), dtype=torch.int32)
+        return chunk_attention(query, *(part.clone() for part in new), mine, len(query), 1, scale, 0, 0.0, *new)
+
+    monkeypatch.setattr(attention_module, "chunk_attention", shortsighted)
+    assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
 @pytest.mark.parametrize("variant", WINDOWED)

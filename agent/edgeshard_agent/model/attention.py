@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.step import Span
+from edgeshard_agent.model.gathered import Gather, gathered_attention, softcapped
 from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.ops import NativeBlock, can_keep, paged_attention, run_blocks
+from edgeshard_agent.ops import NativeBlock, can_keep, chunk_attention, paged_attention, run_blocks
 
 IMPLEMENTATION = "edgeshard"
 
@@ -38,15 +40,16 @@ class _Scores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One span of several tokens: its place in the packed row, and its request's slots in the arena.
+    """One span of several tokens: its place in the packed row, and its request's block table, int32 on the CPU.
 
-    `base` is the slot of position 0 when the table's blocks follow one another in the arena, so that keys are read
-    as a view; otherwise `slots` lists the slot of every position.
+    For accelerators, `base` is the slot of position 0 when the table's blocks follow one another in the arena, so that
+    keys are read as a view; otherwise `slots` lists the slot of every position.
     """
 
     row: int
     count: int
     first: int
+    table: torch.Tensor
     base: int
     slots: torch.Tensor | None
 
@@ -71,7 +74,7 @@ class _Decodes:
 class StepAttention:
     """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
 
-    __slots__ = ("_arenas", "_block_tokens", "_chunks", "_decodes", "_kv_dtype", "_masks", "_native")
+    __slots__ = ("_arenas", "_block_tokens", "_chunks", "_decodes", "_gathers", "_kv_dtype", "_masks", "_native")
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
@@ -79,6 +82,7 @@ class StepAttention:
         self._kv_dtype = pool.dtype
         self._native = device.type == "cpu"
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._gathers: dict[int, Gather] = {}
         self._chunks: list[_Chunk] = []
         decodes: list[tuple[int, Span]] = []
         row = 0
@@ -89,6 +93,17 @@ class StepAttention:
                 self._chunks.append(_chunk(pool, span, row, device))
             row += span.token_count
         self._decodes = _decodes(pool, decodes, device) if decodes else None
+
+    @classmethod
+    def of_decodes(cls, pool: KvPool, tables: torch.Tensor, lengths: torch.Tensor) -> StepAttention:
+        """One new token of each of B requests, as an accelerator attends them, with nothing read from the host.
+
+        `tables` is int32 [B, n], every entry a block of the arena, and `lengths` int32 [B], the new token counted.
+        """
+        step = cls(pool, (), tables.device)
+        step._native = False
+        step._decodes = _Decodes(slice(0, len(tables)), tables, lengths)
+        return step
 
     def attend(
         self,
@@ -115,9 +130,8 @@ class StepAttention:
             rows = decodes.rows
             output[rows] = self._decode(decodes, keys, values, query[rows], key[rows], value[rows], scores)
         for chunk in self._chunks:
-            _write(chunk, keys, key)
-            _write(chunk, values, value)
-            output[chunk.rows] = self._attend_chunk(chunk, keys, values, query[chunk.rows], scores)
+            rows = chunk.rows
+            output[rows] = self._attend_chunk(chunk, keys, values, query[rows], key[rows], value[rows], scores)
         return output
 
     @property
@@ -144,8 +158,15 @@ class StepAttention:
         value: torch.Tensor,
         scores: _Scores,
     ) -> torch.Tensor:
-        attend = paged_attention if self._native else gathered_attention
-        return attend(
+        softcap = scores.softcap or 0.0
+        window = scores.window or 0
+        if not self._native:
+            gather = self._gathers.get(window)
+            if gather is None:
+                gather = Gather.of(decodes.tables, decodes.lengths, self._block_tokens, window, query.dtype)
+                self._gathers[window] = gather
+            return gathered_attention(query, keys, values, gather, scores.scale, softcap, key, value)
+        return paged_attention(
             query,
             keys,
             values,
@@ -153,8 +174,8 @@ class StepAttention:
             decodes.lengths,
             self._block_tokens,
             scores.scale,
-            scores.window or 0,
-            scores.softcap or 0.0,
+            window,
+            softcap,
             key,
             value,
         )
@@ -165,9 +186,38 @@ class StepAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         scores: _Scores,
     ) -> torch.Tensor:
         """[count, heads, head_dim] of one chunk."""
+        if not self._native:
+            _write(chunk, keys, key)
+            _write(chunk, values, value)
+            return self._attend_gathered(chunk, keys, values, query, scores)
+        return chunk_attention(
+            query,
+            keys,
+            values,
+            chunk.table,
+            chunk.end,
+            self._block_tokens,
+            scores.scale,
+            scores.window or 0,
+            scores.softcap or 0.0,
+            key,
+            value,
+        )
+
+    def _attend_gathered(
+        self,
+        chunk: _Chunk,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query: torch.Tensor,
+        scores: _Scores,
+    ) -> torch.Tensor:
+        """[count, heads, head_dim] of one chunk whose keys and values have been written, as accelerators do it."""
         scale, window, softcap = scores
         start = 0 if window is None else max(0, chunk.first - window + 1)
         if chunk.slots is None:
@@ -185,16 +235,26 @@ class StepAttention:
         size = (kv_heads, heads // kv_heads, length, head_dim)
         seen_keys = seen_keys.transpose(0, 1).unsqueeze(1).expand(size)
         seen_values = seen_values.transpose(0, 1).unsqueeze(1).expand(size)
-        plain_causal = chunk.first == 0 and (window is None or chunk.end <= window)
+        plain_causal = window is None or chunk.end <= window
         if softcap is not None:
             mask = self._mask(chunk, start, window, query)
-            attended = _softcapped(grouped, seen_keys, seen_values, mask, scale, softcap)
-        elif plain_causal:
+            attended = softcapped(grouped, seen_keys, seen_values, mask, scale, softcap)
+        elif plain_causal and chunk.first == 0:
             attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, is_causal=True, scale=scale)
+        elif plain_causal:
+            bias = self._lower_right(chunk)
+            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=bias, scale=scale)
         else:
             mask = self._mask(chunk, start, window, query)
             attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
         return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
+
+    def _lower_right(self, chunk: _Chunk) -> torch.Tensor:
+        """Says that the chunk's queries are the last of its positions, for which flash attention needs no mask."""
+        key = (chunk.row, -1, 0)  # no mask begins there
+        if key not in self._masks:
+            self._masks[key] = causal_lower_right(chunk.count, chunk.end)
+        return self._masks[key]
 
     def _mask(self, chunk: _Chunk, start: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
         """[count, seen]: 0 where a query sees a position from `start` on, -inf elsewhere. Shared by the layers."""
@@ -230,75 +290,20 @@ def _decodes(pool: KvPool, spans: Sequence[tuple[int, Span]], device: torch.devi
 def _chunk(pool: KvPool, span: Span, row: int, device: torch.device) -> _Chunk:
     size = pool.block_tokens
     blocks = pool.table(span.request).blocks[: -(-span.end_position // size)]
+    table = torch.tensor(blocks, dtype=torch.int32)
     base = blocks[0] * size
     if all(later - earlier == 1 for earlier, later in pairwise(blocks)):
-        return _Chunk(row, span.token_count, span.first_position, base, None)
-    starts = torch.tensor(blocks, device=device).unsqueeze(1) * size
+        return _Chunk(row, span.token_count, span.first_position, table, base, None)
+    starts = table.to(device).long().unsqueeze(1) * size
     slots = (starts + torch.arange(size, device=device)).view(-1)[: span.end_position]
-    return _Chunk(row, span.token_count, span.first_position, base, slots)
+    return _Chunk(row, span.token_count, span.first_position, table, base, slots)
 
 
-def _write(chunk: _Chunk, arena: torch.Tensor, packed: torch.Tensor) -> None:
-    new = packed[chunk.rows]
+def _write(chunk: _Chunk, arena: torch.Tensor, new: torch.Tensor) -> None:
     if chunk.slots is None:
         arena[chunk.base + chunk.first : chunk.base + chunk.end].copy_(new)
     else:
         arena.index_copy_(0, chunk.slots[chunk.first :], new.to(arena.dtype))
-
-
-def gathered_attention(  # noqa: PLR0913 (as paged_attention)
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tables: torch.Tensor,
-    lengths: torch.Tensor,
-    block_tokens: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    new_keys: torch.Tensor,
-    new_values: torch.Tensor,
-) -> torch.Tensor:
-    """`ops.paged_attention` for an accelerator: all keys are gathered and padded, then attended in one call.
-
-    Nothing is read back to the host. A row's bits may depend on the longest request beside it.
-    """
-    batch, heads, head_dim = query.shape
-    positions = torch.arange(tables.shape[1] * block_tokens, device=query.device)
-    slots = (tables.long().unsqueeze(2) * block_tokens + positions.view(-1, block_tokens)[0]).view(batch, -1)
-    ends = lengths.long().unsqueeze(1)
-    written = slots.gather(1, ends - 1).squeeze(1)
-    for arena, newest in ((keys, new_keys), (values, new_values)):
-        arena.index_copy_(0, written, newest.to(arena.dtype))
-    hidden = positions >= ends
-    if window:
-        hidden |= positions < ends - window
-    mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
-    kv_heads = keys.shape[1]
-    # The heads of a group share their keys, and one token sees all of them: the group stands in the place of the query
-    # axis, so that keys are read once for each group.
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
-    seen_keys = keys[slots].to(query.dtype).transpose(1, 2)
-    seen_values = values[slots].to(query.dtype).transpose(1, 2)
-    mask = mask.view(batch, 1, 1, -1)
-    if softcap:
-        attended = _softcapped(grouped, seen_keys, seen_values, mask, scale, softcap)
-    else:
-        attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
-    return attended.reshape(batch, heads, head_dim)
-
-
-def _softcapped(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * scale / softcap) * softcap + mask
-    weights: torch.Tensor = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return weights @ values
 
 
 def attention(  # noqa: PLR0913 (the arguments are those transformers gives)

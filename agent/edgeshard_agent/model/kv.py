@@ -47,6 +47,7 @@ class KvPool:
 
     Each layer's arena is two tensors of shape [blocks * block_tokens, kv_heads, head_dim]: slot s is token
     s % block_tokens of block s // block_tokens. Memory is taken and touched at once, so it cannot run short later.
+    With `scratch` there is one block more, in no table and not counted: what may be written to it belongs to nobody.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class KvPool:
         head_dim: int,
         dtype: DType,
         device: str,
+        scratch: bool = False,
     ) -> None:
         for name, value in (("kv_blocks", blocks), ("block_tokens", block_tokens)):
             if value < 1:
@@ -65,9 +67,10 @@ class KvPool:
         self.layers = layers
         self.blocks = blocks
         self.block_tokens = block_tokens
+        self.scratch_block = blocks if scratch else None
         self.dtype = TORCH_DTYPES[dtype]
         self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
-        size = (blocks * block_tokens, kv_heads, head_dim)
+        size = ((blocks + 1 if scratch else blocks) * block_tokens, kv_heads, head_dim)
         try:
             self._keys = [_touched(size, dtype, device) for _ in range(len(layers))]
             self._values = [_touched(size, dtype, device) for _ in range(len(layers))]

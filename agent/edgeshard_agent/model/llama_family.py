@@ -16,7 +16,7 @@ from torch.nn import functional
 from edgeshard.architectures import expected_tensors
 from edgeshard.model import LayerRange, Part
 from edgeshard_agent.model.attention import Rotary, StepAttention
-from edgeshard_agent.model.blocks import Block, BlockOptions, Shapes, make_norm, place_of
+from edgeshard_agent.model.blocks import Block, BlockOptions, MixtureMlp, Shapes, make_norm, place_of
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops import NativeBlock
@@ -64,6 +64,11 @@ class LlamaFamilyModules(StageModules):
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(self.norm(hidden))
         return logits
+
+    @property
+    def is_static(self) -> bool:
+        # Which experts a token goes to is known to the host only when it has read it.
+        return not any(isinstance(block.mlp, MixtureMlp) for block in self._ordered)
 
     def accept(self, name: str, value: torch.Tensor) -> None:
         if name == "lm_head.weight":

@@ -64,6 +64,11 @@ class StageModules(nn.Module):
         """Logits [R, vocab] of hidden states [R, width]; on the last stage only."""
         raise NotImplementedError
 
+    @property
+    def is_static(self) -> bool:
+        """Whether a step of decodes runs without reading anything back to the host, so that it can be recorded."""
+        return True
+
     def accept(self, name: str, value: torch.Tensor) -> None:
         """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file."""
         self._assign((name,), value)

@@ -12,6 +12,7 @@ time. Looking up one number among summed probabilities would pass such a differe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +21,55 @@ import torch
 from edgeshard.errors import InternalError, InvalidArgumentError
 from edgeshard.generation import Sampling, TokenLogprob
 from edgeshard.step import SampledToken
+from edgeshard_agent.model.draws import Floats, Ids, arrivals, every_uniform, some_uniforms
 
-Floats = npt.NDArray[np.float64]
-Ids = npt.NDArray[np.int64]
+_FEW = 128
+"""Up to this fraction of the vocabulary, numbers for the candidates alone cost less than one for every token."""
+_NUCLEUS_GUESS = 8.0
+"""A nucleus is nearly always among the tokens not less likely than the likeliest by a factor of e^8."""
+_BINS_A_NAT = 16
+_BINS = 1024
 
-_NUCLEUS_GUESS = 1024
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A race for one request's position: `tokens`, and their probabilities up to a common factor."""
+
+    seed: int
+    position: int
+    tokens: Ids
+    probabilities: Floats
 
 
-def arrivals(seed: int, position: int, count: int) -> Floats:
-    """`count` positive numbers, exponentially distributed with rate 1; the i-th is a function of (seed, position, i).
+def winners(draws: Iterable[Draw], vocab_size: int) -> list[int]:
+    """The token drawn by each; none depends on another. Each is decided before the next is asked for, if it can be."""
+    tokens: list[int] = []
+    few: dict[int, Draw] = {}
+    for index, draw in enumerate(draws):
+        if len(draw.tokens) * _FEW <= vocab_size:
+            few[index] = draw
+            tokens.append(-1)  # below, with the others that are few
+        else:
+            tokens.append(_first(draw, every_uniform(draw.seed, draw.position, vocab_size)[draw.tokens]))
+    for index, uniform in zip(few, _together(list(few.values())), strict=True):
+        tokens[index] = _first(few[index], uniform)
+    return tokens
 
-    Source: Salmon et al., Parallel Random Numbers, SC 2011 (Philox).
-    """
-    # The position fills a high word of the counter, so the draws of two positions never meet.
-    uniform = np.random.Generator(np.random.Philox(key=seed, counter=position << 64)).random(count)
-    waited: Floats = -np.log1p(-uniform)
-    return np.maximum(waited, np.finfo(np.float64).tiny)
+
+def _together(draws: Sequence[Draw]) -> list[Floats]:
+    """The numbers of each one's tokens."""
+    if not draws:
+        return []
+    counts = [len(draw.tokens) for draw in draws]
+    seeds = np.array([draw.seed for draw in draws], dtype=np.uint64)
+    positions = np.array([draw.position for draw in draws], dtype=np.uint64)
+    tokens = np.concatenate([draw.tokens for draw in draws])
+    uniform = some_uniforms(np.repeat(seeds, counts), np.repeat(positions, counts), tokens)
+    return np.split(uniform, np.cumsum(counts)[:-1])
+
+
+def _first(draw: Draw, uniform: Floats) -> int:
+    return int(draw.tokens[(draw.probabilities / arrivals(uniform)).argmax()])
 
 
 class RequestSampler:
@@ -63,15 +97,11 @@ class RequestSampler:
         if self._seen is not None:
             self._seen[token] = True
 
-    def choose(self, logits: Floats, position: int) -> int:
-        """The token for `position` from its logits [vocab]."""
+    def draw(self, logits: Floats, position: int) -> Draw:
+        """What is to be drawn for `position` from its logits [vocab]."""
         if self._seen is not None:
             logits = penalised(logits, self._seen, self.sampling.repetition_penalty)
-        if self.sampling.temperature == 0:
-            return int(logits.argmax())
-        tokens, probabilities = candidates(logits, self.sampling)
-        times = arrivals(self.sampling.seed, position, len(logits))[tokens]
-        return int(tokens[(probabilities / times).argmax()])
+        return Draw(self.sampling.seed, position, *candidates(logits, self.sampling))
 
 
 def penalised(logits: Floats, seen: npt.NDArray[np.bool_], penalty: float) -> Floats:
@@ -80,40 +110,57 @@ def penalised(logits: Floats, seen: npt.NDArray[np.bool_], penalty: float) -> Fl
 
 
 def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
-    """The tokens that may be drawn, and their probabilities up to a common factor.
+    """The tokens that may be drawn, in order of id, and their probabilities up to a common factor.
 
-    Temperature first, then top-k (ties at the edge: all are kept), then top-p: the fewest likeliest tokens whose
-    probabilities reach top_p. Without top-p the tokens are in order of id, with it the likeliest is first.
+    Temperature first, 0 leaving the likeliest alone; then top-k (ties at the edge: all are kept); then top-p: the
+    fewest likeliest tokens whose probabilities reach top_p, of equal ones those of lower id.
     """
-    scaled = (logits - logits.max()) / sampling.temperature
-    tokens = np.arange(len(scaled), dtype=np.int64)
+    if sampling.temperature == 0:
+        return np.array([logits.argmax()]), np.ones(1)
+    scaled = logits - logits.max()
+    scaled /= sampling.temperature
     if 0 < sampling.top_k < len(scaled):
-        edge = np.partition(scaled, -sampling.top_k)[-sampling.top_k]
-        tokens = np.flatnonzero(scaled >= edge)
+        tokens = np.flatnonzero(scaled >= _nth_largest(scaled, sampling.top_k))
         scaled = scaled[tokens]
+    else:
+        tokens = np.arange(len(scaled), dtype=np.int64)
     probabilities = np.exp(scaled)
     if sampling.top_p < 1:
-        order = _nucleus(probabilities, sampling.top_p)
-        tokens, probabilities = tokens[order], probabilities[order]
+        kept = _nucleus(scaled, probabilities, sampling.top_p)
+        tokens, probabilities = tokens[kept], probabilities[kept]
     return tokens, probabilities
 
 
-def _nucleus(probabilities: Floats, top_p: float) -> Ids:
-    """Indices of the nucleus, likeliest first; equal ones in order of index."""
+def _nth_largest(values: Floats, count: int) -> float:
+    # Several times as fast as numpy's partition.
+    return float(torch.from_numpy(values).topk(count, sorted=False).values.min())
+
+
+def _nucleus(scaled: Floats, probabilities: Floats, top_p: float) -> Ids:
+    """Indices of the nucleus in their order."""
     goal = top_p * probabilities.sum()
-    # Sorting a whole vocabulary takes milliseconds; the nucleus is nearly always among the likeliest few.
-    if len(probabilities) > _NUCLEUS_GUESS:
-        edge = np.partition(probabilities, -_NUCLEUS_GUESS)[-_NUCLEUS_GUESS]
-        few = np.flatnonzero(probabilities >= edge)
-        if probabilities[few].sum() >= goal:
-            return few[_cut(probabilities[few], goal)]
-    return _cut(probabilities, goal)
+    likely = np.flatnonzero(scaled >= -_NUCLEUS_GUESS)
+    if probabilities[likely].sum() >= goal:
+        return likely[_cut(scaled[likely], probabilities[likely], goal)]
+    return _cut(scaled, probabilities, goal)
 
 
-def _cut(probabilities: Floats, goal: float) -> Ids:
-    order = np.argsort(-probabilities, kind="stable")
-    reached = np.searchsorted(probabilities[order].cumsum(), goal, side="left")
-    return order[: int(reached) + 1]
+def _cut(scaled: Floats, probabilities: Floats, goal: float) -> Ids:
+    """Indices, in their order, of the fewest likeliest that reach the goal.
+
+    Sorting a flat distribution over a large vocabulary would take many milliseconds. So tokens are put into bins by
+    likelihood, and only those of the bin in which the goal is reached are sorted.
+    """
+    bins = np.minimum(scaled * -_BINS_A_NAT, _BINS - 1).astype(np.int64)
+    reached = np.bincount(bins, weights=probabilities).cumsum()
+    last = min(int(np.searchsorted(reached, goal)), len(reached) - 1)
+    edge = np.flatnonzero(bins == last)
+    edge = edge[np.argsort(-probabilities[edge], kind="stable")]
+    before = reached[last - 1] if last else 0.0
+    count = int(np.searchsorted(before + probabilities[edge].cumsum(), goal)) + 1
+    kept = bins < last
+    kept[edge[:count]] = True
+    return np.flatnonzero(kept)
 
 
 def log_softmax(logits: Floats) -> Floats:
@@ -126,7 +173,7 @@ def top_logprobs(logprobs: Floats, count: int) -> tuple[TokenLogprob, ...]:
     """The `count` likeliest tokens, best first, equal ones in order of id."""
     if count == 0:
         return ()
-    edge = np.partition(logprobs, -count)[-count] if count < len(logprobs) else -np.inf
+    edge = _nth_largest(logprobs, count) if count < len(logprobs) else -np.inf
     tokens = np.flatnonzero(logprobs >= edge)
     order = np.argsort(-logprobs[tokens], kind="stable")[:count]
     return tuple(TokenLogprob(int(token), float(logprobs[token])) for token in tokens[order])
@@ -161,26 +208,45 @@ class Sampler:
 
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
         """
-        largest, greedy = logits.max(dim=-1)
-        if not bool(torch.isfinite(largest).all()):
+        if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
             raise InternalError("the model's logits are not finite; try another dtype", reason="LOGITS_NOT_FINITE")
-        tokens = [SampledToken(*each, best) for each, best in zip(wanted, greedy.tolist(), strict=True)]
-        drawn = [row for row, (request, _) in enumerate(wanted) if not self._requests[request].is_plain_greedy]
+        greedy: list[int] = []
+        drawn: list[int] = []
+        for row, (request, _) in enumerate(wanted):
+            (greedy if self._requests[request].is_plain_greedy else drawn).append(row)
+        tokens: dict[int, SampledToken] = {}
+        if greedy:
+            best = _rows(logits, greedy).argmax(dim=-1).tolist()
+            tokens |= {row: SampledToken(*wanted[row], token) for row, token in zip(greedy, best, strict=True)}
         if drawn:
-            # All at once from the device and into float64; the plain greedy rows stay where they are.
-            rows = logits[drawn].to("cpu", torch.float32).numpy().astype(np.float64)
-            for row, values in zip(drawn, rows, strict=True):
-                request, position = wanted[row]
-                tokens[row] = _sampled(self._requests[request], values, request, position)
-        return tuple(tokens)
+            rows = _rows(logits, drawn).to("cpu", torch.float32).numpy()
+            tokens |= dict(zip(drawn, self._drawn(rows, [wanted[row] for row in drawn]), strict=True))
+        return tuple(tokens[row] for row in range(len(wanted)))
+
+    def _drawn(self, rows: npt.NDArray[np.float32], wanted: Sequence[tuple[int, int]]) -> list[SampledToken]:
+        samplers = [self._requests[request] for request, _ in wanted]
+        # One row in float64 at a time: it stays in the processor's cache from the first operation to the last.
+        draws = (
+            sampler.draw(row.astype(np.float64), position)
+            for sampler, row, (_, position) in zip(samplers, rows, wanted, strict=True)
+        )
+        sampled = []
+        for index, token in enumerate(winners(draws, self._vocab_size)):
+            samplers[index].note(token)
+            sampled.append(_told(samplers[index], rows[index], *wanted[index], token))
+        return sampled
 
 
-def _sampled(sampler: RequestSampler, values: Floats, request: int, position: int) -> SampledToken:
-    token = sampler.choose(values, position)
-    sampler.note(token)
+def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return logits if len(rows) == len(logits) else logits[rows]
+
+
+def _told(
+    sampler: RequestSampler, row: npt.NDArray[np.float32], request: int, position: int, token: int
+) -> SampledToken:
+    """The token with the logprobs that its request asked for, from its row of logits [vocab]."""
     if not sampler.wants_logprobs:
         return SampledToken(request, position, token)
-    logprobs = log_softmax(values)
-    return SampledToken(
-        request, position, token, float(logprobs[token]), top_logprobs(logprobs, sampler.sampling.top_logprobs)
-    )
+    logprobs = log_softmax(row.astype(np.float64))
+    best = top_logprobs(logprobs, sampler.sampling.top_logprobs)
+    return SampledToken(request, position, token, float(logprobs[token]), best)

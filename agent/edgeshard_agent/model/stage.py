@@ -17,10 +17,12 @@ from edgeshard.model import LayerRange
 from edgeshard.step import SampledToken, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource, load_parameters
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
@@ -56,11 +58,19 @@ class StageModel:
     Made by `load`. The pool's `bytes_in_use` and `bytes_capacity` are there for status reports.
     """
 
-    def __init__(self, shape: ModelShape, layers: LayerRange, modules: StageModules, pool: KvPool) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        layers: LayerRange,
+        modules: StageModules,
+        pool: KvPool,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.shape = shape
         self.layers = layers
         self.pool = pool
         self._modules = modules
+        self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
         self._sampler = Sampler(shape.vocab_size)
         self._device = torch.device(modules.context.device)
         self.dtype = modules.context.dtype
@@ -80,10 +90,12 @@ class StageModel:
         device: str,
         quantisation: Quantisation | None = None,
         progress: Callable[[int], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory.
 
-        `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. Raises
+        `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
+        has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
@@ -93,10 +105,13 @@ class StageModel:
                 f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
             )
         check_weights(shape, device, quantisation)
-        pool = KvPool(layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device)
+        recorder = recorder or recorder_for(device)
+        pool = KvPool(
+            layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
+        )
         modules = build_modules(config, shape, layers, dtype, device, quantisation)
         load_parameters(modules, source, expected_tensors(config, layers), progress)
-        return cls(shape, layers, modules, pool)
+        return cls(shape, layers, modules, pool, recorder)
 
     @property
     def is_first(self) -> bool:
@@ -132,6 +147,7 @@ class StageModel:
             return StageOutput(hidden=hidden)
         rows, wanted = _sampled_rows(plan.spans)
         if not rows:
+            self._wait()
             return StageOutput()
         picked = hidden if len(rows) == len(hidden) else hidden[rows]
         return StageOutput(tokens=self._sampler.sample(self._modules.head(picked), wanted))
@@ -156,11 +172,18 @@ class StageModel:
             self._apply_sampling(plan)
         if not plan.spans:
             return None
+        if self._static is not None and self._static.takes(plan.spans):
+            return self._static.run(plan.spans, tensor)
         step = StepAttention(self.pool, plan.spans, self._device)
         positions = _positions(plan.spans, self._device)
         tensor = tensor.to(self._device).unsqueeze(0)
         hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
         return self._modules.run(hidden, positions, step).squeeze(0)
+
+    def _wait(self) -> None:
+        """Until the device has finished: a step that gives nothing to read would seem to take no time."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
         if inputs is None:
@@ -214,8 +237,8 @@ class StageModel:
 
 def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
     """[1, T]: each packed token's position in its request."""
-    ranges = [torch.arange(span.first_position, span.end_position, device=device) for span in spans]
-    return (ranges[0] if len(ranges) == 1 else torch.cat(ranges)).unsqueeze(0)
+    packed = np.concatenate([np.arange(span.first_position, span.end_position) for span in spans])
+    return torch.from_numpy(packed).to(device).unsqueeze(0)
 
 
 def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], list[tuple[int, int]]]:

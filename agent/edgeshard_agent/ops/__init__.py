@@ -4,7 +4,7 @@ Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and c
 fallback in plain torch that gives the same numbers up to the order of summation.
 """
 
-from edgeshard_agent.ops.attention import can_keep, paged_attention
+from edgeshard_agent.ops.attention import can_keep, chunk_attention, paged_attention
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.linear import PackedLinear
@@ -17,6 +17,7 @@ __all__ = [
     "PackedLinear",
     "Scheme",
     "can_keep",
+    "chunk_attention",
     "native_available",
     "paged_attention",
     "rms_norm",

@@ -1,4 +1,4 @@
-"""Decode attention over the paged KV arena: one new token of each of B requests."""
+"""Attention over the paged KV arena: one new token of each of B requests, or several of one request."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from edgeshard_agent.ops import native
 # What the native kernel takes: head_dim a multiple of the vector, at most MOST_HEAD_DIM of layers.h.
 _VECTOR = 16
 _MOST_HEAD_DIM = 256
+_QUERIES_AT_ONCE = 64
 
 
 def can_attend(head_dim: int) -> bool:
@@ -48,13 +49,79 @@ def paged_attention(  # noqa: PLR0913 (the memory, where each request is in it, 
     nothing has been written then.
     """
     new = None if new_keys is None or new_values is None else (new_keys, new_values)
-    _check(query, keys, values, block_tables, lengths, new)
+    _check(query, keys, values, block_tables, lengths, len(query), new)
     library = native.active()
     if library is None or not _is_native_shape(query, keys, values, block_tables, lengths, new):
         return _reference(query, keys, values, block_tables, lengths, block_tokens, scale, window, softcap, new)
     out = torch.empty(query.shape, dtype=query.dtype)
+    call = _struct(query, keys, values, block_tables, lengths, out, block_tokens, scale, window, softcap)
+    refused = library.edgeshard_attention(
+        ctypes.addressof(call),
+        None if new is None else new[0].data_ptr(),
+        None if new is None else new[1].data_ptr(),
+        0 if new is None else new[0].stride(0),
+        torch.get_num_threads(),
+    )
+    if refused >= 0:
+        raise _outside(refused)
+    return out
+
+
+def chunk_attention(  # noqa: PLR0913 (as paged_attention)
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    block_tokens: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    new_keys: torch.Tensor,
+    new_values: torch.Tensor,
+) -> torch.Tensor:
+    """`paged_attention` for the last T of the `length` tokens of one request: [T, heads, head_dim] from the same.
+
+    `block_table` is int32 [n]; `new_keys` and `new_values` [T, kv_heads, head_dim] are first written at the last T
+    positions, and each token sees the positions up to its own. The native kernel rounds softmax's weights to bfloat16
+    where query, keys and values all are and the CPU multiplies such numbers; all else is float32. A token's result is
+    there the same bit for bit whichever tokens are in the chunk with it.
+
+    Raises InvalidArgumentError as `paged_attention`, and where there are more than `length` tokens.
+    """
+    tables, lengths, new = block_table.unsqueeze(0), torch.tensor([length], dtype=torch.int32), (new_keys, new_values)
+    _check(query, keys, values, tables, lengths, 1, new)
+    library = native.active()
+    if library is None or not _is_native_shape(query, keys, values, tables, lengths, new):
+        return _chunk_reference(query, keys, values, block_table, length, block_tokens, scale, window, softcap, new)
+    out = torch.empty(query.shape, dtype=query.dtype)
+    call = _struct(query, keys, values, tables, lengths, out, block_tokens, scale, window, softcap)
+    refused = library.edgeshard_chunk_attention(
+        ctypes.addressof(call),
+        new_keys.data_ptr(),
+        new_values.data_ptr(),
+        new_keys.stride(0),
+        torch.get_num_threads(),
+    )
+    if refused >= 0:
+        raise _outside(0)
+    return out
+
+
+def _struct(  # noqa: PLR0913 (as paged_attention)
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    out: torch.Tensor,
+    block_tokens: int,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> native.AttentionStruct:
     rows, heads, head_dim = query.shape
-    call = native.AttentionStruct(
+    return native.AttentionStruct(
         query.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
@@ -77,16 +144,6 @@ def paged_attention(  # noqa: PLR0913 (the memory, where each request is in it, 
         scale,
         softcap,
     )
-    refused = library.edgeshard_attention(
-        ctypes.addressof(call),
-        None if new is None else new[0].data_ptr(),
-        None if new is None else new[1].data_ptr(),
-        0 if new is None else new[0].stride(0),
-        torch.get_num_threads(),
-    )
-    if refused >= 0:
-        raise _outside(refused)
-    return out
 
 
 def _is_native_shape(
@@ -122,6 +179,7 @@ def _check(
     values: torch.Tensor,
     block_tables: torch.Tensor,
     lengths: torch.Tensor,
+    requests: int,
     new: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
     rows, heads, head_dim = query.shape
@@ -132,10 +190,14 @@ def _check(
             "must be [slots, kv_heads, head_dim], kv_heads dividing heads",
             field="keys",
         )
-    if len(block_tables) != rows or lengths.shape != (rows,) or {block_tables.dtype, lengths.dtype} != {torch.int32}:
+    if (
+        len(block_tables) != requests
+        or lengths.shape != (requests,)
+        or {block_tables.dtype, lengths.dtype} != {torch.int32}
+    ):
         raise InvalidArgumentError(
             f"block_tables are {block_tables.dtype} {tuple(block_tables.shape)} and lengths {lengths.dtype} "
-            f"{tuple(lengths.shape)}; they must be int32, one row for each of the {rows} queries",
+            f"{tuple(lengths.shape)}; they must be int32, one row for each of the {requests} requests",
             field="block_tables",
         )
     if new is not None and any(tensor.shape != (rows, kv_heads, head_dim) for tensor in new):
@@ -155,24 +217,77 @@ def _reference(  # noqa: PLR0913 (as paged_attention)
     new: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
     """The same in plain torch, request by request."""
-    slots = []
-    for row, (table, length) in enumerate(zip(block_tables.tolist(), lengths.tolist(), strict=True)):
-        if not 1 <= length <= len(table) * block_tokens:
+    seen = []
+    for row, (table, length) in enumerate(zip(block_tables, lengths.tolist(), strict=True)):
+        slots = _slots(table, length, block_tokens, len(keys))
+        if slots is None:
             raise _outside(row)
-        used = torch.tensor(table[: -(-length // block_tokens)], device=keys.device)
-        if int(used.min()) < 0 or int(used.max()) >= len(keys) // block_tokens:
-            raise _outside(row)
-        slots.append(
-            (used.unsqueeze(1) * block_tokens + torch.arange(block_tokens, device=keys.device)).view(-1)[:length]
-        )
+        seen.append(slots)
     result = torch.empty_like(query)
-    grouped = query.view(query.shape[0], keys.shape[1], -1, query.shape[2]).float()
-    for row, seen in enumerate(slots):
+    for row, slots in enumerate(seen):
         if new is not None:
-            keys[seen[-1]], values[seen[-1]] = new[0][row].to(keys.dtype), new[1][row].to(values.dtype)
-        seen = seen[-window:] if window else seen
-        scores = grouped[row] @ keys[seen].float().permute(1, 2, 0) * scale
-        if softcap:
-            scores = torch.tanh(scores / softcap) * softcap
-        result[row] = (torch.softmax(scores, -1) @ values[seen].float().transpose(0, 1)).view(query.shape[1:])
+            keys[slots[-1]], values[slots[-1]] = new[0][row].to(keys.dtype), new[1][row].to(values.dtype)
+        result[row] = _attended(query[row : row + 1], keys, values, slots, scale, window, softcap)
     return result
+
+
+def _chunk_reference(  # noqa: PLR0913 (as paged_attention)
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    block_tokens: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    new: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """The same in plain torch, a few queries at a time: scores of all would take memory by the square."""
+    slots, count = _slots(block_table, length, block_tokens, len(keys)), len(query)
+    if slots is None or count > length:
+        raise _outside(0)
+    keys[slots[-count:]], values[slots[-count:]] = new[0].to(keys.dtype), new[1].to(values.dtype)
+    result = torch.empty_like(query)
+    for first in range(0, count, _QUERIES_AT_ONCE):
+        some = query[first : first + _QUERIES_AT_ONCE]
+        end = length - count + first + len(some)
+        result[first : first + len(some)] = _attended(some, keys, values, slots[:end], scale, window, softcap)
+    return result
+
+
+def _slots(table: torch.Tensor, length: int, block_tokens: int, arena: int) -> torch.Tensor | None:
+    """Of every position up to `length`; None where that, or a block, lies outside the table or the arena."""
+    if not 1 <= length <= len(table) * block_tokens:
+        return None
+    used = table[: -(-length // block_tokens)].long()
+    if int(used.min()) < 0 or int(used.max()) >= arena // block_tokens:
+        return None
+    return (used.unsqueeze(1) * block_tokens + torch.arange(block_tokens)).view(-1)[:length]
+
+
+def _attended(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+) -> torch.Tensor:
+    """Queries [T, heads, head_dim] of the last T of the positions that have these slots, in float32."""
+    count, length = len(query), len(slots)
+    start = max(0, length - count - window + 1) if window else 0
+    seen = slots[start:]
+    grouped = query.reshape(count, keys.shape[1], -1, query.shape[2]).float().permute(1, 2, 0, 3)
+    scores = grouped @ keys[seen].float().permute(1, 2, 0).unsqueeze(1) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    positions = torch.arange(length)
+    queries = positions[length - count :].unsqueeze(1)
+    hidden = positions[start:] > queries
+    if window:
+        hidden |= positions[start:] <= queries - window
+    weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), -1)
+    attended = weights @ values[seen].float().transpose(0, 1).unsqueeze(1)
+    return attended.permute(2, 0, 1, 3).reshape(query.shape)

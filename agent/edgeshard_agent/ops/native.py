@@ -80,6 +80,7 @@ _SIGNATURES = {
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
     "edgeshard_attention": (_INT, (_POINTER, _POINTER, _POINTER, _LONG, _INT)),
+    "edgeshard_chunk_attention": (_INT, (_POINTER, _POINTER, _POINTER, _LONG, _INT)),
 }
 
 

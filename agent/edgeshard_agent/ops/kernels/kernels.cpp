@@ -1,65 +1,31 @@
 // The kernels, compiled once for each instruction set (ES_ISA names it). Every result is computed by the same
 // operations in the same order whatever the number of rows, so that a row alone equals the row in a batch bit for bit.
+#include "chunk.h"
 #include "kernels.h"
 #include "layers.h"
+#include "products.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr int PANEL = 2 * LANES;
-// The rows computed together: as many as leave registers for their sums. Fewer where vectors are several registers.
-#if defined(__AVX512F__)
-constexpr int MOST_ROWS = 12;
-#else
-constexpr int MOST_ROWS = 3;
-#endif
 // Rows whose activations stay in the second-level cache while all panels pass.
 constexpr int ROW_BLOCK = 96;
 // A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow. As in
 // quantize.py.
 constexpr float NEGLIGIBLE = 1e-30f;
-template <int ROWS>
-struct Sums {
-    Float16 at[ROWS][2];
-};
 
-// One policy for each scheme: the sums of ROWS rows (from `rows` on) times one panel.
+// One policy for each scheme: the sums of ROWS rows (from `row` on) times one panel.
 
-struct Fp32Policy {
-    static int64_t panel_bytes(const Linear& linear) { return int64_t{4} * PANEL * linear.in_padded; }
-
-    template <int ROWS>
-    static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
-        const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
-        Sums<ROWS> sums = {};
-        for (int64_t k = 0; k < linear.in_padded; k++, weights += 128, rows += 4) {
-            Float16 w[2] = {load<Float16>(weights), load<Float16>(weights + 64)};
-#pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) {
-                Float16 value = splat(load<float>(rows + r * x.row_bytes));
-                for (int p = 0; p < 2; p++) sums.at[r][p] = fma16(w[p], value, sums.at[r][p]);
-            }
-        }
-        return sums;
+template <class Product>
+struct FloatPolicy {
+    static int64_t panel_bytes(const Linear& linear) {
+        return int64_t{sizeof(typename Product::Element)} * PANEL * linear.in_padded;
     }
-};
-
-struct Bf16Policy {
-    static int64_t panel_bytes(const Linear& linear) { return int64_t{2} * PANEL * linear.in_padded; }
 
     template <int ROWS>
     static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
-        Sums<ROWS> sums = {};
-        for (int64_t k = 0; k < linear.in_padded; k += 2, weights += 128, rows += 4) {
-            Word16 w[2] = {load<Word16>(weights), load<Word16>(weights + 64)};
-#pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) {
-                uint32_t pair = load<uint32_t>(rows + r * x.row_bytes);
-                for (int p = 0; p < 2; p++) sums.at[r][p] = dot_bf16(sums.at[r][p], w[p], pair);
-            }
-        }
-        return sums;
+        return Product::template sums<ROWS>(rows, x.row_bytes, weights, linear.in_padded);
     }
 };
 
@@ -164,8 +130,8 @@ void run_linear(const Linear& linear, const Activations& x, const Output& out, i
 
 void linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
     switch (linear.scheme) {
-        case FP32: return run_linear<Fp32Policy>(linear, x, out, first_panel, end_panel);
-        case BF16: return run_linear<Bf16Policy>(linear, x, out, first_panel, end_panel);
+        case FP32: return run_linear<FloatPolicy<Fp32Product>>(linear, x, out, first_panel, end_panel);
+        case BF16: return run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
         case INT8: return run_linear<IntegerPolicy<false>>(linear, x, out, first_panel, end_panel);
         case INT4: return run_linear<IntegerPolicy<true>>(linear, x, out, first_panel, end_panel);
     }
@@ -266,6 +232,14 @@ void attention(const Attention& a, int32_t first, int32_t end) {
         (kv_bf16 ? attend_all<float, uint16_t> : attend_all<float, float>)(a, first, end);
 }
 
+void chunk_attention(const Attention& a, int32_t first, int32_t end) {
+    const bool query_bf16 = a.element == ELEMENT_BF16, kv_bf16 = a.kv_element == ELEMENT_BF16;
+    if (query_bf16)
+        (kv_bf16 ? attend_chunk<uint16_t, uint16_t> : attend_chunk<uint16_t, float>)(a, first, end);
+    else
+        (kv_bf16 ? attend_chunk<float, uint16_t> : attend_chunk<float, float>)(a, first, end);
+}
+
 template <class From, class To>
 void convert_of(const void* from, void* to, int32_t count) {
     for (int i = 0; i < count; i += LANES)
@@ -282,4 +256,4 @@ void convert(const void* from, int32_t from_element, void* to, int32_t to_elemen
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, attention, convert};
+const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, attention, chunk_attention, convert};

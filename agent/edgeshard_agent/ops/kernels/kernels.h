@@ -37,7 +37,8 @@ struct Output {
     int32_t element;
 };
 
-// Decode attention of `rows` requests, one new token each. Strides are in elements.
+// Attention over pages, of `rows` requests with one new token each, or of the last `rows` tokens of one request: then
+// there is one table and one length. Strides are in elements.
 struct Attention {
     const void* query;  // [rows][heads][head_dim]
     const void* keys;   // [slots][kv_heads][head_dim], and values alike
@@ -51,6 +52,16 @@ struct Attention {
     float scale, softcap;
 };
 
+// Prefill attention is cut into blocks of query tokens, whose rows (token, head of the group) share packed keys. So many
+// rows that packing costs little, and few enough for the second-level cache.
+static inline int32_t chunk_block_tokens(const Attention& a) {
+    const int32_t group = a.heads / a.kv_heads;
+    return group < 512 ? 512 / group : 1;
+}
+static inline int32_t chunk_blocks(const Attention& a) {
+    return (a.rows + chunk_block_tokens(a) - 1) / chunk_block_tokens(a);
+}
+
 struct Kernels {
     void (*linear)(const Linear&, const Activations&, const Output&, int32_t first_panel, int32_t end_panel);
     void (*quantize)(const Linear&, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets);
@@ -62,5 +73,6 @@ struct Kernels {
     void (*rotary)(void* head, const void* cos, const void* sin, int32_t rotary_dim, int32_t element,
                    int32_t angle_element);
     void (*attention)(const Attention&, int32_t first, int32_t end);  // of rows * kv_heads
+    void (*chunk_attention)(const Attention&, int32_t first, int32_t end);  // of kv_heads * chunk_blocks
     void (*convert)(const void* from, int32_t from_element, void* to, int32_t to_element, int32_t count);
 };

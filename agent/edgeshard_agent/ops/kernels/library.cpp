@@ -79,6 +79,26 @@ bool is_within(const Attention& a, int32_t row) {
 
 int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
 
+// The keys and values of call rows, in the elements and with the stride of the call.
+struct NewTokens {
+    const void *keys, *values;
+    int64_t stride;
+};
+
+// Writes the new key and value of a call row at a position of the request that has this row of the tables.
+void write_new(const Attention& a, const NewTokens& tokens, int64_t row, int32_t table_row, int32_t position) {
+    const int64_t width = static_cast<int64_t>(a.kv_heads) * a.head_dim;
+    const int64_t block = a.block_tables[table_row * a.table_stride + position / a.block_tokens];
+    const int64_t slot = (block * a.block_tokens + position % a.block_tokens) * width * size_of(a.kv_element);
+    const int64_t from = row * tokens.stride * size_of(a.element);
+    auto write = [&](const void* packed, const void* arena) {
+        chosen.kernels->convert(static_cast<const char*>(packed) + from, a.element,
+                                static_cast<char*>(const_cast<void*>(arena)) + slot, a.kv_element, width);
+    };
+    write(tokens.keys, a.keys);
+    write(tokens.values, a.values);
+}
+
 }  // namespace
 
 extern "C" {
@@ -134,19 +154,21 @@ int32_t edgeshard_attention(const Attention* attention, const void* new_keys, co
     const Attention& a = *attention;
     for (int32_t r = 0; r < a.rows; r++)
         if (!is_within(a, r)) return r;
-    const int64_t width = static_cast<int64_t>(a.kv_heads) * a.head_dim;
-    for (int64_t r = 0; new_keys && r < a.rows; r++) {
-        const int32_t position = a.lengths[r] - 1;
-        const int64_t block = a.block_tables[r * a.table_stride + position / a.block_tokens];
-        const int64_t slot = (block * a.block_tokens + position % a.block_tokens) * width * size_of(a.kv_element);
-        const int64_t from = r * new_stride * size_of(a.element);
-        chosen.kernels->convert(static_cast<const char*>(new_keys) + from, a.element,
-                                static_cast<char*>(const_cast<void*>(a.keys)) + slot, a.kv_element, width);
-        chosen.kernels->convert(static_cast<const char*>(new_values) + from, a.element,
-                                static_cast<char*>(const_cast<void*>(a.values)) + slot, a.kv_element, width);
-    }
+    for (int32_t r = 0; new_keys && r < a.rows; r++)
+        write_new(a, {new_keys, new_values, new_stride}, r, r, a.lengths[r] - 1);
     threads->share(a.rows * a.kv_heads, thread_count,
                   [&](int32_t first, int32_t end) { chosen.kernels->attention(a, first, end); });
+    return -1;
+}
+
+int32_t edgeshard_chunk_attention(const Attention* attention, const void* new_keys, const void* new_values,
+                                  int64_t new_stride, int32_t thread_count) {
+    const Attention& a = *attention;
+    if (!is_within(a, 0) || a.rows > a.lengths[0]) return 0;
+    for (int32_t r = 0; r < a.rows; r++)
+        write_new(a, {new_keys, new_values, new_stride}, r, 0, a.lengths[0] - a.rows + r);
+    threads->share(a.kv_heads * chunk_blocks(a), thread_count,
+                   [&](int32_t first, int32_t end) { chosen.kernels->chunk_attention(a, first, end); });
     return -1;
 }
 }

@@ -29,4 +29,8 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
 // length or blocks lie outside its table or the arena, before anything is written, or -1.
 int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values,
                             int64_t new_stride, int32_t thread_count);
+
+// The same for the last `rows` tokens of one request, with a key and a value each.
+int32_t edgeshard_chunk_attention(const Attention* attention, const void* new_keys, const void* new_values,
+                                  int64_t new_stride, int32_t thread_count);
 }

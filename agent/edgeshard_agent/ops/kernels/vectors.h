@@ -137,11 +137,22 @@ ES_INLINE Int16 dot_u8s8(Int16 acc, Word16 w, uint32_t x) {
 #endif
 }
 
-ES_INLINE Float16 select(Int16 mask, Float16 yes, Float16 no) {
-    return (Float16)(((Int16)yes & mask) | ((Int16)no & ~mask));
+// b where either is a NaN.
+ES_INLINE Float16 max16(Float16 a, Float16 b) {
+#if defined(__AVX512F__)
+    return (Float16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
 }
 
-ES_INLINE Float16 max16(Float16 a, Float16 b) { return select(a > b, a, b); }
+ES_INLINE Float16 min16(Float16 a, Float16 b) {
+#if defined(__AVX512F__)
+    return (Float16)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return a < b ? a : b;
+#endif
+}
 
 // The lanes added as a tree, always in the same order.
 ES_INLINE float sum_lanes(Float16 value) {
@@ -166,10 +177,34 @@ ES_INLINE float max_lanes(Float16 value) {
 #endif
 }
 
+// Rows become columns: four rounds, each of which shuffles the second half of the rows into the first like cards.
+ES_INLINE void transpose(Word16 (&rows)[LANES]) {
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; round++) {
+        Word16 shuffled[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            const __m512i first = (__m512i)rows[i], second = (__m512i)rows[i + LANES / 2];
+            shuffled[2 * i] = (Word16)_mm512_permutex2var_epi32(first, low, second);
+            shuffled[2 * i + 1] = (Word16)_mm512_permutex2var_epi32(first, high, second);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) rows[i] = shuffled[i];
+    }
+#else
+    uint32_t words[LANES][LANES];
+    std::memcpy(words, rows, sizeof(words));
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) rows[i][j] = words[j][i];
+#endif
+}
+
 // e^x within 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' coefficients).
 ES_INLINE Float16 exp16(Float16 x) {
-    x = select(x < splat(-87.0f), splat(-87.0f), x);
-    x = select(x > splat(88.0f), splat(88.0f), x);
+    x = min16(splat(88.0f), max16(splat(-87.0f), x));
     const Float16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Float16 shifted = fma16(x, splat(1.44269504f), magic);
     Int16 exponent = (Int16)shifted - 0x4b400000;

@@ -1,0 +1,154 @@
+"""Decode steps on an accelerator: in buffers of a few fixed shapes, recorded once for each shape and replayed.
+
+A small batch's step is hundreds of kernels of a few microseconds each; launching them one by one takes Python longer
+than running them takes the accelerator. A CUDA graph launches them all at once, but with the addresses, shapes and
+numbers it was captured with. So all that changes between steps is written into buffers first: tokens or hidden states,
+block tables and lengths. A batch is filled up to the next shape with rows that belong to nobody; they see and write the
+pool's scratch block only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+import torch
+
+from edgeshard.step import Span
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.graphs import Recorder, Rerun, Work
+from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.modules import StageModules
+
+log = structlog.get_logger()
+
+LARGEST_BATCH = 256
+"""Rows of the largest shape. Steps of more requests keep an accelerator busy however they are launched."""
+FEWEST_BLOCKS = 8
+"""Blocks of the narrowest tables: below that, more shapes would save nothing."""
+
+
+class StaticShape(NamedTuple):
+    """What a recording is for: a number of rows, and of blocks in each one's table."""
+
+    rows: int
+    blocks: int
+
+    @classmethod
+    def holding(cls, rows: int, blocks: int, most_blocks: int) -> StaticShape:
+        """The least that holds a step: both powers of two, but tables no wider than any request's can be."""
+        return cls(_power_of_two(rows), min(most_blocks, max(FEWEST_BLOCKS, _power_of_two(blocks))))
+
+
+class StaticDecode:
+    """Runs a stage's steps of decodes alone. The pool must have a scratch block, the modules be static."""
+
+    def __init__(self, modules: StageModules, pool: KvPool, recorder: Recorder) -> None:
+        self._modules = modules
+        self._pool = pool
+        self._recorder = recorder
+        self._most_blocks = min(pool.blocks, -(-modules.context.shape.max_context // pool.block_tokens))
+        self._steps: dict[StaticShape, _StaticStep] = {}
+
+    def takes(self, spans: Sequence[Span]) -> bool:
+        """Whether `run` is for this step: every span is one token, and there are not too many."""
+        return 0 < len(spans) <= LARGEST_BATCH and all(span.token_count == 1 for span in spans)
+
+    def run(self, spans: Sequence[Span], inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, width] behind the stage's blocks, in memory of their own.
+
+        `inputs` are token ids [T] on the CPU on the first stage, hidden states [T, width] on the others. Called after
+        the pool has committed the step.
+        """
+        pool = self._pool
+        tables = [pool.table(span.request).blocks[: -(-span.end_position // pool.block_tokens)] for span in spans]
+        shape = StaticShape.holding(len(spans), max(map(len, tables)), self._most_blocks)
+        step = self._steps.get(shape)
+        if step is None:
+            step = self._steps[shape] = _StaticStep(shape, self._modules, pool)
+        step.fill(tables, [span.end_position for span in spans], inputs)
+        if step.replay is None:
+            step.replay = self._record(step)
+        # A copy: the next step overwrites what was recorded, and may come before this one's result is sent.
+        return step.replay()[: len(spans)].clone()
+
+    def _record(self, step: _StaticStep) -> Work:
+        try:
+            return self._recorder.record(step.work)
+        except RuntimeError as error:  # what torch and CUDA raise, want of memory included
+            log.warning(
+                "decode_not_recorded", shape=step.shape._asdict(), why=f"{type(error).__name__}: {error}",
+                effect="decode steps of this stage are launched kernel by kernel from now on",
+            )  # fmt: skip
+            self._recorder = Rerun()
+            return self._recorder.record(step.work)
+
+
+class _StaticStep:
+    """The buffers of one shape, what is computed from them, and the recording of that once there is one."""
+
+    def __init__(self, shape: StaticShape, modules: StageModules, pool: KvPool) -> None:
+        rows, blocks = shape
+        assert pool.scratch_block is not None
+        context = modules.context
+        device = torch.device(context.device)
+        self.shape = shape
+        self.replay: Work | None = None
+        self._modules = modules
+        self._pool = pool
+        self._scratch_block = pool.scratch_block
+        # One buffer for all integers, so that they travel in one copy.
+        self._integers = torch.zeros(rows * (blocks + 2), dtype=torch.int32, device=device)
+        self._tables, self._lengths, self._tokens = _parts(self._integers, shape)
+        self._hidden: torch.Tensor | None = None
+        if not context.is_first:
+            width = context.shape.frame_width
+            self._hidden = torch.zeros(rows, width, dtype=context.torch_dtype, device=device)
+
+    def fill(self, tables: Sequence[Sequence[int]], lengths: Sequence[int], inputs: torch.Tensor) -> None:
+        """Write a step into the buffers."""
+        count = len(lengths)
+        integers = torch.zeros(self._integers.shape, dtype=torch.int32)
+        all_tables, all_lengths, all_tokens = (part.numpy() for part in _parts(integers, self.shape))
+        all_tables.fill(self._scratch_block)
+        for row, table in enumerate(tables):
+            all_tables[row, : len(table)] = table
+        all_lengths.fill(1)
+        all_lengths[:count] = lengths
+        if self._hidden is None:
+            all_tokens[:count] = inputs.numpy().astype(np.int32)
+        else:
+            _upload(inputs, self._hidden[:count])
+        _upload(integers, self._integers)
+
+    def work(self) -> torch.Tensor:
+        """[rows, width] from the buffers as they are. Runs kernels, and reads nothing back."""
+        positions = (self._lengths - 1).long().unsqueeze(0)
+        attention = StepAttention.of_decodes(self._pool, self._tables, self._lengths)
+        if self._hidden is None:
+            hidden = self._modules.embed(self._tokens.long().unsqueeze(0), positions)
+        else:
+            hidden = self._hidden.unsqueeze(0)
+        return self._modules.run(hidden, positions, attention).squeeze(0)
+
+
+def _parts(integers: torch.Tensor, shape: StaticShape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tables [rows, blocks], lengths [rows] and tokens [rows] as views of one row of integers."""
+    rows, blocks = shape
+    tables, others = integers[: rows * blocks], integers[rows * blocks :]
+    return tables.view(rows, blocks), others[:rows], others[rows:]
+
+
+def _upload(source: torch.Tensor, buffer: torch.Tensor) -> None:
+    if source.is_cpu and buffer.is_cuda:
+        # Pinned memory is not given out again before the copy is done, so nobody has to wait for it here.
+        buffer.copy_(source.pin_memory(), non_blocking=True)
+    else:
+        buffer.copy_(source)
+
+
+def _power_of_two(number: int) -> int:
+    """The least one that is not below `number`."""
+    return 1 << (number - 1).bit_length()
