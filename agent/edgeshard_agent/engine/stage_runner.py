@@ -217,4 +217,4 @@ class StageRunner:
 def _tensor(hidden: torch.Tensor | None, model: StageModel) -> Tensor | None:
     if hidden is None:
         return None
-    return Tensor(model.dtype, tuple(hidden.shape), bytes(hidden_to_bytes(hidden)))
+    return Tensor(model.dtype, tuple(hidden.shape), hidden_to_bytes(hidden))

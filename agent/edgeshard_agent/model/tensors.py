@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,13 @@ if sys.byteorder != "little":
     raise ImportError("EdgeShard's frames are little-endian; this machine is not")
 
 
-def hidden_to_bytes(hidden: torch.Tensor) -> memoryview:
-    """The tensor's elements in row-major order. On the CPU the view shares the tensor's memory and keeps it alive."""
-    flat = hidden.detach().to("cpu").contiguous().view(-1)
-    # numpy has no bfloat16, so the elements travel as bytes.
-    return flat.view(torch.uint8).numpy().data
+def hidden_to_bytes(hidden: torch.Tensor) -> bytes:
+    """The tensor's elements in row-major order."""
+    if hidden.device.type != "cpu" or not hidden.is_contiguous():
+        hidden = hidden.to("cpu").contiguous()
+    # Not by way of numpy, which has no bfloat16; and each of torch's operators that this would take costs as much as
+    # all of it while the caches hold weights.
+    return ctypes.string_at(hidden.data_ptr(), hidden.nbytes)
 
 
 def bytes_to_hidden(

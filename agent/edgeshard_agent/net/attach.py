@@ -45,7 +45,7 @@ class HeadStream:
         self._node_id = node_id
         self._deployment = deployment
         self._epoch = epoch
-        self._unsent: deque[pb.AttachRequest] = deque()
+        self._unsent: deque[HeadOutput] = deque()
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +66,7 @@ class HeadStream:
         if len(self._unsent) >= MAX_UNSENT:
             self._overflow.set()
             return
-        self._unsent.append(self._to_wire(output))
+        self._unsent.append(output)
         self._wake.set()
 
     def _to_wire(self, output: HeadOutput) -> pb.AttachRequest:
@@ -121,12 +121,12 @@ class HeadStream:
 
     def _take(self) -> pb.AttachRequest:
         """The next message; a step's tokens are all there together and go as one."""
-        first = self._unsent.popleft()
+        first = self._to_wire(self._unsent.popleft())
         if first.WhichOneof("message") != "token":
             return first
         tokens = [first.token]
-        while self._unsent and len(tokens) < MAX_TOKENS and self._unsent[0].WhichOneof("message") == "token":
-            tokens.append(self._unsent.popleft().token)
+        while self._unsent and len(tokens) < MAX_TOKENS and isinstance(self._unsent[0], TokenOut):
+            tokens.append(self._to_wire(self._unsent.popleft()).token)
         return pb.AttachRequest(tokens=pb.HeadTokens(tokens=tokens)) if len(tokens) > 1 else first
 
     async def _read(self, call: Attach, head: Head) -> None:
