@@ -15,6 +15,8 @@ DECODING, PROMPTS = "decoding", "prompts"
 
 WHOLE = Setup(1)
 SPLIT = Setup(2, micro_batches=2)
+RING = Setup(2, micro_batches=1)
+"""One micro-batch alone goes round: what a hop of so many streams takes when nothing else is under way."""
 BUBBLES = Setup(2, "bubbles", micro_batches=2)
 SPLIT_4 = Setup(2, micro_batches=4)
 BUBBLES_4 = Setup(2, "bubbles", micro_batches=4)
@@ -57,6 +59,7 @@ FULL = Plan(
     new_tokens=24,
     cases=(
         *(Case(setup, streams) for streams in (1, 2, 4, 8, 16) for setup in (WHOLE, SPLIT)),
+        *(Case(RING, streams) for streams in (2, 4, 8)),
         *(Case(BUBBLES, streams) for streams in (2, 4, 8, 16)),
         *(Case(setup, streams) for streams in (4, 8, 16) for setup in (SPLIT_4, BUBBLES_4)),
         Case(SEQUENTIAL, 1),
@@ -75,6 +78,7 @@ QUICK = Plan(
     new_tokens=16,
     cases=(
         *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in (1, 8, 16) for setup in (WHOLE, SPLIT)),
+        Case(RING, 8, SHORT_PROMPT_TOKENS),
         *(Case(setup, 16, SHORT_PROMPT_TOKENS) for setup in (BUBBLES, SPLIT_4)),
         *(Case(setup, 1, SHORT_PROMPT_TOKENS) for setup in (SEQUENTIAL, *quantised(1))),
     ),

@@ -70,11 +70,13 @@ class Rows:
         return figures
 
     def _theory(self, case: Case, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Stage times of the run apart, with the other core at work where the pipeline is; hops of one stream."""
+        """Stage times of the run apart, with the other core at work where the pipeline is; hops of one micro-batch
+        of as many streams (or the next fewer that were measured) that goes round alone."""
         if case.setup.stages == 1:
             return (sum(self._kernels.alone_s(rows)),), ()
-        single = [sample for other, own in self._samples.items() for sample in own if _is_single_split(other)]
-        hop_s = median_sample(single or self._samples[case]).hop_s
+        alone = {other.streams: own for other, own in self._samples.items() if _is_alone(other)}
+        fewer = [streams for streams in alone if streams <= rows]
+        hop_s = median_sample(alone[max(fewer)] if fewer else self._samples[case]).hop_s
         in_flight = case.setup.in_flight(case.streams)
         return (self._kernels.together_s(rows) if in_flight > 1 else self._kernels.alone_s(rows)), hop_s
 
@@ -85,8 +87,11 @@ class Rows:
         return {**figures, "efficiency": None, "bubble_share": None, "section": DECODING}
 
 
-def _is_single_split(case: Case) -> bool:
-    return case.setup.stages == 2 and case.streams == 1 and case.setup.dtype == "bf16" and case.setup.mode == SPLIT.mode
+def _is_alone(case: Case) -> bool:
+    """Whether a single micro-batch is under way, in the mode and on the deployment that are compared."""
+    setup = case.setup
+    is_compared = (setup.stages, setup.mode, setup.dtype, case.section) == (2, SPLIT.mode, "bf16", DECODING)
+    return is_compared and setup.in_flight(case.streams) == 1
 
 
 def _figures(engine: str, stages: int, streams: int, prompt_tokens: int, samples: list[Sample]) -> dict[str, Any]:

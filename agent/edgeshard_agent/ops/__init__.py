@@ -1,4 +1,4 @@
-"""The CPU's compute operators: packed linear layers, norms, rotary embedding and paged decode attention.
+"""The CPU's compute operators: packed linear layers, norms, rotary embedding and paged attention.
 
 Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and chosen for the CPU at run time) and a
 fallback in plain torch that gives the same numbers up to the order of summation.
