@@ -36,7 +36,7 @@ from edgeshard_agent.loading import StageLoader
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.net.live_links import LiveLinks
-from edgeshard_agent.probe import available_bytes, read_facts
+from edgeshard_agent.probe import available_bytes, has_cpu_quota, read_facts
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
 from edgeshard_agent.survey import SurveyedBox, Surveyor
@@ -78,7 +78,9 @@ async def serve(settings: AgentSettings) -> None:
     # Fetching weights must not queue in front of commands and heartbeats, nor tokens behind either.
     control, data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(3))
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
-    loader = StageLoader(cache, store, worker, settings.device)
+    # Time spent awake would come out of a quota, and out of the other boxes of a lab.
+    stay_awake_s = 0.0 if emulation is not None or has_cpu_quota() else settings.stay_awake_s
+    loader = StageLoader(cache, store, worker, settings.device, stay_awake_s)
     await cache.start()
     address = await server.start()
     registration = Registration(

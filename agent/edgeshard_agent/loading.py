@@ -30,10 +30,13 @@ _HEAD_FILES = ("tokenizer.json", "generation_config.json")
 class StageLoader:
     """Loads stages through the box's cache; the coordinator is asked only for what the cache lacks."""
 
-    def __init__(self, cache: BlobCache, store: grpc.aio.Channel, worker: ComputeThread, device: str) -> None:
+    def __init__(
+        self, cache: BlobCache, store: grpc.aio.Channel, worker: ComputeThread, device: str, stay_awake_s: float
+    ) -> None:
         self._fetcher = Fetcher(cache, store)
         self._worker = worker
         self._device = device
+        self._stay_awake_s = stay_awake_s
 
     async def load(self, prepare: PrepareStage, progress: Callable[[int, int], None]) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
@@ -71,6 +74,7 @@ class StageLoader:
             block_tokens=prepare.placement.kv_block_tokens,
             device=self._device,
             quantisation=quantisation_of(prepare),
+            stay_awake_s=self._stay_awake_s,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -65,3 +66,27 @@ def _processor_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def has_cpu_quota(root: Path = Path("/")) -> bool:
+    """Whether a control group of this process, or one around it, limits its processor time; `root` is for tests."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return any(_limited(root / "sys/fs/cgroup", *line.split(":", 2)[1:]) for line in groups if line.count(":") >= 2)
+
+
+def _limited(mounted: Path, controllers: str, group: str) -> bool:
+    """`controllers` is empty for cgroup v2."""
+    if controllers and "cpu" not in controllers.split(","):
+        return False
+    mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
+    here = mounted / group.lstrip("/")
+    for directory in (here, *here.parents):
+        if not directory.is_relative_to(mounted):
+            break
+        with contextlib.suppress(OSError):
+            if (directory / name).read_text(encoding="ascii").split()[0].isdecimal():
+                return True
+    return False

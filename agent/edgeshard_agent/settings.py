@@ -22,5 +22,12 @@ class AgentSettings(DaemonSettings):
     )
     memory: ByteCount | None = Field(default=None, description="bytes stages may use, such as 2GiB")
     device: str = Field(default="cpu", description="cpu or cuda or cuda:N")
+    stay_awake_s: float = Field(
+        default=0.03,
+        ge=0,
+        le=1,
+        description="seconds after a step for which cores do not halt, so that the next one finds them ready; 0 saves "
+        "power. Without effect under a CPU quota, on an accelerator and in the lab",
+    )
     emulate: Path | None = Field(default=None, description="lab file: pretend to be the box of this name in it")
     cache_limit: ByteCount = Field(default=20 << 30, description="bytes of fetched weights to keep on disk")

@@ -24,6 +24,7 @@ from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops import stay_awake
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
@@ -65,6 +66,7 @@ class StageModel:
         modules: StageModules,
         pool: KvPool,
         recorder: Recorder | None = None,
+        stay_awake_s: float = 0.0,
     ) -> None:
         self.shape = shape
         self.layers = layers
@@ -73,6 +75,7 @@ class StageModel:
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
         self._sampler = Sampler(shape.vocab_size)
         self._device = torch.device(modules.context.device)
+        self._stay_awake_s = stay_awake_s if self._device.type == "cpu" else 0.0
         self.dtype = modules.context.dtype
         self._dtype = TORCH_DTYPES[self.dtype]
 
@@ -91,11 +94,13 @@ class StageModel:
         quantisation: Quantisation | None = None,
         progress: Callable[[int], None] | None = None,
         recorder: Recorder | None = None,
+        stay_awake_s: float = 0.0,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory.
 
         `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
-        has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. Raises
+        has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `stay_awake_s` after
+        a step the processor's cores do not halt. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
@@ -111,7 +116,7 @@ class StageModel:
         )
         modules = build_modules(config, shape, layers, dtype, device, quantisation)
         load_parameters(modules, source, expected_tensors(config, layers), progress)
-        return cls(shape, layers, modules, pool, recorder)
+        return cls(shape, layers, modules, pool, recorder, stay_awake_s)
 
     @property
     def is_first(self) -> bool:
@@ -140,6 +145,12 @@ class StageModel:
         others, and may be None for a step without spans. Everything is validated first: a step refused with
         InvalidArgumentError or FailedPreconditionError has changed nothing.
         """
+        output = self._execute(plan, inputs)
+        if self._stay_awake_s:
+            stay_awake(self._stay_awake_s, torch.get_num_threads())
+        return output
+
+    def _execute(self, plan: StepPlan, inputs: StageInputs) -> StageOutput:
         hidden = self._advance(plan, inputs)
         if hidden is None:
             return StageOutput()

@@ -5,6 +5,7 @@ fallback in plain torch that gives the same numbers up to the order of summation
 """
 
 from edgeshard_agent.ops.attention import can_keep, chunk_attention, paged_attention
+from edgeshard_agent.ops.awake import stay_awake
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.linear import PackedLinear
@@ -23,5 +24,6 @@ __all__ = [
     "rms_norm",
     "rotary_",
     "run_blocks",
+    "stay_awake",
     "swiglu",
 ]
