@@ -47,7 +47,10 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
         if plan.limit:
             await site.profile()  # while they are empty: a box that holds a stage is not measured
         await hold(site, setups(plan.cases), ())
-        with others(scratch, weights, llama_cpp) as beside, kernels() as stages:
+        with (
+            others(scratch, weights, llama_cpp) as beside,
+            kernels(plan.prompt_tokens, plan.new_tokens) as stages,
+        ):
             rows = Rows(stages)
             for number in range(plan.rounds):
                 await measure_cases(site, plan.cases, plan.new_tokens, rows, f"{number + 1}/{plan.rounds}")

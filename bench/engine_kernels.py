@@ -50,11 +50,12 @@ def _middle(samples: list[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 @contextmanager
-def kernels() -> Iterator[Kernels]:
-    most = str(max(ROWS))
+def kernels(prompt_tokens: int, new_tokens: int) -> Iterator[Kernels]:
+    """With the contexts of the streams that they are compared with."""
+    numbers = [str(number) for number in (max(ROWS), prompt_tokens, new_tokens)]
     with ExitStack() as stack:
         ranges = (f"0:{CUT}", f"{CUT}:{LAYERS}")
-        workers = [stack.enter_context(Worker(core, "stage", part, most)) for core, part in enumerate(ranges)]
+        workers = [stack.enter_context(Worker(core, "stage", part, *numbers)) for core, part in enumerate(ranges)]
         for worker in workers:
             worker.receive()
         yield Kernels(workers, ROWS)

@@ -15,16 +15,17 @@ from edgeshard.model import LayerRange
 from edgeshard.step import KvGrant, Span, StepPlan
 
 BLOCK_TOKENS = 16
-CONTEXT = 128
-MOST_STEPS = 256
 
 
 class DecodingStage:
-    """`rows` requests of CONTEXT tokens each, some or all of which decode for as long as is asked."""
+    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over."""
 
-    def __init__(self, layers: LayerRange, quantisation: Quantisation | None, rows: int) -> None:
+    def __init__(
+        self, layers: LayerRange, quantisation: Quantisation | None, rows: int, context: int, steps: int
+    ) -> None:
+        self._context, self._steps = context, steps
         self._random = np.random.default_rng(0)
-        blocks = -(-(CONTEXT + MOST_STEPS) // BLOCK_TOKENS)
+        blocks = -(-(context + steps) // BLOCK_TOKENS)
         self._model = StageModel.load(
             RandomWeights(),
             CONFIG,
@@ -38,24 +39,25 @@ class DecodingStage:
         )
         for row in range(rows):
             grant = KvGrant(row, 0, tuple(range(row * blocks, (row + 1) * blocks)))
-            span = Span(row, 0, CONTEXT, sample=True, sampling=Sampling())
-            self._model.execute(StepPlan(grants=(grant,), spans=(span,)), self._inputs(CONTEXT))
+            span = Span(row, 0, context, sample=True, sampling=Sampling())
+            self._model.execute(StepPlan(grants=(grant,), spans=(span,)), self._inputs(context))
 
     def decode(self, rows: int, seconds: float) -> list[float]:
-        """Decode the first `rows` requests for so long; seconds of each step."""
-        steps: list[float] = []
+        """Decode the first `rows` requests for so long, all steps at least once; seconds of each step."""
+        taken: list[float] = []
         give_up = time.perf_counter() + seconds
-        for position in range(CONTEXT, CONTEXT + MOST_STEPS):
-            # The first step cuts off what an earlier call has decoded.
-            sampling = Sampling() if position == CONTEXT else None
-            spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
-            inputs = self._inputs(rows)
-            began = time.perf_counter()
-            self._model.execute(StepPlan(spans=spans), inputs)
-            steps.append(time.perf_counter() - began)
-            if time.perf_counter() > give_up:
-                break
-        return steps
+        while not taken or time.perf_counter() < give_up:
+            taken += [self._step(rows, self._context + step) for step in range(self._steps)]
+        return taken
+
+    def _step(self, rows: int, position: int) -> float:
+        # The first step cuts off what an earlier turn has decoded.
+        sampling = Sampling() if position == self._context else None
+        spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
+        inputs = self._inputs(rows)
+        began = time.perf_counter()
+        self._model.execute(StepPlan(spans=spans), inputs)
+        return time.perf_counter() - began
 
     def _inputs(self, tokens: int) -> StageInputs:
         if self._model.is_first:

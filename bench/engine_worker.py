@@ -1,7 +1,8 @@
 """A process of its own on one core that answers questions, one JSON object a line: what `bench.engine` compares with.
 
 python -m bench.engine_worker transformers DIRECTORY     a Hugging Face directory under `generate`, one thread
-python -m bench.engine_worker stage FIRST:END ROWS        some layers of the random Llama, and how long a step takes
+python -m bench.engine_worker stage FIRST:END ROWS PROMPT_TOKENS NEW_TOKENS
+                                                         some layers of the random Llama, and how long a step takes
 """
 
 from __future__ import annotations
@@ -96,12 +97,12 @@ def transformers_answers(directory: str) -> Answer:
     return answer
 
 
-def stage_answers(layers: str, rows: int) -> Answer:
+def stage_answers(layers: str, rows: int, context: int, steps: int) -> Answer:
     """{rows, seconds}: decode that many requests for so long -> {step_s}."""
     from bench.engine_stage import DecodingStage
 
     first, end = (int(part) for part in layers.split(":"))
-    stage = DecodingStage(LayerRange(first, end), None, rows)
+    stage = DecodingStage(LayerRange(first, end), None, rows, context, steps)
     return lambda question: {"step_s": statistics.median(stage.decode(question["rows"], question["seconds"]))}
 
 
@@ -109,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=("transformers", "stage"))
     parser.add_argument("what", metavar="DIRECTORY|FIRST:END")
-    parser.add_argument("rows", type=int, nargs="?", default=1)
+    parser.add_argument("numbers", metavar="ROWS PROMPT_TOKENS NEW_TOKENS", type=int, nargs="*")
     options = parser.parse_args()
     import torch
 
@@ -117,7 +118,7 @@ def main() -> int:
     answer = (
         transformers_answers(options.what)
         if options.kind == "transformers"
-        else stage_answers(options.what, options.rows)
+        else stage_answers(options.what, *options.numbers)
     )
     print(json.dumps({}), flush=True)  # ready
     with torch.inference_mode():
