@@ -50,6 +50,11 @@ class StageCost:
         return self.hop_s + self.hop_token_s * tokens
 
 
+def compute_s(stages: Sequence[StageCost], pieces: Sequence[Piece]) -> float:
+    """Seconds in which all stages together compute a step."""
+    return sum(stage.step_s(pieces) for stage in stages)
+
+
 def inter_token_s(stages: Sequence[StageCost], pieces: Sequence[Piece], in_flight: int) -> float:
     """Seconds between two tokens of a stream while `in_flight` steps like this one follow each other around the ring.
 

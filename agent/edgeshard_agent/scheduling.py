@@ -8,7 +8,7 @@ from functools import partial
 from edgeshard.commands import PrepareStage
 from edgeshard.planning.timing import Mode
 from edgeshard.step import MAX_STEP_TOKENS, STEP_TOKENS
-from edgeshard.step_cost import StageCost, inter_token_s
+from edgeshard.step_cost import StageCost, compute_s, inter_token_s
 from edgeshard_agent.engine.batching import Batching
 from edgeshard_agent.engine.blocks import BlockAllocator
 from edgeshard_agent.engine.chunking import Chunking
@@ -42,6 +42,7 @@ def make_scheduler(
         max_inter_token_latency_s=spec.max_inter_token_latency_s,
         inter_token_s=partial(inter_token_s, placement.costs) if placement.costs else None,
         slices=slices,
+        compute_s=partial(compute_s, placement.costs) if placement.costs else None,
     )
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens)
     return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens)

@@ -17,7 +17,7 @@ from edgeshard_agent.engine.text import TextStream
 from edgeshard_agent.model.kv import KvPool
 
 from edgeshard.dtypes import DType
-from edgeshard.generation import Generation
+from edgeshard.generation import Generation, StageTiming
 from edgeshard.ids import RequestId
 from edgeshard.model import LayerRange
 from edgeshard.planning.timing import Mode
@@ -116,10 +116,10 @@ class Rig:
             self.steps.append(step)
         return step
 
-    def take(self, step: HeadStep) -> None:
-        """Run a step on every stage and give the result to the head."""
+    def take(self, step: HeadStep, timings: tuple[StageTiming, ...] = ()) -> None:
+        """Run a step on every stage and give the result to the head, with what the stages are said to have taken."""
         results = [stage.run(step) for stage in self.stages]
-        self.events += self.scheduler.on_result(step.number, results[-1])
+        self.events += self.scheduler.on_result(step.number, replace(results[-1], timings=timings))
 
     def run_all(self) -> None:
         """Whatever is runnable, as many steps in flight as there may be."""

@@ -13,13 +13,14 @@ from itertools import pairwise
 
 import pytest
 from edgeshard_agent.engine.batching import Batching
-from edgeshard_agent.engine.chunking import Chunking
+from edgeshard_agent.engine.chunking import Chunking, Chunks
 from edgeshard_agent.engine.scheduler import HeadStep, Limits, TokenOut
 from edgeshard_agent.engine.slices import PromptSlices
 
+from edgeshard.generation import StageTiming
 from edgeshard.planning.simulator import simulate
 from edgeshard.planning.timing import HopTimes, Mode, Pipeline, StageTimes, Traffic
-from edgeshard.step_cost import StageCost, inter_token_s
+from edgeshard.step_cost import Piece, StageCost, compute_s, inter_token_s
 
 DECODE_S = 0.017
 """Reading a stage's weights: what a decode step takes whatever its batch."""
@@ -60,7 +61,9 @@ class Timed:
             else:
                 self.now, step = self._pipe.popleft()
                 known = len(self.rig.events)
-                self.rig.take(step)
+                pieces = _pieces(step)
+                timings = [StageTiming(index, 0.0, cost.step_s(pieces)) for index, cost in enumerate(self.costs)]
+                self.rig.take(step, tuple(timings))
                 for event in self.rig.events[known:]:
                     if isinstance(event, TokenOut):
                         self.times[event.request_id].append(self.now)
@@ -68,7 +71,7 @@ class Timed:
                 self._pipe.append((self._back_at(step), step))
 
     def _back_at(self, step: HeadStep) -> float:
-        pieces = [(span.first_position, span.token_count) for span in step.plan.spans]
+        pieces = _pieces(step)
         at = self.now
         for index, cost in enumerate(self.costs):
             at = self._compute_free[index] = max(at, self._compute_free[index]) + cost.step_s(pieces)
@@ -85,6 +88,10 @@ class Timed:
         """Mean over the requests, without the first tokens, while all of them run."""
         means = [sum(gaps) / len(gaps) for name in self.times if (gaps := self.gaps(name)[4:])]
         return sum(means) / len(means)
+
+
+def _pieces(step: HeadStep) -> list[Piece]:
+    return [(span.first_position, span.token_count) for span in step.plan.spans]
 
 
 def simulated(costs: Sequence[StageCost], batch: int, micro_batches: int, mode: Mode) -> float:
@@ -144,10 +151,18 @@ def test_few_streams_are_as_fast_as_the_ring_is_round(make_rig) -> None:
 LIMIT_S = 0.25
 
 
-def long_prompt_run(make_rig, streams: int, limit_s: float | None = LIMIT_S) -> Timed:
-    """A prompt of 4,096 tokens that arrives after 2 s, among streams that decode all the while."""
-    costs = [stage(), stage()]
-    chunking = Chunking(512, max_inter_token_latency_s=limit_s, inter_token_s=partial(inter_token_s, costs))
+def long_prompt_run(
+    make_rig, streams: int, limit_s: float | None = LIMIT_S, scale: float = 1.0, told: bool = True
+) -> Timed:
+    """A prompt of 4,096 tokens that arrives after 2 s, among streams that decode all the while.
+
+    Stages take `scale` times as long as the head was told they would; `told` is whether it hears of it.
+    """
+    profile, costs = [stage(), stage()], [stage(scale=scale), stage(scale=scale)]
+    chunking = Chunking(
+        512, max_inter_token_latency_s=limit_s, inter_token_s=partial(inter_token_s, profile),
+        compute_s=partial(compute_s, profile) if told else None,
+    )  # fmt: skip
     rig = make_rig(
         blocks=1200, block_tokens=16, limits=Limits(4600, 100), chunking=chunking,
         batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
@@ -164,6 +179,36 @@ def test_a_long_prompt_keeps_nobody_from_decoding(make_rig) -> None:
     sizes = [span.token_count for step in timed.rig.steps for span in step.plan.spans if span.request == 8]
     alone_s = sum(stage().step_s([(sum(sizes[:i]), size)]) for i, size in enumerate(sizes))
     assert timed.times["long"][0] - 2.0 <= 2 * alone_s
+
+
+def test_boxes_slower_than_their_profile_get_smaller_chunks(make_rig) -> None:
+    timed, deaf = (long_prompt_run(make_rig, 8, scale=1.5, told=told) for told in (True, False))
+    gaps, longer = (
+        sorted(gap for name in run.times if name != "long" for gap in run.gaps(name)) for run in (timed, deaf)
+    )
+    assert gaps[int(0.99 * len(gaps))] <= LIMIT_S and gaps[-1] <= 1.25 * LIMIT_S
+    assert longer[int(0.99 * len(longer))] > 1.25 * LIMIT_S
+    assert any(gap > 0.7 * LIMIT_S for gap in gaps), "the limit was used"
+
+
+def test_a_slow_moment_is_forgotten() -> None:
+    chunks = Chunks(
+        Chunking(512, max_inter_token_latency_s=0.1, inter_token_s=lambda p, _: 0.001 * p[-1][1],
+                 compute_s=lambda p: 0.001 * p[-1][1]), window=1,
+    )  # fmt: skip
+
+    def step(slower: float) -> int:
+        length = chunks.length([(5, 1)], 1, 0, 4096, True)
+        chunks.formed([(5, 1), (0, length)], length)
+        chunks.returned(slower * 0.001 * length)
+        return length
+
+    assert [step(1.0) for _ in range(4)][-1] == 100
+    step(2.0)
+    assert step(1.0) == 50
+    assert 90 < [step(1.0) for _ in range(100)][-1] <= 100
+    step(1000.0)
+    assert step(1.0) == 25, "no more than fourfold is believed"
 
 
 def test_without_a_limit_a_chunk_is_what_holds_the_others_up(make_rig) -> None:

@@ -6,6 +6,7 @@ the budget is full. HPipe: a prompt that nobody waits behind goes in the slices 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,6 +17,13 @@ from edgeshard_agent.engine.batching import InterTokenSeconds
 
 Slices = Callable[[int], Sequence[int]]
 """Tokens of a prompt -> lengths of the slices to cut it into, in order, which sum to it. Must answer at once."""
+
+ComputeSeconds = Callable[[Sequence[Piece]], float]
+"""Pieces of a step -> seconds in which all stages together compute it."""
+
+# How much longer than its cost a step may be taken to take, and what of that is forgotten with every step.
+MOST_SLOWER = 4.0
+FORGOTTEN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class Chunking:
     least_tokens      one chunk a step is not made smaller by a limit, so that prompts come through whatever was
                       promised, and however many decodes there are
     inter_token_s     the cost of a step; with it chunks keep within `max_inter_token_latency_s` while anybody decodes
+    compute_s         the part of that cost which stages report of each step: where they take longer, chunks get smaller
     """
 
     step_tokens: int
@@ -36,6 +45,7 @@ class Chunking:
     max_inter_token_latency_s: float | None = None
     inter_token_s: InterTokenSeconds | None = None
     slices: Slices | None = None
+    compute_s: ComputeSeconds | None = None
 
     def __post_init__(self) -> None:
         for name in ("step_tokens", "least_tokens"):
@@ -50,10 +60,26 @@ class Chunks:
         self._chunking = chunking
         self._window = window
         self._before = 0
+        self._expected_s: deque[float] = deque()
+        self._slower = 1.0
 
-    def formed(self, prompt_tokens: int) -> None:
-        """A step was formed with so many tokens of prompts."""
+    def formed(self, pieces: Sequence[Piece], prompt_tokens: int) -> None:
+        """A step was formed of these pieces, with so many tokens of prompts."""
         self._before = prompt_tokens
+        cost = self._chunking.compute_s
+        is_promised = self._chunking.max_inter_token_latency_s is not None
+        self._expected_s.append(cost(pieces) if cost is not None and is_promised and prompt_tokens else 0.0)
+
+    def returned(self, computed_s: float) -> None:
+        """The oldest step is back; its stages computed for so long.
+
+        A box is measured by itself, and slower where another uses the same memory or its clock goes down. One slow step
+        breaks a promise, so a longer time is believed at once and a shorter one by and by.
+        """
+        expected_s = self._expected_s.popleft()
+        if expected_s > 0 and computed_s > 0:
+            seen = min(MOST_SLOWER, max(1.0, computed_s / expected_s))
+            self._slower = max(seen, self._slower + FORGOTTEN * (seen - self._slower))
 
     def length(self, pieces: Sequence[Piece], decodes: int, first: int, end: int, decoding: bool) -> int:
         """Tokens of the next chunk of the positions [first, end) of a prompt that ends there; 0 when none fits.
@@ -87,7 +113,7 @@ class Chunks:
             return most
 
         def keeps(tokens: int) -> bool:
-            return cost((*pieces, (first, tokens)), self._window) <= limit
+            return self._slower * cost((*pieces, (first, tokens)), self._window) <= limit
 
         most = min(most, max(self._chunking.least_tokens, 2 * self._before))
         if keeps(most):

@@ -224,7 +224,7 @@ class Scheduler:
         self._next_step += 1
         self._counts.steps += 1
         self._flight.begin(decodes=decodes > 0)
-        self._chunks.formed(len(draft.tokens) - decodes)
+        self._chunks.formed(draft.pieces, len(draft.tokens) - decodes)
         return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
 
     def _add_decodes(self, draft: Draft) -> int:
@@ -283,6 +283,7 @@ class Scheduler:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
         self._flight.end()
+        self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         events: list[HeadEvent] = []
         for sampled in result.tokens:
             sequence = self._running.get(sampled.request)
