@@ -25,7 +25,7 @@ from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.server import Server
-from edgeshard.rpc.tls import split_address
+from edgeshard.rpc.tls import check_secure, split_address
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.survey import ControlLost
 from edgeshard_agent.emulation import emulated_facts, load_emulation
@@ -65,7 +65,9 @@ async def serve(settings: AgentSettings) -> None:
     check_name(settings.name, "name")
     tls = settings.tls()
     node_id = persistent_node_id(settings.state_dir)
-    _advertised(settings, settings.listen)  # refused before anything listens that would have to be stopped
+    # Refused before anything listens that would have to be stopped.
+    check_secure(settings.listen, tls, "listen")
+    _advertised(settings, settings.listen)
     held = lock_state_dir(settings.state_dir)
     emulation = None if settings.emulate is None else load_emulation(settings.emulate, settings.name)
     facts = read_facts(settings.device, settings.memory)
