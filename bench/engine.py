@@ -8,6 +8,8 @@ medians over the rounds; see `bench/engine_streams.py` for how a rate is taken. 
 their own: they share the two with the agents.
 
     python -m bench.engine [--quick] [--llama-cpp DIR] -o FILE      JSON: a list of rows
+    python -m bench.engine --limit -o FILE                          only what a long prompt does to streams that decode:
+                                                                    its row in the place of the one that FILE has
     python -m bench.engine_report FILE docs/benchmarks.md           the page and its plots, of these rows
 """
 
@@ -67,6 +69,17 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
         return report
 
 
+async def run_limit(scratch: Path) -> dict[str, Any]:
+    """The row of the long prompt among streams, alone."""
+    write_model(scratch / "model", RandomWeights())
+    async with LocalCluster(scratch, BOXES, threads=1) as cluster, Client(cluster.address) as client:
+        site = Site(cluster, client)
+        site.pin()
+        await client.add_model(scratch / "model", MODEL)
+        await site.profile()
+        return await measure_limit(site, LIMIT_S, LONG_CONTEXT)
+
+
 async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:
     """Have these deployments, and no others, in the boxes' memory."""
     for setup in held:
@@ -100,12 +113,18 @@ async def measure(site: Site, case: Case, new_tokens: int) -> tuple[Sample, dict
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, under 5 minutes")
+    parser.add_argument("--limit", action="store_true", help="only the long prompt among streams, under 3 minutes")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its ggml-rpc-server is")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=True)
     options = parser.parse_args()
     llama_cpp = usable_llama_cpp(options.llama_cpp)
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-engine-") as scratch:
-        report = asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp))
+        if options.limit:
+            known = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
+            kept = [row for row in known if row["section"] != "limit"]
+            report = [*kept, asyncio.run(run_limit(Path(scratch)))]
+        else:
+            report = asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp))
     options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -179,7 +179,7 @@ def _limit(rows: Sequence[Row]) -> str:
     if row is None:
         return ""
     return (
-        "## A long prompt among streams\n\n"
+        "## A long prompt among streams\n\nBy itself: `python -m bench.engine --limit`. "
         f"{row['streams'] - 1} streams generate when a prompt of {row['prompt_tokens']:,} tokens arrives; "
         f"`max_inter_token_latency_s` is {row['max_inter_token_latency_s']:g}. Meanwhile the time between their tokens "
         f"was {row['inter_token_latency_s']:.3f} s in the median, {row['p99_inter_token_latency_s']:.3f} s at the 99th "
