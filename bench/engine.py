@@ -20,7 +20,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,7 @@ _TOKENS_AFTER_LONG_PROMPT = 4
 async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[str, Any]]:
     """Every row of the plan; the model's files and the daemons' go into `scratch`."""
     weights = RandomWeights()
-    write_model(scratch / "model", weights)
-    async with LocalCluster(scratch, BOXES, threads=1) as cluster, Client(cluster.address) as client:
-        site = Site(cluster, client)
-        site.pin()
-        await client.add_model(scratch / "model", MODEL)
+    async with site_with(weights, scratch) as site:
         if plan.limit:
             await site.profile()  # while they are empty: a box that holds a stage is not measured
         await hold(site, setups(plan.cases), ())
@@ -71,13 +68,20 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
 
 async def run_limit(scratch: Path) -> dict[str, Any]:
     """The row of the long prompt among streams, alone."""
-    write_model(scratch / "model", RandomWeights())
+    async with site_with(RandomWeights(), scratch) as site:
+        await site.profile()
+        return await measure_limit(site, LIMIT_S, LONG_CONTEXT)
+
+
+@asynccontextmanager
+async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site]:
+    """Both boxes pinned, and the model in the store."""
+    write_model(scratch / "model", weights)
     async with LocalCluster(scratch, BOXES, threads=1) as cluster, Client(cluster.address) as client:
         site = Site(cluster, client)
         site.pin()
         await client.add_model(scratch / "model", MODEL)
-        await site.profile()
-        return await measure_limit(site, LIMIT_S, LONG_CONTEXT)
+        yield site
 
 
 async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:

@@ -224,7 +224,8 @@ class Scheduler:
         self._next_step += 1
         self._counts.steps += 1
         self._flight.begin(decodes=decodes > 0)
-        self._chunks.formed(draft.pieces, len(draft.tokens) - decodes)
+        prompt_tokens = len(draft.tokens) - decodes
+        self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
         return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
 
     def _add_decodes(self, draft: Draft) -> int:
