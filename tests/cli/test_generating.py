@@ -106,15 +106,16 @@ def test_sigterm_cancels_too(site: Any) -> None:
 
 
 def test_a_reader_that_goes_away_cancels(site: Any) -> None:
-    site.hold_after(2)
+    site.hold_after(1)
+    site.script.insert(4, site.Hold(for_ever=True))
     with subprocess.Popen(command(site), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:
-            process.stdout.read(4)
+            assert process.stdout.read(4) == b"Once"
             process.stdout.close()
-            site.script[-1:] = [*(site.script[2:3] * 200), site.Hold(), site.script[-1]]
-            assert site.held.wait(60)
+            # The second token is the first that nobody reads.
             site.released.set()
+            assert site.cancelled.wait(60)
             assert process.wait(60) == 1
         finally:
             process.kill()

@@ -58,8 +58,14 @@ CONFIG: dict[str, Any] = {
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+@dataclass(frozen=True)
 class Hold:
-    """In a script of events: wait here until the test releases the stream or the client goes away."""
+    """In a script of events: wait here until the test releases the stream or the client goes away.
+
+    With `for_ever`, only until the client goes away.
+    """
+
+    for_ever: bool = False
 
 
 def facts() -> DeviceFacts:
@@ -198,9 +204,10 @@ def fail(context: grpc.ServicerContext, error: EdgeShardError) -> None:
 
 def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerContext) -> Iterator[Any]:
     """The script's items as far as the client stays to hear them; `site.cancelled` is set when it does not."""
-    ended = threading.Event()
+    ended, gone = threading.Event(), threading.Event()
 
     def on_end() -> None:
+        gone.set()
         site.released.set()
         if not ended.is_set():
             site.cancelled.set()
@@ -209,7 +216,7 @@ def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerCont
     for item in script:
         if isinstance(item, Hold):
             site.held.set()
-            site.released.wait(30)
+            (gone if item.for_ever else site.released).wait(30)
             if not context.is_active():
                 return
         else:
