@@ -154,6 +154,27 @@ async def test_reported_facts_are_what_the_box_registers_with_later(box: Box, si
     assert [request.facts.memory_budget_bytes for request in site.registered[:2]] == [50, 70]
 
 
+async def test_a_box_counts_as_registered_once_its_stream_has_been_answered(server: Server) -> None:
+    """Between the call and the stream the coordinator refuses to deploy to it."""
+    site, hello, answer = Site(PROBE), asyncio.Event(), asyncio.Event()
+
+    async def control(request_iterator: Any, context: Any) -> None:
+        await context.read()
+        hello.set()
+        await answer.wait()
+        await context.send_initial_metadata(())
+        await site.hang_up.wait()
+
+    site.Control = control  # type: ignore[method-assign]
+    add_CoordinatorServiceServicer_to_server(site, server.grpc)
+    box = Box(await server.start())
+    await asyncio.wait_for(hello.wait(), 30)
+    assert len(site.registered) == 1 and not box.client.registered.is_set()
+    answer.set()
+    await asyncio.wait_for(box.client.registered.wait(), 30)
+    await box.close()
+
+
 async def test_a_refused_report_is_a_typed_error(box: Box) -> None:
     await box.client.registered.wait()
     with pytest.raises(InvalidArgumentError) as refusal:

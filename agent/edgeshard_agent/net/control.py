@@ -126,7 +126,6 @@ class ControlClient:
     async def _register(self) -> None:
         answer = await self._stub.Register(registration_to_wire(self._registration), timeout=5)
         self._interval_s = answer.heartbeat_interval_s or 1.0
-        self.registered.set()
         log.info("registered", coordinator=self._target)
 
     async def _serve(self) -> None:
@@ -140,6 +139,10 @@ class ControlClient:
             self._on_lost()
 
     async def _read(self, call: Control) -> None:
+        # Sent once the coordinator counts this box among the connected ones: before that a deployment would be refused.
+        await call.initial_metadata()
+        if not call.done():
+            self.registered.set()
         while isinstance(message := await call.read(), pb.ControlResponse):
             try:
                 operation_id, command = command_from_wire(message)

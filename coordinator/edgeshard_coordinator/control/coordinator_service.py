@@ -98,6 +98,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
         context.add_done_callback(ended)
         await self._loop.ask(NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
+        # The agent says that it is ready when it has these, for then it can be deployed to.
+        await context.send_initial_metadata(())
         log.info("box_connected", node_id=node_id)
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
