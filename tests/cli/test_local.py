@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
 async def test_it_is_ready_when_its_file_says_so_and_sigterm_ends_it(tmp_path: Path) -> None:
     box = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
     await box.start()
-    assert await box.wait_ready(10) == box.address == "127.0.0.1:41234"
+    assert await box.wait_ready(60) == box.address == "127.0.0.1:41234"
     pid = box.pid
     assert pid is not None and alive(pid)
     await box.stop()
@@ -50,7 +50,7 @@ async def test_it_is_ready_when_its_file_says_so_and_sigterm_ends_it(tmp_path: P
 async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     box = daemon(tmp_path, READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RENAME + "time.sleep(60)\n")
     await box.start()
-    await box.wait_ready(10)
+    await box.wait_ready(60)
     pid = box.pid
     assert pid is not None
     await box.stop(grace_s=0.1)
@@ -62,7 +62,7 @@ async def test_a_killed_one_can_be_started_again(tmp_path: Path) -> None:
     pids = []
     for _ in range(2):
         await box.start()
-        await box.wait_ready(10)
+        await box.wait_ready(60)
         pids.append(box.pid)
         await box.kill()
     assert pids[0] != pids[1]
@@ -90,7 +90,7 @@ async def test_an_early_end_is_a_typed_error_with_the_reason(
     box = daemon(tmp_path, source)
     await box.start()
     with pytest.raises(kind) as caught:
-        await box.wait_ready(10)
+        await box.wait_ready(60)
     assert message in caught.value.message
 
 
@@ -109,7 +109,7 @@ async def test_the_operators_daemon_settings_do_not_leak_in(tmp_path: Path, monk
     box = daemon(tmp_path, "import os\nprint(sorted(k for k in os.environ if 'E' in k))\nraise SystemExit(1)\n")
     await box.start()
     with pytest.raises(FailedPreconditionError) as caught:
-        await box.wait_ready(10)
+        await box.wait_ready(60)
     assert "UNRELATED_SETTING" in caught.value.message and "EDGESHARD__" not in caught.value.message
 
 

@@ -212,11 +212,12 @@ def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerCont
         if not ended.is_set():
             site.cancelled.set()
 
-    context.add_callback(on_end)
+    if not context.add_callback(on_end):
+        on_end()  # The client was quicker than this thread, and is gone already.
     for item in script:
         if isinstance(item, Hold):
             site.held.set()
-            (gone if item.for_ever else site.released).wait(30)
+            (gone if item.for_ever else site.released).wait(120)
             if not context.is_active():
                 return
         else:

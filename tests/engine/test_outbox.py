@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from edgeshard_agent.engine.outbox import Outbox
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.errors import InternalError
@@ -66,6 +66,7 @@ def test_a_gap_is_refused() -> None:
         Outbox(2).put(1, frames(1))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.lists(st.sampled_from(["put", "take", "lose"]), max_size=60))
 def test_every_step_arrives_once_whatever_streams_break(window: int, script: list[str]) -> None:
     """The head's rule (step n only after the receiver ran n - window) is all that trimming relies on."""

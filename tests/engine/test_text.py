@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard_agent.engine.text import TextStream
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -49,6 +49,7 @@ def test_an_incomplete_end_is_flushed() -> None:
     assert stream.finish() == "\ufffd"
 
 
+@settings(deadline=None)
 @given(
     st.text(alphabet="ab €é\n", max_size=30),
     st.text(alphabet="ab €", max_size=8),

@@ -51,7 +51,7 @@ def test_a_short_run_says_nothing_of_memory() -> None:
 def test_a_short_soak_of_a_real_site_ends_with_nothing_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.soak", "--minutes", "0.2", "--gap", "2", "--every", "2"]
     output = tmp_path / "soak.json"
-    ended = subprocess.run([*command, "-o", str(output)], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    ended = subprocess.run([*command, "-o", str(output)], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(output.read_text())
     assert report["problems"] == [] and not report["memory_judged"] and "too short" in ended.stderr

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -23,7 +26,7 @@ ROOT: Path = documents.ROOT
 # A document may name a daemon's file from within its package.
 ROOMS = [ROOT, ROOT / "agent" / "edgeshard_agent", ROOT / "coordinator" / "edgeshard_coordinator"]
 LANGUAGES = {"bash", "console", "python", "toml", "json", "text"}
-TIMEOUT_S = 200
+TIMEOUT_S = 400
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
 RUNNABLE = [n for n in NAMES if any(b.language in ("bash", "python") for b in documents.blocks(ROOT / n))]
 
@@ -42,13 +45,21 @@ def script(name: str) -> str:
 
 def on_free_ports(text: str) -> str:
     """Each loopback port that the text names, replaced by one that nobody uses now."""
-    sockets = {
-        port: socket.create_server(("127.0.0.1", 0)) for port in set(re.findall(r"127\.0\.0\.1:(\d{4,5})", text))
-    }
-    free = {port: server.getsockname()[1] for port, server in sockets.items()}
-    for server in sockets.values():
-        server.close()
+    free: dict[str, int] = {}
+    for port in set(re.findall(r"127\.0\.0\.1:(\d{4,5})", text)):
+        free[port] = free_port(taken=free.values())
     return re.sub(r"127\.0\.0\.1:(\d{4,5})", lambda match: f"127.0.0.1:{free[match[1]]}", text)
+
+
+def free_port(taken: Collection[int]) -> int:
+    """A port that stays free until it is used: of those that the system gives to nobody who asks for any port."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = max(range(10_000, first), range(last + 1, 65_536), key=len)
+    for port in random.sample(ports, len(ports)):
+        if port not in taken:
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                return port
+    raise AssertionError(f"no port of {ports} is free")
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)

@@ -15,13 +15,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # An installation fetches the bare dependencies through the machine's own pip configuration.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.network]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.network]
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ortools", "fastapi")
 DEMO_MODEL_LIMIT_BYTES = 20_000_000
 
 
-def run(*command: str | Path, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, timeout_s: float = 250) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "EDGESHARD__"))}
     words = [str(word) for word in command]
     return subprocess.run(
@@ -29,7 +29,7 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = 60) -> subprocess.Co
     )
 
 
-def checked(*command: str | Path, cwd: Path, timeout_s: float = 60) -> str:
+def checked(*command: str | Path, cwd: Path, timeout_s: float = 250) -> str:
     result = run(*command, cwd=cwd, timeout_s=timeout_s)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

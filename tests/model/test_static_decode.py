@@ -320,6 +320,7 @@ def test_a_result_outlives_the_next_step(checkpoint_of: Callable[[str], Any], de
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(1, LARGEST_BATCH), st.integers(1, 5000), st.integers(0, 5000))
 def test_shapes_hold_a_step_and_are_few(rows: int, blocks: int, more: int) -> None:
     shape = StaticShape.holding(rows, blocks, blocks + more)

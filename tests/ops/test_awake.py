@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,7 +23,10 @@ def idle_threads() -> dict[int, int]:
     """Nanoseconds that each thread of idle priority of this process has run."""
     found = {}
     for thread in Path("/proc/self/task").iterdir():
-        if os.sched_getscheduler(int(thread.name)) == os.SCHED_IDLE:
+        # Another thread of the process may end since it was listed.
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(int(thread.name)) != os.SCHED_IDLE:
+                continue
             found[int(thread.name)] = int((thread / "schedstat").read_text(encoding="ascii").split()[0])
     return found
 

@@ -36,7 +36,8 @@ from edgeshard.profile_fit import fit_profile
 
 torch.set_num_threads(1)
 
-ROUGH = Grid((1, 64, 512), (0, 64), (1, 8), (16, 512), Effort(2, 3, 8, 0.05))
+# Points so far apart that a busy machine does not change their order.
+ROUGH = Grid((1, 64, 512), (0, 64), (1, 64), (16, 512), Effort(2, 3, 8, 0.05))
 CACHE = 1 << 20
 MOE = {
     "model_type": "qwen3_moe",
@@ -75,18 +76,18 @@ def config() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def measured(config: dict[str, Any]) -> tuple[ComputeProfile, float, list[tuple[str, int, int]]]:
     told: list[tuple[str, int, int]] = []
-    began = time.monotonic()
+    began = time.process_time()
     profiler = Profiler(
         config, DType.FLOAT32, "cpu", 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:]))
     )
-    return profiler.run(), time.monotonic() - began, told
+    return profiler.run(), time.process_time() - began, told
 
 
 def test_a_measurement_is_short_positive_and_tells_its_progress(
     measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]], config: dict[str, Any]
 ) -> None:
     profile, seconds, told = measured
-    assert seconds < 20  # about 2 s on an idle core
+    assert seconds < 20  # of a core: about 2 s
     for layer in profile.layers:
         assert all(sample.seconds > 0 and sample.repeats >= 2 for sample in layer.prefill + layer.decode)
     assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
@@ -108,7 +109,7 @@ def test_more_work_takes_longer(measured: tuple[ComputeProfile, float, list[tupl
     block = fit_profile(measured[0]).of_kind(LayerKind.BLOCK)[0]
     times = [block.prefill_s(tokens, 0) for tokens in (1, 64, 512)]
     assert times[0] < times[1] < times[2]
-    assert block.decode_s(1, 64) < block.decode_s(8, 64)
+    assert block.decode_s(1, 64) < block.decode_s(64, 64)
     assert block.prefill_s(512, 64) > block.prefill_s(64, 64)
 
 
@@ -274,10 +275,11 @@ def test_repeats_end_when_the_median_is_known() -> None:
 
 
 def test_time_without_a_core_is_noticed() -> None:
-    busy, waiting = Stopwatch("cpu"), Stopwatch("cpu")
-    busy.once(lambda: sum(range(200_000)))
+    waiting, busy = Stopwatch("cpu"), [Stopwatch("cpu") for _ in range(20)]
     waiting.once(lambda: threading.Event().wait(0.1))
-    assert busy.processor_share > 2 * waiting.processor_share
+    for each in busy:  # a busy machine takes the core from some of them
+        each.once(lambda: sum(range(200_000)))
+    assert max(each.processor_share for each in busy) > 2 * waiting.processor_share
     assert waiting.processor_share < 0.5
 
 

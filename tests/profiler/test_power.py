@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeshard_agent.profiler import compute
+from edgeshard_agent.profiler import compute, power
 from edgeshard_agent.profiler.compute import Grid, Profiler
 from edgeshard_agent.profiler.power import Ina3221, Nvml, PowerMeter, Rapl
 from edgeshard_agent.profiler.stopwatch import Effort
@@ -122,14 +123,21 @@ class Load:
 
 
 def wait_for(sensor: Load, readings: int) -> None:
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while sensor.readings < readings:
         assert time.monotonic() < ends
         time.sleep(0.001)
 
 
-def test_rest_and_work_are_told_apart() -> None:
+@pytest.fixture
+def sensor(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """One beside which a rest is as long as a few readings take, however late the thread that reads begins."""
     sensor = Load()
+    monkeypatch.setattr(power, "time", SimpleNamespace(sleep=lambda _: wait_for(sensor, sensor.readings + 5)))
+    return sensor
+
+
+def test_rest_and_work_are_told_apart(sensor: Load) -> None:
     meter = PowerMeter(sensor, interval_s=0.001)
     meter.rest(0.05)
     sensor.busy.set()
@@ -157,13 +165,15 @@ def test_without_a_sensor_no_time_is_spent_and_nothing_told(monkeypatch: pytest.
 
 
 def test_a_profile_tells_the_power_of_its_measurement(
-    tiny_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tiny_config: dict[str, Any], sensor: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sensor = Load()
+    def told(what: str, done: int, total: int) -> None:
+        if what.startswith("block"):  # the layers are what it is read beside
+            wait_for(sensor, sensor.readings + 2)
+
     monkeypatch.setattr(compute, "find_sensor", lambda device: sensor)
-    monkeypatch.setattr(compute, "_REST_S", 0.05)
     monkeypatch.setattr(compute, "PowerMeter", lambda found: PowerMeter(found, interval_s=0.001))
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
-    profile = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=1 << 10).run()
+    profile = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=1 << 10, progress=told).run()
     assert profile.energy == EnergyProfile(5.0, 5.0, "rapl")
     assert any("5.0 W while measuring (rapl)" in line for line in profile_lines(profile))

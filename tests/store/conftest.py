@@ -146,9 +146,9 @@ class StoreServer:
         self.servicer = RecordingServicer(self.store)
         self.address = ""
 
-    async def start(self, listen: str = "127.0.0.1:0") -> StoreServer:
+    async def start(self) -> StoreServer:
         self.store.open()
-        self._server = Server(listen, None)
+        self._server = Server("127.0.0.1:0", None)
         store_pb2_grpc.add_ModelStoreServiceServicer_to_server(self.servicer, self._server.grpc)
         self.address = await self._server.start()
         return self
@@ -217,7 +217,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Waits for a condition on files, which have no event to wait on; fails after 20 s."""
+    """Waits for a condition on files, which have no event to wait on; fails after a minute."""
     return _until
 
 
@@ -225,8 +225,8 @@ def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
 async def run_store(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[StoreServer]]]:
     servers: list[StoreServer] = []
 
-    async def run(name: str = "coordinator", listen: str = "127.0.0.1:0") -> StoreServer:
-        server = await StoreServer(tmp_path / name).start(listen)
+    async def run(name: str = "coordinator") -> StoreServer:
+        server = await StoreServer(tmp_path / name).start()
         servers.append(server)
         return server
 

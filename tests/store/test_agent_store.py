@@ -250,13 +250,13 @@ async def test_a_silent_store_counts_as_broken(
 ) -> None:
     server = await run_store()
     channel = connect(server.address)
-    fetcher = Fetcher(cache, channel, retries=Retries(attempts=1, stall_s=0.3))
-    tensor = embedding(await fetcher.manifest(await add_model(channel, make_checkpoint(), "tiny")))
+    patient = Fetcher(cache, channel)
+    tensor = embedding(await patient.manifest(await add_model(channel, make_checkpoint(), "tiny")))
     server.servicer.silent = True
     with pytest.raises(UnavailableError, match="sent nothing"):
-        await fetcher.fetch([tensor])
+        await Fetcher(cache, channel, retries=Retries(attempts=1, stall_s=0.3)).fetch([tensor])
     server.servicer.silent = False
-    (await fetcher.fetch([tensor])).release()
+    (await patient.fetch([tensor])).release()
 
 
 async def test_a_manifest_is_the_one_asked_for(

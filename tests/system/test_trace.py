@@ -18,7 +18,7 @@ from edgeshard.cli.local import LocalCluster
 from edgeshard.deployment import parse_spec
 from edgeshard.errors import AbortedError
 from edgeshard.model import LayerRange
-from edgeshard.trace import aligned, most_in_flight, summarised
+from edgeshard.trace import StepRecord, aligned, most_in_flight, summarised
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 STREAMS = 4
@@ -61,16 +61,18 @@ async def streams(client: Client) -> AsyncIterator[None]:
 
 async def test_a_trace_has_the_steps_of_every_stage_on_one_clock(site: tuple[str, Client]) -> None:
     _, client = site
-    async with streams(client):
-        traces = aligned(await client.trace("tales", 1.0))
+    first: dict[int, StepRecord] = {}
+    second: dict[int, StepRecord] = {}
+    async with streams(client), asyncio.timeout(60):
+        while len(first.keys() & second.keys()) <= 10:  # A machine with much else to do may run few in a second.
+            traces = aligned(await client.trace("tales", 1.0))
+            first, second = ({record.step: record for record in trace.records} for trace in traces)
     assert [(trace.stage, trace.node, trace.layers) for trace in traces] == [
         (0, "a", LayerRange(0, 6)),
         (1, "b", LayerRange(6, 12)),
     ]
-    first, second = ({record.step: record for record in trace.records} for trace in traces)
-    shared = sorted(first.keys() & second.keys())
-    assert len(shared) > 10 and most_in_flight(traces) > 1
-    for step in shared:
+    assert most_in_flight(traces) > 1
+    for step in sorted(first.keys() & second.keys()):
         here, there = first[step], second[step]
         assert here.tokens == there.tokens and here.prompt_tokens == there.prompt_tokens
         assert here.arrived_s <= here.began_s < here.ended_s <= here.sent_s
@@ -87,7 +89,7 @@ async def test_files_for_viewers(site: tuple[str, Client], tmp_path: Path) -> No
         for name in ("trace.json", "trace.svg"):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address,
-                "trace", "tales", "--seconds", "0.5", "-o", str(tmp_path / name),
+                "trace", "tales", "--seconds", "2", "-o", str(tmp_path / name),
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             async with asyncio.timeout(60):

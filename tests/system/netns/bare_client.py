@@ -38,7 +38,7 @@ def ask(target: str, credentials: grpc.ChannelCredentials | None) -> list[str]:
     codes = []
     for call, request in calls:
         try:
-            call(request, timeout=10)
+            call(request, timeout=60)
         except grpc.RpcError as error:
             codes.append(error.code().name)
         else:
