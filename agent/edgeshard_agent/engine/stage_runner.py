@@ -90,6 +90,8 @@ class StageRunner:
         self._free_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
+        self._broken = False
+        """On the compute thread: a step has failed, and the event loop may not know yet."""
         self._steps_offered = 0
         self._steps_begun = 0
         self._steps_done = 0
@@ -144,7 +146,7 @@ class StageRunner:
         """On the compute thread: run a step and tell the event loop."""
         assert self._loop is not None
         self._steps_begun += 1
-        if self._has_ended:
+        if self._has_ended or self._broken:
             return
         ran: _Ran | EdgeShardError
         try:
@@ -153,6 +155,8 @@ class StageRunner:
             ran = error
         except Exception as error:
             ran = self._crashed(error)
+        # What is queued behind it would run on a pool that it left half done.
+        self._broken = isinstance(ran, EdgeShardError)
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
