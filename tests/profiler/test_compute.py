@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.probe import read_facts
-from edgeshard_agent.profiler.compute import Grid, Profiler, fingerprint
+from edgeshard_agent.profiler.compute import FULL_GRID, QUICK_GRID, Grid, Profiler, fingerprint
 from edgeshard_agent.profiler.layers import block_sorts, outer_parameters
 from edgeshard_agent.profiler.overhead import measure_overhead
 from edgeshard_agent.profiler.rotation import (
@@ -30,9 +31,10 @@ from edgeshard_agent.profiler.stopwatch import Effort, Stopwatch, is_steady, sum
 from edgeshard.architectures import parse_config
 from edgeshard.dtypes import DType, Quantisation
 from edgeshard.errors import InvalidArgumentError, ResourceExhaustedError
+from edgeshard.model import attended_pairs
 from edgeshard.planning.shapes import model_from_config
-from edgeshard.profile import ComputeProfile, LayerKind
-from edgeshard.profile_fit import fit_profile
+from edgeshard.profile import ComputeProfile, LayerKind, LayerProfile, Sample
+from edgeshard.profile_fit import fit_layer, fit_profile
 
 torch.set_num_threads(1)
 
@@ -241,6 +243,30 @@ def test_a_short_context_bounds_what_is_measured(tiny_config: dict[str, Any]) ->
     assert max(grid.prefill_tokens) == 64 and grid.decode_contexts == (64,)
     assert all(tokens + context <= 100 for tokens, context in grid.prefill_points(100))
     assert Grid().within(20).decode_contexts == (19,)
+
+
+@pytest.mark.parametrize(("max_context", "deepest"), [(8192, 2048), (2304, 2048), (2000, 1744), (768, 512), (600, 64)])
+def test_one_prefill_lies_deep_in_a_prompt_where_the_context_allows(max_context: int, deepest: int) -> None:
+    grid = FULL_GRID.within(max_context)
+    points = grid.prefill_points(max_context)
+    assert max(context for tokens, context in points if tokens == 256) == deepest
+    assert all(tokens + context <= max_context for tokens, context in points)
+    assert len(set(points)) == len(points)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("grid", [QUICK_GRID, FULL_GRID])
+def test_what_attention_takes_far_into_a_prompt_shows_through_noise(grid: Grid, seed: int) -> None:
+    """As on a processor's core: without a prefill deep in a prompt, 4 % of a figure would be attention's."""
+    chance = np.random.default_rng(seed)
+
+    def true(tokens: int, context: int) -> float:
+        return 1e-3 + 1.2e-4 * tokens + 2.7e-8 * attended_pairs(tokens, context)
+
+    prefill = tuple(Sample(n, c, true(n, c) * (1 + chance.uniform(-0.03, 0.03))) for n, c in grid.prefill_points(8192))
+    layer = LayerProfile(LayerKind.BLOCK, 1, 1, 0, 1, prefill, (Sample(1, 64, 1e-3),))
+    fit = fit_layer(layer)
+    assert fit.prefill_s(256, 3840) == pytest.approx(true(256, 3840), rel=0.12)
 
 
 def test_a_box_without_its_kernels_is_another_box(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,9 @@ class Grid:
     decode_batches: tuple[int, ...] = (1, 2, 4, 8)
     decode_contexts: tuple[int, ...] = (64, 512)
     effort: Effort = _FULL_EFFORT
+    deep: tuple[int, int] | None = None
+    """Tokens and context of one prefill far into a prompt. Where little is behind them, what attention takes drowns in
+    the products, and a slicing of long prompts made of such figures is a guess."""
 
     def within(self, max_context: int) -> Grid:
         """Without the points a model of this context cannot run; at least one of each remains."""
@@ -68,14 +71,19 @@ class Grid:
         )
 
     def prefill_points(self, max_context: int) -> list[tuple[int, int]]:
-        return [(n, c) for n in self.prefill_tokens for c in self.prefill_contexts if n + c <= max_context]
+        points = [(n, c) for n in self.prefill_tokens for c in self.prefill_contexts if n + c <= max_context]
+        if self.deep is not None:
+            tokens, context = self.deep[0], min(self.deep[1], max_context - self.deep[0])
+            if context > max(self.prefill_contexts, default=0):
+                points.append((tokens, context))
+        return points
 
     def decode_points(self) -> list[tuple[int, int]]:
         return [(n, c) for n in self.decode_batches for c in self.decode_contexts]
 
 
-FULL_GRID = Grid()
-QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 4), (64, 256), _QUICK_EFFORT)
+FULL_GRID = Grid(deep=(256, 2048))
+QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 4), (64, 256), _QUICK_EFFORT, deep=(128, 2048))
 
 
 def fingerprint(facts: DeviceFacts, threads: int) -> str:
