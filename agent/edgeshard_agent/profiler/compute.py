@@ -74,7 +74,7 @@ class Grid:
         points = [(n, c) for n in self.prefill_tokens for c in self.prefill_contexts if n + c <= max_context]
         if self.deep is not None:
             tokens, context = self.deep[0], min(self.deep[1], max_context - self.deep[0])
-            if context > max(self.prefill_contexts, default=0):
+            if context > max(self.prefill_contexts):
                 points.append((tokens, context))
         return points
 
