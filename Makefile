@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test check format proto proto-baseline bench bench-plan soak
+.PHONY: help setup demo test check format phases proto proto-baseline bench bench-plan soak
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,22 +27,29 @@ $(STAMP): pyproject.toml tools/setup_environment.py hatch_build.py $(wildcard ag
 demo: $(STAMP) ## a coordinator and three agents tell a story
 	@$(BIN)/edgectl demo $(ARGS)
 
-test: $(STAMP) ## the whole test suite; ARGS="tests/store -x" narrows it
+test: $(STAMP) ## the whole test suite; ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=10 $(ARGS)
 
-check: $(STAMP) ## lint, format, types, import rules, protocol, generated code
+check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/lint_forbidden.py
+	$(BIN)/python tools/lint_families.py
+	$(BIN)/python tools/find_unused.py
+	$(BIN)/python tools/lint_wire.py
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against $(BASELINE)
 	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python tools/draw_phases.py --check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(STAMP) ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+phases: $(STAMP) ## draw the phases of a deployment into ARCHITECTURE.md
+	$(BIN)/python tools/draw_phases.py
 
 proto: $(STAMP) ## generate edgeshard/proto from proto/
 	$(BIN)/python tools/generate_proto.py

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from ortools.sat.python import cp_model
 
-from edgeshard.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.instance import Floats, Instance
 
 
 class _Held(NamedTuple):
     """Blocks [first, end) of a box; relays hold none."""
 
-    box: int
+    node: int
     first: int
     end: int
 
@@ -59,44 +59,44 @@ class _Program:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.model = cp_model.CpModel()
-        self._done = np.zeros((instance.boxes, instance.layers + 1), dtype=np.int64)
+        self._done = np.zeros((instance.nodes, instance.layers + 1), dtype=np.int64)
         self._done[:, 1:] = np.cumsum(_micro(instance.compute_s), axis=1)
         self._held_bytes = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
         self.held = {item: self.model.new_bool_var(f"{item}") for item in self._ranges() if self._fits(item)}
         self.sent = {
             item: self.model.new_bool_var(f"{item}")
             for end in range(1, instance.layers)
-            for sender in range(instance.boxes)
-            for receiver in range(instance.boxes)
+            for sender in range(instance.nodes)
+            for receiver in range(instance.nodes)
             if (item := _Sent(sender, receiver, end))
             and receiver not in (sender, instance.source)
             and np.isfinite(instance.hop_s[sender, receiver])
         }
-        self.returns = [self.model.new_bool_var(f"return {box}") for box in range(instance.boxes)]
+        self.returns = [self.model.new_bool_var(f"return {node}") for node in range(instance.nodes)]
 
     def connect(self) -> None:
         """One path from the source's first block to the return."""
         instance, model = self.instance, self.model
-        of_box, ending, beginning, leaving, coming = (defaultdict(list) for _ in range(5))
+        of_node, ending, beginning, leaving, coming = (defaultdict(list) for _ in range(5))
         for held, chosen in self.held.items():
-            of_box[held.box].append(chosen)
-            ending[held.box, held.end].append(chosen)
-            beginning[held.box, held.first].append(chosen)
+            of_node[held.node].append(chosen)
+            ending[held.node, held.end].append(chosen)
+            beginning[held.node, held.first].append(chosen)
         for sent, chosen in self.sent.items():
             leaving[sent.sender, sent.end].append(chosen)
             coming[sent.receiver, sent.end].append(chosen)
-        for box in range(instance.boxes):
-            if box == instance.source:
-                model.add_exactly_one(of_box[box])
+        for node in range(instance.nodes):
+            if node == instance.source:
+                model.add_exactly_one(of_node[node])
             else:
-                model.add_at_most_one(of_box[box])
+                model.add_at_most_one(of_node[node])
             for end in range(1, instance.layers):
-                model.add(sum(ending[box, end]) == sum(leaving[box, end]))
-                model.add(sum(beginning[box, end]) == sum(coming[box, end]))
-            model.add(sum(ending[box, instance.layers]) == self.returns[box])
+                model.add(sum(ending[node, end]) == sum(leaving[node, end]))
+                model.add(sum(beginning[node, end]) == sum(coming[node, end]))
+            model.add(sum(ending[node, instance.layers]) == self.returns[node])
         model.add_exactly_one(self.returns)
-        most = min(instance.boxes, instance.max_boxes)
-        model.add_linear_constraint(sum(self.held.values()), instance.min_boxes, most)
+        most = min(instance.nodes, instance.max_nodes)
+        model.add_linear_constraint(sum(self.held.values()), instance.min_nodes, most)
 
     def minimise(self, micro_batches: int | None) -> None:
         instance, total = self.instance, cp_model.LinearExpr.sum
@@ -104,22 +104,22 @@ class _Program:
         compute, send = (defaultdict[int, list[cp_model.LinearExpr]](list) for _ in range(2))
         delays: list[cp_model.LinearExpr] = []
         for held, chosen in self.held.items():
-            compute[held.box].append(self._stage_us(held) * chosen)
+            compute[held.node].append(self._stage_us(held) * chosen)
         for sent, chosen in self.sent.items():
             ends = sent.sender, sent.receiver
             send[sent.sender].append(int(hop[ends]) * chosen)
             delays.append(int(latency[ends]) * chosen)
-        for box, chosen in enumerate(self.returns):
-            if box != instance.source:
-                send[box].append(int(back[box, instance.source]) * chosen)
-                delays.append(int(latency[box, instance.source]) * chosen)
+        for node, chosen in enumerate(self.returns):
+            if node != instance.source:
+                send[node].append(int(back[node, instance.source]) * chosen)
+                delays.append(int(latency[node, instance.source]) * chosen)
         value = self.model.new_int_var(0, 1 << 40, "value")
-        boxes = range(instance.boxes)
-        self.model.add(value >= total([*delays, *(item for box in boxes for item in (*compute[box], *send[box]))]))
+        nodes = range(instance.nodes)
+        self.model.add(value >= total([*delays, *(item for node in nodes for item in (*compute[node], *send[node]))]))
         if micro_batches is not None:
-            for box in boxes:
-                apart = (compute[box], send[box])
-                for station in apart if instance.asynchronous else ([*compute[box], *send[box]],):
+            for node in nodes:
+                apart = (compute[node], send[node])
+                for station in apart if instance.asynchronous else ([*compute[node], *send[node]],):
                     self.model.add(value >= micro_batches * total(station))
         self.model.minimize(value)
 
@@ -127,29 +127,29 @@ class _Program:
         """The source begins at block 0 and no other box does; a relay is neither the first stage nor the last."""
         source, layers = self.instance.source, self.instance.layers
         found = [_Held(source, 0, end) for end in range(1, layers + 1)]
-        for box in range(self.instance.boxes):
-            for first in range(1, layers) if box != source else ():
+        for node in range(self.instance.nodes):
+            for first in range(1, layers) if node != source else ():
                 least_end = first if self.instance.relays else first + 1
-                found += [_Held(box, first, end) for end in range(least_end, layers + 1)]
+                found += [_Held(node, first, end) for end in range(least_end, layers + 1)]
         return found
 
     def _ends(self, held: _Held) -> tuple[bool, bool]:
         """Whether this stage is the first, and whether it has the head."""
-        first = held.box == self.instance.source
+        first = held.node == self.instance.source
         return first, first if self.instance.head_on_source else held.end == self.instance.layers
 
     def _fits(self, held: _Held) -> bool:
         instance, (first, head) = self.instance, self._ends(held)
         need = instance.stage_bytes + self._held_bytes[held.end] - self._held_bytes[held.first]
         need += first * instance.embed_bytes + head * instance.head_bytes - (first and head) * instance.tied_bytes
-        room = need <= instance.capacity_bytes[held.box]
-        return bool(room and held.end - held.first <= instance.max_layers[held.box])
+        room = need <= instance.capacity_bytes[held.node]
+        return bool(room and held.end - held.first <= instance.max_layers[held.node])
 
     def _stage_us(self, held: _Held) -> int:
         instance, (first, head) = self.instance, self._ends(held)
-        total = self._done[held.box, held.end] - self._done[held.box, held.first]
-        total += _micro(instance.overhead_s)[held.box]
-        total += first * _micro(instance.embed_s)[held.box] + head * _micro(instance.head_s)[held.box]
+        total = self._done[held.node, held.end] - self._done[held.node, held.first]
+        total += _micro(instance.overhead_s)[held.node]
+        total += first * _micro(instance.embed_s)[held.node] + head * _micro(instance.head_s)[held.node]
         return int(total)
 
 

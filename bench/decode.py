@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 from edgeshard_agent.model import attention, blocks
-from edgeshard_agent.model.llama_family import LlamaFamilyModules
+from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.ops import native_available
 
 from bench.random_llama import CONFIG, RandomWeights
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.generation import Sampling
-from edgeshard.model import LayerRange
-from edgeshard.step import KvGrant, Span, StepPlan
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
 
 STREAMS = (1, 8, 16)
 PROMPT_TOKENS = 128
@@ -145,7 +145,7 @@ class Stopwatches:
             (attention, "paged_attention"),
         ):
             self._wrap(module, name, lambda *_, label=name: label)
-        self._replace(LlamaFamilyModules, "_native_blocks", lambda _: [])
+        self._replace(FusedModules, "_native_blocks", lambda _: [])
         self._wrap(Projection, "forward", lambda projection, *_: f"linear {projection.rows}x{projection.columns}")
         return self
 

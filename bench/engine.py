@@ -30,7 +30,7 @@ from bench.engine_kernels import kernels
 from bench.engine_limit import measure_limit
 from bench.engine_others import others, tell, usable_llama_cpp
 from bench.engine_rows import Rows
-from bench.engine_site import BOXES, MODEL, Setup, Site, write_model
+from bench.engine_site import MODEL, NODES, Setup, Site, write_model
 from bench.engine_streams import Sample, sample_of
 from bench.random_llama import RandomWeights
 from edgeshard.cli.local import LocalCluster
@@ -77,7 +77,7 @@ async def run_limit(scratch: Path) -> dict[str, Any]:
 async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site]:
     """Both boxes pinned, and the model in the store."""
     write_model(scratch / "model", weights)
-    async with LocalCluster(scratch, BOXES, threads=1) as cluster, Client(cluster.address) as client:
+    async with LocalCluster(scratch, NODES, threads=1) as cluster, Client(cluster.address) as client:
         site = Site(cluster, client)
         site.pin()
         await client.add_model(scratch / "model", MODEL)

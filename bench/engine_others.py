@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.engine_cases import Plan
 from bench.engine_rows import LLAMA_CPP, TRANSFORMERS, Rows
-from bench.engine_site import BOXES
+from bench.engine_site import NODES
 from bench.engine_streams import Arrival, Sample, Stream, sample_of
 from bench.engine_worker import Worker
 from bench.llama_cpp import LlamaCppRpc, is_build, write_gguf
@@ -54,7 +54,7 @@ def others(scratch: Path, weights: RandomWeights, llama_cpp: Path | None) -> Ite
         servers = None
         if llama_cpp is not None:
             write_gguf(scratch / "model.gguf", weights)
-            servers = stack.enter_context(LlamaCppRpc(llama_cpp, scratch / "model.gguf", range(len(BOXES))))
+            servers = stack.enter_context(LlamaCppRpc(llama_cpp, scratch / "model.gguf", range(len(NODES))))
         worker.receive()
         yield Others(worker, servers)
 

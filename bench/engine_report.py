@@ -43,7 +43,11 @@ THEORY = """## Two stages against the theory
 
 With m micro-batches of b streams, a ring can give at most m b / max(R, m B): R is the sum of all stages and hops, B the
 longest of them. "of it" is what was reached of that (`efficiency`). Stage times come from a run apart, of half of the
-layers on each core with nothing around them: both cores at work for m of 2 and more, one alX"""
+layers on each core with nothing around them: both cores at work for m of 2 and more, one alone for m = 1. Hops are
+those of steps with as many streams. "cores" is how many times the rate of one core two reach in that run: they share
+memory, so it is less than 2. "simulated" is the planner's simulator with the same times. A bubble is time in which a
+stage does not compute.
+"""
 
 
 def document(rows: Sequence[Row]) -> str:

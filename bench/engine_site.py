@@ -17,10 +17,10 @@ from bench.engine_streams import Arrival, Stream
 from bench.random_llama import CONFIG, RandomWeights
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.deployment import parse_spec
-from edgeshard.generation import Token
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.generation import Token
 
-BOXES = ("a", "b")
+NODES = ("a", "b")
 MODEL = "llama-316m"
 LAYERS = int(CONFIG["num_hidden_layers"])
 CUT = 13
@@ -53,12 +53,12 @@ class Setup:
         return min(self.micro_batches, streams)
 
     def spec(self) -> dict[str, object]:
-        first, second = BOXES
+        first, second = NODES
         whole, halves = f"{first}=0:{LAYERS}", f"{first}=0:{self.cut},{second}={self.cut}:{LAYERS}"
         values: dict[str, object] = {
             "name": self.name,
             "model": MODEL,
-            "source": BOXES[0],
+            "source": NODES[0],
             "dtype": "bfloat16",
             "mode": self.mode,
             "micro_batches": self.micro_batches,
@@ -88,14 +88,14 @@ def prompt_of(number: int, tokens: int) -> list[int]:
 
 
 class Site:
-    """`cluster` has the agents BOXES, `client` is connected to its coordinator."""
+    """`cluster` has the agents NODES, `client` is connected to its coordinator."""
 
     def __init__(self, cluster: LocalCluster, client: Client) -> None:
         self._cluster, self._client = cluster, client
 
     def pin(self) -> None:
         """Each agent to a core of its own. What it starts from now on is pinned with it."""
-        for core, name in enumerate(BOXES):
+        for core, name in enumerate(NODES):
             pid = self._cluster.agents[name].pid
             assert pid is not None
             for thread in Path(f"/proc/{pid}/task").iterdir():

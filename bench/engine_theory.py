@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.made_rings import linear_hop, steady_stage
+from edgeshard.domain.mode import Mode
 from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import Mode, Pipeline, Traffic, linear_hop, steady_stage
+from edgeshard.planning.timing import Pipeline, Traffic
 
 _TOKENS = 64
 
 
 def ideal_tokens_per_s(streams: int, micro_batches: int, stage_s: Sequence[float], hop_s: Sequence[float]) -> float:
-    """m b / max(R, m B): all tokens of a round over the round, or over all turns at what is busiest (papers.md)."""
+    """m b / max(R, m B): all tokens of a round over the round, or over all turns at the busiest station.
+
+    docs/papers.md#rates-of-a-pipeline
+    """
     round_s = sum(stage_s) + sum(hop_s)
     return streams / max(round_s, micro_batches * max(*stage_s, *hop_s, 0.0))
 

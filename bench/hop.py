@@ -32,10 +32,10 @@ from typing import Any
 from edgeshard.cli.demo import even_layers, model_directory
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.deployment import parse_spec
-from edgeshard.generation import Token
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.generation import Token
 
-BOXES = ("a", "b")
+NODES = ("a", "b")
 WHOLE, SPLIT = "whole", "split"
 STAGES = {WHOLE: 1, SPLIT: 2}
 HOPS_PER_TOKEN = STAGES[SPLIT]
@@ -82,8 +82,8 @@ async def deploy(client: Client, model: Path) -> None:
     await client.add_model(model, "demo")
     layer_count = (await client.stored_model("demo")).layer_count
     for name, stage_count in STAGES.items():
-        layers = even_layers(layer_count, BOXES[:stage_count])
-        spec = {"name": name, "model": "demo", "source": BOXES[0], "dtype": "float32", "concurrency": 1}
+        layers = even_layers(layer_count, NODES[:stage_count])
+        spec = {"name": name, "model": "demo", "source": NODES[0], "dtype": "float32", "concurrency": 1}
         await client.deploy(parse_spec({**spec, "layers": layers}), timeout_s=120)
 
 
@@ -91,7 +91,7 @@ async def compare(rounds: int, token_count: int) -> dict[str, list[Run]]:
     """`rounds` runs of both deployments in turns, after one of each to warm up."""
     runs: dict[str, list[Run]] = {WHOLE: [], SPLIT: []}
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as directory, model_directory(None) as model:
-        async with LocalCluster(Path(directory), BOXES, threads=1) as site, Client(site.address) as client:
+        async with LocalCluster(Path(directory), NODES, threads=1) as site, Client(site.address) as client:
             await deploy(client, model)
             for name in runs:
                 await measure(client, name, token_count)

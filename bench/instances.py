@@ -18,35 +18,35 @@ def random_micro_batches(seed: int) -> int:
     return 1 + seed % 6
 
 
-def random_instance(seed: int, boxes: int | None = None, layers: int | None = None, **changes: object) -> Instance:
+def random_instance(seed: int, nodes: int | None = None, layers: int | None = None, **changes: object) -> Instance:
     """Boxes 2-8, layers 4-24, memory 1.1x / 1.5x / 3x of need by seed, links asymmetric; `changes` replace fields.
 
     All times are whole microseconds and all sizes whole bytes, so that different solvers can agree.
     """
     rng = np.random.default_rng(seed)
-    boxes = boxes if boxes is not None else int(rng.integers(2, 9))
+    nodes = nodes if nodes is not None else int(rng.integers(2, 9))
     layers = layers if layers is not None else int(rng.integers(4, 25))
-    speed = 10 ** rng.uniform(-3, -2, size=(boxes, 1))
+    speed = 10 ** rng.uniform(-3, -2, size=(nodes, 1))
     weight = rng.uniform(0.7, 1.3, size=(1, layers)) if seed % 2 else np.ones((1, layers))
     layer_bytes = np.round(weight[0] * 100)
     fixed = {"embed_bytes": 40.0, "head_bytes": 50.0, "tied_bytes": 40.0 if seed % 3 == 0 else 0.0, "stage_bytes": 10.0}
-    need = layer_bytes.sum() + fixed["embed_bytes"] + fixed["head_bytes"] + fixed["stage_bytes"] * boxes
-    share = rng.dirichlet(np.full(boxes, 2.0))
+    need = layer_bytes.sum() + fixed["embed_bytes"] + fixed["head_bytes"] + fixed["stage_bytes"] * nodes
+    share = rng.dirichlet(np.full(nodes, 2.0))
     capacity = np.round(share * need * TIGHTNESS[seed % 3 if seed % 5 else (seed // 5) % 3])
     capacity[0] = max(capacity[0], layer_bytes[0] + 150)
-    spread = rng.uniform(0.95, 1.05, size=(boxes, layers) if seed % 2 else (boxes, 1))
-    hop = 10 ** rng.uniform(-3.3, -1.7, size=(boxes, boxes))
+    spread = rng.uniform(0.95, 1.05, size=(nodes, layers) if seed % 2 else (nodes, 1))
+    hop = 10 ** rng.uniform(-3.3, -1.7, size=(nodes, nodes))
     fields: dict[str, object] = {
         "compute_s": _microseconds(speed * weight * spread),
-        "embed_s": _microseconds(rng.uniform(0, 1e-3, boxes)),
-        "head_s": _microseconds(rng.uniform(0, 5e-3, boxes)),
-        "overhead_s": _microseconds(rng.uniform(0, 1e-3, boxes)),
+        "embed_s": _microseconds(rng.uniform(0, 1e-3, nodes)),
+        "head_s": _microseconds(rng.uniform(0, 5e-3, nodes)),
+        "overhead_s": _microseconds(rng.uniform(0, 1e-3, nodes)),
         "hop_s": _microseconds(hop),
         "return_s": _microseconds(hop / 50),
-        "latency_s": _microseconds(rng.uniform(0, 3e-3, (boxes, boxes))),
+        "latency_s": _microseconds(rng.uniform(0, 3e-3, (nodes, nodes))),
         "layer_bytes": layer_bytes,
         "capacity_bytes": capacity,
-        "max_layers": np.full(boxes, layers, dtype=np.int64),
+        "max_layers": np.full(nodes, layers, dtype=np.int64),
         "relays": seed % 4 == 1,
         "asynchronous": seed % 7 < 5,
         "head_on_source": seed % 6 == 4,
@@ -62,12 +62,12 @@ def _microseconds(values: Floats) -> Floats:
 
 def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: Floats, latency_s: Floats) -> Instance:
     """Equal blocks of one memory unit each; boxes differ in seconds per block, in room and in all their links."""
-    boxes = len(speed_s)
+    nodes = len(speed_s)
     return Instance(
         compute_s=np.repeat(speed_s[:, None], LAYERS, axis=1),
-        embed_s=np.full(boxes, 1e-4),
+        embed_s=np.full(nodes, 1e-4),
         head_s=speed_s * 0.7,
-        overhead_s=np.full(boxes, 2e-4),
+        overhead_s=np.full(nodes, 2e-4),
         hop_s=hop_s,
         return_s=hop_s / 100,
         latency_s=latency_s,
@@ -77,20 +77,20 @@ def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: F
         tied_bytes=0.0,
         stage_bytes=0.05,
         capacity_bytes=rooms,
-        max_layers=np.full(boxes, LAYERS, dtype=np.int64),
+        max_layers=np.full(nodes, LAYERS, dtype=np.int64),
     )
 
 
-def arbitrary(seed: int, boxes: int = 100, memory: float = 1.5) -> Instance:
+def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
     """Asymmetric links between any two boxes; in all, memory for `memory` times the layers; speeds over a decade."""
     rng = np.random.default_rng(seed)
-    speed_s = 10 ** rng.uniform(-3, -2, boxes)
-    rooms = rng.dirichlet(np.full(boxes, 3.0)) * LAYERS * memory
+    speed_s = 10 ** rng.uniform(-3, -2, nodes)
+    rooms = rng.dirichlet(np.full(nodes, 3.0)) * LAYERS * memory
     rooms[0] = max(rooms[0], 1.5)
     # Whole layers count: scale until the boxes hold `memory` times the layers, not `memory` times the bytes.
     rooms *= LAYERS * memory / np.floor(rooms).sum()
-    hop_s = 10 ** rng.uniform(-3.3, -1.3, (boxes, boxes))
-    latency_s = rng.uniform(1e-4, 2e-3, (boxes, boxes))
+    hop_s = 10 ** rng.uniform(-3.3, -1.3, (nodes, nodes))
+    latency_s = rng.uniform(1e-4, 2e-3, (nodes, nodes))
     return _instance(rng, speed_s, rooms, hop_s, latency_s)
 
 

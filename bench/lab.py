@@ -22,11 +22,11 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from edgeshard.cli.lab_site import Comparison, Measured, lab_cluster, make_stand_in, measure, predicted_of
+from edgeshard.cli.lab_site import Comparison, LabFigures, lab_cluster, make_stand_in, measure, predicted_of
 from edgeshard.client import Client
-from edgeshard.ids import NodeName
-from edgeshard.model import LayerRange
-from edgeshard.placement import ExplicitStage
+from edgeshard.domain.ids import NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import ExplicitStage
 from edgeshard.planning.lab import Lab, LabRun, parse_lab
 from edgeshard.planning.plan import plan
 
@@ -74,9 +74,9 @@ def stages_of(names: list[str], ends: list[int]) -> tuple[ExplicitStage, ...]:
 def placements(lab: Lab, seed: int) -> list[tuple[str, tuple[ExplicitStage, ...]]]:
     """Five placements by name. Every stage holds at least four layers, so that it takes at least 10 ms."""
     rng = random.Random(seed)
-    layers, names = lab.model.layer_count, [box.name for box in lab.cluster.boxes]
+    layers, names = lab.model.layer_count, [node.name for node in lab.cluster.nodes]
     planned = plan(lab.problem(), alternatives=0).stages
-    found = [("planned", tuple(ExplicitStage(NodeName(s.box), s.layers) for s in planned))]
+    found = [("planned", tuple(ExplicitStage(NodeName(s.node), s.layers) for s in planned))]
     found.append(("even", stages_of(names, [layers * (i + 1) // 4 for i in range(4)])))
     found.append(("two boxes", stages_of(names[:2], [12, layers])))
     for number in (1, 2):
@@ -90,10 +90,10 @@ def placements(lab: Lab, seed: int) -> list[tuple[str, tuple[ExplicitStage, ...]
     return found
 
 
-async def measure_median(client: Client, lab: Lab, run: LabRun, rounds: int) -> Measured:
+async def measure_median(client: Client, lab: Lab, run: LabRun, rounds: int) -> LabFigures:
     """The median of each figure over several runs."""
     samples = [await measure(client, lab, run) for _ in range(rounds)]
-    return Measured(*(statistics.median(values) for values in zip(*map(astuple, samples), strict=True)))
+    return LabFigures(*(statistics.median(values) for values in zip(*map(astuple, samples), strict=True)))
 
 
 async def measure_setting(lab: Lab, lab_file: Path, label: str, rounds: int, seed: int) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from edgeshard.cli.lab_site import lab_cluster, make_stand_in, measure
 from edgeshard.client import Client
 from edgeshard.planning.lab import Lab, LabRun, parse_lab
 
-BOXES = 3
+NODES = 3
 LIMIT = 0.50
 SLICED, UNSLICED = "no-bubbles", "sequential"
 
@@ -51,8 +51,8 @@ model = "llama2-7b"
 async def run(lab: Lab, lab_file: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds to the first token by mode, in turns."""
     directory, seconds = lab_file.parent, dict[str, list[float]]()
-    layers, names = lab.model.layer_count, [box.name for box in lab.cluster.boxes]
-    stages = stages_of(names, [round(layers * (index + 1) / BOXES) for index in range(BOXES)])
+    layers, names = lab.model.layer_count, [node.name for node in lab.cluster.nodes]
+    stages = stages_of(names, [round(layers * (index + 1) / NODES) for index in range(NODES)])
     make_stand_in(lab, directory / "stand-in")
     async with lab_cluster(lab, lab_file, directory) as site, Client(site.address) as client:
         await client.add_model(directory / "stand-in", "stand-in")
@@ -73,7 +73,7 @@ def report(lab: Lab, seconds: dict[str, list[float]]) -> dict[str, Any]:
     return {
         "benchmark": "lab_prompt",
         "prompt_tokens": lab.cluster.workload.prompt_tokens,
-        "stages": BOXES,
+        "stages": NODES,
         "ttft_s": {"sliced": sliced, "unsliced": unsliced},
         "ratio": sliced / unsliced,
         "limit": LIMIT,

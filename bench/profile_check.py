@@ -17,20 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from edgeshard_agent.measuring.compute import Profiler
+from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, fill
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.profiler.compute import FULL_GRID, QUICK_GRID, Profiler
-from edgeshard_agent.profiler.rotation import BLOCK_TOKENS, fill
 
 from edgeshard.architectures import parse_config
-from edgeshard.dtypes import DType
-from edgeshard.generation import Sampling
-from edgeshard.model import LayerRange
-from edgeshard.profile import LayerKind
-from edgeshard.profile_fit import fit_profile
-from edgeshard.step import KvGrant, Span, StepPlan
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.profile import LayerKind
+from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.profiles.fit import fit_profile
+from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
 
 LLAMA_316M: dict[str, Any] = {
     "model_type": "llama",
@@ -59,7 +60,7 @@ class Stage:
         self.shape = parse_config(config)
         first = max(1, (self.shape.layer_count - layers) // 2)
         held = LayerRange(first, first + layers)
-        modules = build_modules(config, self.shape, held, DTYPE, "cpu")
+        modules = build_modules(config, held, DTYPE, "cpu")
         fill(modules, DTYPE, "cpu")
         pool = KvPool(held, KV_BLOCKS, BLOCK_TOKENS, self.shape.kv_heads, self.shape.head_dim, DTYPE, "cpu")
         self._model = StageModel(self.shape, held, modules, pool)

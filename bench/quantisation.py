@@ -22,10 +22,10 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.generation import Sampling
-from edgeshard.model import LayerRange
-from edgeshard.step import KvGrant, Span, StepPlan
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "edgeshard" / "demo_model"

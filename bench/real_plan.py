@@ -3,7 +3,7 @@
 A random Llama of 316 M parameters in bfloat16 is profiled in a process of its own, pinned like an agent, while the
 other core runs the same profile: decoding reads weights from the memory both cores share. Then it is deployed in
 halves, and what a client sees is compared with what the planner says of the same cut. The loopback link is given, as
-`edgeshard_agent.net.probing` measured it on such a machine.
+`edgeshard_agent.measuring.probing` measured it on such a machine.
 
     python -m bench.real_plan [-o FILE] [--rounds 5] [--prompt-tokens 128] [--new-tokens 32]    JSON
 """
@@ -31,9 +31,10 @@ from bench.profile_check import LLAMA_316M
 from edgeshard.architectures import expected_tensors
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.deployment import parse_spec
-from edgeshard.dtypes import DType
-from edgeshard.generation import Token
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.generation import Token
+from edgeshard.domain.profile import ComputeProfile
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.instance import Cut
@@ -41,7 +42,6 @@ from edgeshard.planning.measured import MeasuredTimes
 from edgeshard.planning.plan import predict
 from edgeshard.planning.problem import PlanProblem
 from edgeshard.planning.shapes import model_from_config
-from edgeshard.profile import ComputeProfile
 
 BOXES = ("a", "b")
 LIMIT = 0.15
@@ -62,7 +62,7 @@ def write_model(directory: Path) -> None:
 
 def profile_both(config: Path, scratch: Path) -> tuple[ComputeProfile, ...]:
     """Both cores profile at the same time, as both will compute at the same time."""
-    command = [sys.executable, "-m", "edgeshard_agent.profiler", "--config", str(config), "--dtype", "bfloat16"]
+    command = [sys.executable, "-m", "edgeshard_agent.measuring", "--config", str(config), "--dtype", "bfloat16"]
     running = [
         subprocess.Popen(
             ["taskset", "-c", str(core), *command, "--threads", "1", "--state-dir", str(scratch / name), "--json"],

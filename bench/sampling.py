@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from edgeshard_agent.model.sampling import Sampler
 
-from edgeshard.generation import Sampling
+from edgeshard.domain.generation import Sampling
 
 ROWS = 16
 VOCABULARIES = (16_000, 151_936)

@@ -34,13 +34,12 @@ from bench.flatness import MIB, ProcessSample, Sample, growth, problems
 from edgeshard.cli.demo import even_layers, model_directory
 from edgeshard.cli.local import Daemon, LocalCluster
 from edgeshard.client import Client
-from edgeshard.client.options import GenerateOptions
-from edgeshard.deployment import parse_spec
-from edgeshard.device import Node
-from edgeshard.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
-from edgeshard.generation import Token
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.device import Node
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
+from edgeshard.domain.generation import GenerateOptions, Token
 
-BOXES = ("a", "b", "c")
+NODES = ("a", "b", "c")
 DEPLOYMENT = "soak"
 MAX_CONTEXT = 256
 CONCURRENCY = 2
@@ -208,9 +207,9 @@ def _spec(layer_count: int) -> dict[str, object]:
     return {
         "name": DEPLOYMENT,
         "model": "demo",
-        "source": BOXES[0],
+        "source": NODES[0],
         "dtype": "float32",
-        "layers": even_layers(layer_count, BOXES),
+        "layers": even_layers(layer_count, NODES),
         "concurrency": CONCURRENCY,
         "max_context": MAX_CONTEXT,
         "kv_overcommit": True,
@@ -221,7 +220,7 @@ def _spec(layer_count: int) -> dict[str, object]:
 async def soak(minutes: float, gap_s: float, sample_s: float, seed: int) -> dict[str, Any]:
     """Run it; the report as JSON types."""
     with tempfile.TemporaryDirectory(prefix="edgeshard-soak-") as directory, model_directory(None) as model:
-        async with LocalCluster(Path(directory), BOXES) as site, Client(site.address) as client:
+        async with LocalCluster(Path(directory), NODES) as site, Client(site.address) as client:
             await client.add_model(model, "demo")
             stored = await client.stored_model("demo")
             vocabulary = int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])

@@ -19,7 +19,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.instances import arbitrary, classed
-from edgeshard.dtypes import DType
+from bench.made_rings import linear_hop, steady_stage
+from edgeshard.domain.dtypes import DType
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.instance import Instance, Solution
 from edgeshard.planning.plan import PlanResult, plan
@@ -27,7 +28,7 @@ from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import built_in_model
 from edgeshard.planning.simulator import simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
-from edgeshard.planning.timing import Pipeline, Traffic, linear_hop, steady_stage
+from edgeshard.planning.timing import Pipeline, Traffic
 
 # Some problems are solved a hundred times over.
 pytestmark = pytest.mark.timeout(600)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgeshard.client import Client, SyncClient
+    from edgeshard.domain import errors
 
-__all__ = ["WIRE_VERSION", "Client", "SyncClient", "__version__"]
+__all__ = ["WIRE_VERSION", "Client", "SyncClient", "__version__", "errors"]
 
 __version__ = "0.1.0"
 # The version of the frames and commands between processes. Two processes work together when theirs are equal.
@@ -15,7 +16,11 @@ WIRE_VERSION = 1
 
 
 def __getattr__(name: str) -> Any:
-    """The clients, imported at first use: `import edgeshard` alone stays quick and loads no gRPC."""
+    """The clients and their errors, imported at first use: `import edgeshard` alone stays quick and loads no gRPC."""
+    if name == "errors":
+        import edgeshard.domain.errors
+
+        return edgeshard.domain.errors
     if name in ("Client", "SyncClient"):
         import edgeshard.client
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.planning.shapes import model_from_config
-from edgeshard.profile import (
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.profile import (
     ComputeProfile,
     LayerKind,
     LayerProfile,
@@ -19,6 +18,9 @@ from edgeshard.profile import (
     StepOverhead,
     config_hash,
 )
+from edgeshard.planning.shapes import model_from_config
+
+pytest_plugins = ("tests.support.stores",)
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +83,20 @@ def planted_profile(
 @pytest.fixture(scope="session")
 def make_profile() -> Callable[..., ComputeProfile]:
     return planted_profile
+
+
+@pytest.fixture
+def tiny_config() -> dict[str, Any]:
+    """The config.json of a Llama of six small layers."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }

@@ -16,33 +16,37 @@ from typing import NoReturn, TextIO
 
 import structlog
 
-from edgeshard import WIRE_VERSION
-from edgeshard.commands import Command, Registration
-from edgeshard.config import write_ready_file
-from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
-from edgeshard.ids import NodeId, NodeName, OperationId, check_name
+from edgeshard import WIRE_VERSION, __version__
+from edgeshard.domain.commands import ControlMessage, Registration, TakeDump
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
+from edgeshard.process.about import Process
+from edgeshard.process.clock import SystemClock
+from edgeshard.process.config import write_ready_file
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
-from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.clock import SystemClock
+from edgeshard.rpc.channel import CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import check_secure, split_address
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_agent.core.survey import ControlLost
-from edgeshard_agent.emulation import emulated_facts, load_emulation
+from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosted_stage import Surroundings
-from edgeshard_agent.hosting import Hosting
-from edgeshard_agent.loading import StageLoader
+from edgeshard_agent.hosting.dumping import Dumps
+from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.hosting.hosted_stage import HostServices
+from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
+from edgeshard_agent.measuring.facts import available_bytes, has_cpu_quota, read_facts
+from edgeshard_agent.measuring.live_links import LiveLinks
+from edgeshard_agent.measuring.measurer import MeasuredNode, Measurer
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.net.live_links import LiveLinks
-from edgeshard_agent.probe import available_bytes, has_cpu_quota, read_facts
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
-from edgeshard_agent.survey import SurveyedBox, Surveyor
 
 log = structlog.get_logger()
 
+LIBRARIES = ("grpcio", "protobuf", "pydantic", "safetensors", "tokenizers", "torch", "transformers")
+"""Whose versions a dump names."""
 STOP_LIMIT_S = 1.5
 """Closing streams and channels takes no longer than this."""
 STREAM_GRACE_S = 0.2
@@ -51,8 +55,8 @@ STREAM_GRACE_S = 0.2
 async def run(settings: AgentSettings) -> NoReturn:
     """Serve, then end the process with exit code 0. Raises what `serve` raises.
 
-    At once and not by returning: Python would wait for threads that load or hash gigabytes, and taking torch's modules
-    apart alone is a second. What is on disk is complete at any moment.
+    It exits at once instead of returning: Python would wait for threads that load or hash gigabytes, and tearing down
+    torch's modules takes a second. The files on disk are complete at any moment.
     """
     await serve(settings)
     sys.stdout.flush()
@@ -65,7 +69,7 @@ async def serve(settings: AgentSettings) -> None:
     check_name(settings.name, "name")
     tls = settings.tls()
     node_id = persistent_node_id(settings.state_dir)
-    # Refused before anything listens that would have to be stopped.
+    # Refused before anything listens and would have to be stopped.
     check_secure(settings.listen, tls, "listen")
     _advertised(settings, settings.listen)
     held = lock_state_dir(settings.state_dir)
@@ -77,20 +81,24 @@ async def serve(settings: AgentSettings) -> None:
     worker = ComputeThread(threads)
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
     add_StageServiceServicer_to_server(servicer, server.grpc)
-    # Fetching weights must not queue in front of commands and heartbeats, nor tokens behind either.
-    control, data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(3))
+    # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
+    control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S)
+    data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(2))
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
-    # Time spent awake would come out of a quota, and out of the other boxes of a lab.
-    stay_awake_s = 0.0 if emulation is not None or has_cpu_quota() else settings.stay_awake_s
-    loader = StageLoader(cache, store, worker, settings.device, stay_awake_s)
+    # Spinning would use up a CPU quota, and the time of the other boxes of a lab.
+    idle_spin_s = 0.0 if emulation is not None or has_cpu_quota() else settings.idle_spin_s
+    loader = StageLoader(cache, store, worker, settings.device, idle_spin_s)
     await cache.start()
     address = await server.start()
     registration = Registration(
         node_id, NodeName(settings.name), _advertised(settings, address), WIRE_VERSION, facts, secrets.token_hex(8)
     )
 
-    def on_command(operation_id: OperationId, command: Command) -> None:
-        hosting.post(CommandReceived(operation_id, command))
+    def on_command(operation_id: OperationId, command: ControlMessage) -> None:
+        if isinstance(command, TakeDump):
+            dumps.take(operation_id)
+        else:
+            hosting.post(CommandReceived(operation_id, command))
 
     client = ControlClient(
         control,
@@ -101,11 +109,13 @@ async def serve(settings: AgentSettings) -> None:
         available_bytes,
         lambda: hosting.post(ControlLost()),
     )
-    box = SurveyedBox(node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation)
+    node = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation)
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
-    surveyor = Surveyor(box, client.report, client.send_progress, links.probed if links else lambda probed: None)
-    around = Surroundings(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)
-    hosting = Hosting(loader.load, surveyor.run, around, client.send_results)
+    measurer = Measurer(node, client.report, client.send_progress, links.probed if links else lambda probed: None)
+    around = HostServices(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)
+    hosting = Hosting(loader.load, measurer.run, around, client.send_results)
+    process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
+    dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
     # What is loaded by now stays; without this every look for garbage would walk through all of torch.
     gc.freeze()
     log.info("listening", address=address, node=settings.name)
@@ -117,7 +127,7 @@ async def serve(settings: AgentSettings) -> None:
                 await hosting.close()
                 if links is not None:
                     await links.close()
-                # Streams of this box's stages have ended with them; nothing else is worth waiting for.
+                # Streams of this box's stages have ended with the stages; waiting for others is not worth it.
                 await server.stop(STREAM_GRACE_S)
                 for channel in (control, data, store):
                     await channel.close()

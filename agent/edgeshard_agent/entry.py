@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import sys
 
-from edgeshard.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "psutil")
@@ -17,8 +17,8 @@ def main() -> None:
         sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
         sys.exit(1)
     settle_grpc()
-    from edgeshard.config import load_settings
-    from edgeshard.logs import configure_logging
+    from edgeshard.process.config import load_settings
+    from edgeshard.process.logs import configure_logging
     from edgeshard_agent.settings import AgentSettings
 
     try:

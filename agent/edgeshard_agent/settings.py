@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from edgeshard.config import ByteCount, DaemonSettings
+from edgeshard.process.config import ByteCount, DaemonSettings
 
 
 class AgentSettings(DaemonSettings):
@@ -22,7 +22,7 @@ class AgentSettings(DaemonSettings):
     )
     memory: ByteCount | None = Field(default=None, description="bytes stages may use, such as 2GiB")
     device: str = Field(default="cpu", description="cpu or cuda or cuda:N")
-    stay_awake_s: float = Field(
+    idle_spin_s: float = Field(
         default=0.03,
         ge=0,
         le=1,

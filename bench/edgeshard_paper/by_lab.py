@@ -17,14 +17,14 @@ from pathlib import Path
 from bench.edgeshard_paper.experiments import TESTBED, Outcome, Row
 from bench.edgeshard_paper.paper_numbers import PERFORMANCE, REQUESTS, STRATEGIES, Quoted
 from bench.lab import measure_median
-from edgeshard.cli.lab_site import Measured, lab_cluster, make_stand_in, predicted_of
+from edgeshard.cli.lab_site import LabFigures, lab_cluster, make_stand_in, predicted_of
 from edgeshard.client import Client
-from edgeshard.placement import parse_layers
+from edgeshard.domain.placement import parse_layers
 from edgeshard.planning.lab import LabRun, parse_lab
 
 MODEL = "llama2-7b"
 ROUNDS = 3
-Measurements = dict[LabRun, Measured]
+Measurements = dict[LabRun, LabFigures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class LabRow:
 
     strategy: str
     run: LabRun
-    predicted: Measured
-    measured: Measured | None
+    predicted: LabFigures
+    measured: LabFigures | None
     paper: Quoted | None
 
     def deviation(self, figure: str) -> float | None:
-        """(predicted - measured) / measured of a field of `Measured`."""
+        """(predicted - measured) / measured of a field of `LabFigures`."""
         if self.measured is None:
             return None
         return float(getattr(self.predicted, figure) / getattr(self.measured, figure) - 1)
@@ -52,7 +52,7 @@ def lab_text() -> str:
     return f'{TESTBED.read_text(encoding="utf-8")}\n[lab]\nmodel = "{MODEL}"\n'
 
 
-def lab_rows(table: Sequence[Row], measured: Mapping[LabRun, Measured]) -> list[LabRow]:
+def lab_rows(table: Sequence[Row], measured: Mapping[LabRun, LabFigures]) -> list[LabRow]:
     """The plans of the 7B table with the lab's prediction, and what was measured of them."""
     lab = parse_lab(tomllib.loads(lab_text()), lambda name: {})
     rows = []
@@ -96,7 +96,7 @@ def read(path: Path) -> Measurements:
     if not path.exists():
         return {}
     return {
-        LabRun(parse_layers(item["placement"]), item["mode"], item["streams"]): Measured(**item["measured"])
+        LabRun(parse_layers(item["placement"]), item["mode"], item["streams"]): LabFigures(**item["measured"])
         for item in json.loads(path.read_text(encoding="utf-8"))
     }
 

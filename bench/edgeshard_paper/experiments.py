@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.edgeshard_paper.paper_numbers import LINK_BPS, MODELS, NEW_TOKENS, PROMPT_TOKENS, REQUESTS, SLOW_LINK_BPS
-from edgeshard.dtypes import DType
-from edgeshard.errors import EdgeShardError
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.mode import Mode
 from edgeshard.planning.baselines import cloud_of, cut_of, even, strategies
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_bandwidth
@@ -22,7 +23,6 @@ from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import built_in_model
 from edgeshard.planning.simulator import Simulation, simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
-from edgeshard.planning.timing import Mode
 
 TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "paper-testbed.toml"
 SWEEP_MBPS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50)
@@ -35,7 +35,7 @@ class Outcome:
     """One strategy under one objective; `reason` says why there is no plan."""
 
     placement: str
-    boxes: int
+    nodes: int
     load: Load
     simulation: Simulation | None
     reason: str = ""
@@ -141,7 +141,7 @@ def _outcome(result: PlanResult) -> Outcome:
         return Outcome("", 0, Load(), None, "" if result.shortage is None else result.shortage.text)
     costs = Costs(result.problem)
     run = _run(costs, prediction.cut, prediction.load, Mode.NO_BUBBLES)
-    return Outcome(result.placement, len(prediction.cut.boxes), prediction.load, run)
+    return Outcome(result.placement, len(prediction.cut.nodes), prediction.load, run)
 
 
 def _run(costs: Costs, cut: Cut, load: Load, mode: Mode) -> Simulation:
@@ -179,7 +179,7 @@ def sweep(model: str) -> dict[int, list[Row]]:
 
 def sources(model: str) -> dict[str, list[Row]]:
     """The table's rows by kind of source, each at 1 Mb/s from the cloud."""
-    return {name: table(model, paper_cluster(source=box), SWEPT) for name, box in SOURCES.items()}
+    return {name: table(model, paper_cluster(source=node), SWEPT) for name, node in SOURCES.items()}
 
 
 def profiling(model: str) -> list[Profiling]:
@@ -200,8 +200,10 @@ def profiling(model: str) -> list[Profiling]:
             continue
         run = _run(costs, solution.cut, Load(), Mode.NO_BUBBLES)
         placement = ",".join(
-            f"{costs.names[box]}={first}:{end}"
-            for box, first, end in zip(solution.cut.boxes, (0, *solution.cut.ends[:-1]), solution.cut.ends, strict=True)
+            f"{costs.names[node]}={first}:{end}"
+            for node, first, end in zip(
+                solution.cut.nodes, (0, *solution.cut.ends[:-1]), solution.cut.ends, strict=True
+            )
         )
         found.append(Profiling(model, name, placement, 1e3 * run.inter_token_s, run.ttft_s))
     return found

@@ -17,8 +17,8 @@ from bench.edgeshard_paper.paper_numbers import (
     STRATEGIES,
     Quoted,
 )
+from edgeshard.domain.mode import Mode
 from edgeshard.planning.svg import bar_chart, line_chart, timeline
-from edgeshard.planning.timing import Mode
 
 TITLES = {"llama2-7b": "7B", "llama2-13b": "13B", "llama2-70b": "70B"}
 NONE = "–"

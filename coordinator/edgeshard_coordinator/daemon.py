@@ -9,10 +9,12 @@ from contextlib import suppress
 
 import structlog
 
-from edgeshard.config import load_settings, write_ready_file
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.logs import configure_logging
-from edgeshard.rpc.clock import SystemClock
+from edgeshard import WIRE_VERSION, __version__
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.process.about import Process
+from edgeshard.process.clock import SystemClock
+from edgeshard.process.config import load_settings, write_ready_file
+from edgeshard.process.logs import configure_logging
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
@@ -22,6 +24,8 @@ from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
 log = structlog.get_logger()
 
+LIBRARIES = ("grpcio", "protobuf", "pydantic")
+"""Whose versions a dump names."""
 STOP_LIMIT_S = 1.8
 """An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
 
@@ -58,7 +62,7 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
         raise InvalidArgumentError(
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
-    return Coordinator(
+    coordinator = Coordinator(
         Server(settings.listen, settings.tls()),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
@@ -66,3 +70,5 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
         PlanningPlacer(),
         SystemClock(),
     )
+    coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
+    return coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-from edgeshard.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("psutil",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from edgeshard.config import DaemonSettings
+from edgeshard.process.config import DaemonSettings
 
 
 class CoordinatorSettings(DaemonSettings):

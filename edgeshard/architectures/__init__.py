@@ -1,29 +1,36 @@
 """The model architectures EdgeShard runs: what their config.json means and which tensors each unit of them needs.
 
-Pure and free of torch. The modules themselves are built by the agent (`edgeshard_agent.model.adapters`).
+A family is one record in a file of `families/`. Pure and free of torch; the agent builds modules from the record.
 """
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import ModelShape, parse_config
-from edgeshard.architectures.fields import ARCHITECTURES
+from edgeshard.architectures.config import Decoder, parse_config, read_config
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
-from edgeshard.architectures.tensors import ExpectedTensor, canonical_name, expected_tensors, unit_of
-from edgeshard.architectures.weights import check_quantisation, held_bytes, is_quantised, tensor_bytes
-from edgeshard.architectures.windows import layer_windows
+from edgeshard.architectures.record import Architecture
+from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.tensors import ExpectedTensor, canonical_name, expected_tensors, name_in_block, unit_of
+from edgeshard.architectures.weights import check_quantisation, held_bytes, is_quantised, keeps_float32, tensor_bytes
 
 __all__ = [
     "ARCHITECTURES",
+    "KNOWN_MODELS",
+    "Architecture",
+    "Decoder",
     "ExpectedTensor",
     "ModelShape",
+    "architecture_named",
     "canonical_name",
     "check_manifest",
     "check_quantisation",
     "expected_tensors",
     "held_bytes",
     "is_quantised",
-    "layer_windows",
+    "keeps_float32",
+    "name_in_block",
     "parse_config",
+    "read_config",
     "stage_tensors",
     "tensor_bytes",
     "unit_of",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from edgeshard.errors import UnsupportedModelError
-
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3", "phi3", "gpt2", "opt")
-"""The allow-list. `gemma3` stands for both `gemma3_text` and a nested `gemma3`, of which only the text part runs."""
+from edgeshard.domain.errors import UnsupportedModelError
 
 _LARGEST = 2**31 - 1
 
@@ -22,11 +19,16 @@ def refuse(field: str, why: str, reason: str = "") -> UnsupportedModelError:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """The part of a config.json that describes the decoder. `prefix` is put before a field's name in errors."""
+    """The part of a config.json that describes the decoder. `prefix` is put before a field's name in errors.
 
-    architecture: str
+    `family` is the architecture's name, for messages. `defaults` are its values for keys that are missing or null; a
+    text as the default of a size names the key whose value it takes.
+    """
+
     values: Mapping[str, Any]
     prefix: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    family: str = "this architecture"
 
     def name(self, key: str) -> str:
         return self.prefix + key
@@ -42,38 +44,55 @@ class ConfigFields:
         """A positive integer. Null counts as missing, which is an error without a default."""
         value = self.values.get(key)
         if value is None:
-            if default is None:
+            value = self.defaults.get(key, default)
+            if isinstance(value, str):
+                return self.size(value)
+            if value is None:
                 raise self.refuse(key, "is missing; use the complete config.json of the checkpoint")
-            return default
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refuse(key, f"is {value!r}; it must be a positive integer")
         if not 0 < value <= _LARGEST:
             raise self.refuse(key, f"is {value}; it must be between 1 and {_LARGEST}")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def count(self, key: str, default: int = 0) -> int:
+        """An integer that may be 0."""
+        value = self.values.get(key)
+        if value is None:
+            value = self.defaults.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+            raise self.refuse(key, f"is {value!r}; it must be an integer between 0 and {_LARGEST}")
+        return value
+
+    def number(self, key: str, default: float = 1.0) -> float:
         """A positive finite number."""
         value = self.values.get(key)
         if value is None:
-            return default
+            value = self.defaults.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, f"is {value!r}; it must be a positive number")
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value <= sys.float_info.max:  # a whole number may be larger than any float
             raise self.refuse(key, f"is {value}; it must be a positive finite number")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def optional_number(self, key: str) -> float | None:
+        """A positive finite number, or None where the key is null, or missing without a default."""
+        value = self.values[key] if key in self.values else self.defaults.get(key)
+        return None if value is None else self.number(key)
+
+    def flag(self, key: str, default: bool = False) -> bool:
         value = self.values.get(key)
         if value is None:
-            return default
+            value = self.defaults.get(key, default)
         if not isinstance(value, bool):
             raise self.refuse(key, f"is {value!r}; it must be true or false")
         return value
 
-    def choice(self, key: str, default: str, choices: Collection[str]) -> str:
+    def choice(self, key: str, choices: Collection[str]) -> str:
+        """One of `choices`; the family's default must have one for the key."""
         value = self.values.get(key)
         if value is None:
-            return default
+            value = self.defaults[key]
         if not isinstance(value, str) or value not in choices:
             raise self.refuse(key, f"is {value!r}; EdgeShard runs {', '.join(sorted(choices))}")
         return value
@@ -89,22 +108,3 @@ class ConfigFields:
         if not valid:
             raise self.refuse(key, f"is {value!r}; it must be a list of layers below {layer_count}")
         return tuple(value)
-
-
-def decoder_fields(config: Mapping[str, Any]) -> ConfigFields:
-    """The decoder's part of a config.json, for an architecture on the allow-list."""
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise refuse("model_type", "is missing; use the complete config.json of the checkpoint")
-    if model_type == "gemma3":
-        nested = config.get("text_config")
-        if not isinstance(nested, Mapping):
-            raise refuse("text_config", "is missing or not an object; a gemma3 checkpoint needs it")
-        inner = nested.get("model_type", "gemma3_text")
-        if inner != "gemma3_text":
-            raise refuse("text_config.model_type", f"is {inner!r}; it must be gemma3_text")
-        return ConfigFields("gemma3", nested, "text_config.")
-    architecture = "gemma3" if model_type == "gemma3_text" else model_type
-    if architecture not in ARCHITECTURES:
-        raise refuse("model_type", f"{model_type!r} is not supported; use one of {', '.join(ARCHITECTURES)}")
-    return ConfigFields(architecture, config)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, unit_of
-from edgeshard.errors import DataLossError, InvalidArgumentError
-from edgeshard.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError
+from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
 
 
 def stage_tensors(manifest: ModelManifest, layers: LayerRange) -> tuple[TensorInfo, ...]:
@@ -54,9 +54,10 @@ def check_manifest(manifest: ModelManifest) -> None:
             )
     missing = next((name for name in expected if name not in found), None)
     if missing is not None:
-        # Named as its neighbours in this checkpoint are; the LM head stands outside their prefix.
+        # Named as its neighbours in this checkpoint are; the LM head stands beside the decoder they are part of.
         prefix = next((tensor.name.removesuffix(name) for name, tensor in found.items() if name != HEAD_WEIGHT), "")
-        prefix = "" if missing == HEAD_WEIGHT else prefix
+        if missing == HEAD_WEIGHT:
+            prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
         raise DataLossError(
             f"tensor {prefix}{missing} is missing from the checkpoint; fetch or convert it again",
             field=prefix + missing,

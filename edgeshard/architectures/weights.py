@@ -6,20 +6,18 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgeshard.architectures.config import ModelShape, parse_config
-from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import UnsupportedModelError
-from edgeshard.model import TensorInfo
-
-_NEVER = frozenset({"gpt2", "opt"})
-"""Architectures whose layers are not ours, and so keep their weights as they are."""
-_ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
+from edgeshard.architectures.config import parse_config
+from edgeshard.architectures.registry import architecture_named
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, name_in_block
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import UnsupportedModelError
+from edgeshard.domain.model import TensorInfo
 
 
 def check_quantisation(architecture: str) -> None:
     """Raise UnsupportedModelError for an architecture whose weights cannot be made small integers."""
-    if architecture in _NEVER:
+    if not architecture_named(architecture).quantises:
         raise UnsupportedModelError(
             f"quantisation: {architecture} runs with whole weights only; remove quantisation",
             field="quantisation",
@@ -33,14 +31,23 @@ def is_quantised(shape: ModelShape, name: str, dimensions: int) -> bool:
     Embeddings are looked up row by row and keep the dtype, and with them a head that is tied to one. Routers of experts
     are small and decide much.
     """
-    if dimensions != 2 or shape.architecture in _NEVER or name.endswith(_ROUTERS):
-        return False
-    return name.startswith("layers.") or (name == HEAD_WEIGHT and not shape.tied)
+    record = architecture_named(shape.architecture)
+    if name == HEAD_WEIGHT:
+        return record.quantises and not shape.tied
+    return name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
+
+
+def keeps_float32(shape: ModelShape, name: str) -> bool:
+    """Whether a tensor, by canonical name, keeps full precision in any dtype."""
+    record = architecture_named(shape.architecture)
+    return name.startswith(f"{record.block_list}.") and record.keeps_float32(name_in_block(name))
 
 
 def tensor_bytes(shape: ModelShape, tensor: TensorInfo, dtype: DType, quantisation: Quantisation | None) -> int:
     """Bytes of a tensor that a stage holds."""
     name = canonical_name(shape.architecture, tensor.name)
+    if keeps_float32(shape, name):
+        dtype = DType.FLOAT32
     if quantisation is not None and is_quantised(shape, name, len(tensor.shape)):
         rows, columns = tensor.shape
         return quantisation.matrix_bytes(rows, columns)

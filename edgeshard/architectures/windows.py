@@ -1,39 +1,95 @@
-"""How far back each decoder block looks: the sliding windows that a config.json asks for. Pure.
-
-Defaults are those of transformers' configuration classes, as everywhere in this package.
-"""
+"""How far back each decoder block looks: the sliding windows that a config.json asks for. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from edgeshard.architectures.fields import ConfigFields
 
-_DEFAULT_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096, "qwen3_moe": 4096, "gemma3": 4096}
-_BY_LAYER = frozenset({"qwen2", "qwen3", "gemma3"})
-_WITHOUT = frozenset({"llama", "gpt2", "opt"})
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYER_TYPES = frozenset({FULL, SLIDING})
+
+SlidingLayers = Callable[[ConfigFields, int], list[bool]]
+"""Which of so many blocks have a window where config.json does not list their types."""
 
 
-def layer_windows(fields: ConfigFields, layer_count: int) -> tuple[int, ...]:
-    """Of each block the most positions a token sees, its own included; 0 for all before it.
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A family's rule for sliding windows.
 
-    `fields` are those of a config that `parse_config` accepts.
+    `default` is the window of a config.json without the key `sliding_window` (a null there is none), 0 for none.
+    `switch` names the flag that has to be set for any window, if there is one. Without `sliding` all blocks are alike;
+    with it they follow `layer_types`, or `sliding` where that is left out.
     """
-    architecture, values = fields.architecture, fields.values
-    window = values.get("sliding_window", _DEFAULT_WINDOW.get(architecture)) or 0
-    if architecture.startswith("qwen") and not values.get("use_sliding_window"):
-        window = 0
-    if architecture in _WITHOUT or not window:
-        return (0,) * layer_count
-    if architecture not in _BY_LAYER:
-        return (window,) * layer_count
-    return tuple(window if slides else 0 for slides in _sliding(fields, layer_count))
+
+    default: int = 0
+    switch: str = ""
+    sliding: SlidingLayers | None = None
+
+    def check(self, fields: ConfigFields, layer_count: int) -> None:
+        """Raise UnsupportedModelError for what contradicts itself."""
+        in_use = fields.flag(self.switch) if self.switch else True
+        if fields.given("sliding_window"):
+            # Some configs are saved with a window of 0 where it is switched off.
+            _ = fields.size("sliding_window") if in_use else fields.count("sliding_window")
+        if not fields.given("layer_types"):
+            if self.sliding is not None and in_use:
+                self.sliding(fields, layer_count)  # refuses what it cannot read
+            return
+        types = fields.values["layer_types"]
+        if (
+            not isinstance(types, list | tuple)
+            or len(types) != layer_count
+            or any(not isinstance(kind, str) or kind not in LAYER_TYPES for kind in types)
+        ):
+            raise fields.refuse(
+                "layer_types", f"must name full_attention or sliding_attention for each of the {layer_count} layers"
+            )
+        if self.sliding is None and len(set(types)) > 1:
+            raise fields.refuse("layer_types", f"differs by layer, which {fields.family} does not support; remove it")
+        if SLIDING in types and not (in_use and self._window(fields)):
+            raise fields.refuse(
+                "sliding_window", "is not in use, yet layer_types has sliding_attention; make them agree"
+            )
+
+    def layer_types(self, fields: ConfigFields, layer_count: int) -> tuple[str, ...]:
+        """`full_attention` or `sliding_attention` for each block, of a config that `check` accepts."""
+        types = fields.values.get("layer_types")
+        if self.sliding is None:
+            return (SLIDING if self._window(fields) else FULL,) * layer_count
+        if types is not None:
+            return tuple(types)
+        if self.switch and not fields.flag(self.switch):
+            return (FULL,) * layer_count
+        return tuple(SLIDING if slides else FULL for slides in self.sliding(fields, layer_count))
+
+    def sizes(self, fields: ConfigFields, layer_count: int) -> tuple[int, ...]:
+        """Of each block the most positions a token sees, its own included; 0 for all before it."""
+        window = self._window(fields)
+        return tuple(window if kind == SLIDING else 0 for kind in self.layer_types(fields, layer_count))
+
+    def _window(self, fields: ConfigFields) -> int:
+        if self.switch and not fields.flag(self.switch):
+            return 0
+        return fields.values.get("sliding_window", self.default) or 0
 
 
-def _sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
-    types = fields.values.get("layer_types")
-    if types is not None:
-        return [kind == "sliding_attention" for kind in types]
-    if fields.architecture == "gemma3":
-        pattern = fields.size("sliding_window_pattern", 6)
-        return [(layer + 1) % pattern != 0 for layer in range(layer_count)]
-    first = fields.values.get("max_window_layers", 28)
-    return [layer >= first for layer in range(layer_count)]
+def all_but_every(pattern: int, key: str = "") -> SlidingLayers:
+    """Every `pattern`th block sees everything, the others slide; config.json may give the number under `key`."""
+
+    def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
+        every = fields.size(key, pattern) if key else pattern
+        return [(layer + 1) % every != 0 for layer in range(layer_count)]
+
+    return sliding
+
+
+def from_layer(first: int, key: str) -> SlidingLayers:
+    """The blocks from the one that config.json gives under `key` on slide."""
+
+    def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
+        start = fields.count(key, first)
+        return [layer >= start for layer in range(layer_count)]
+
+    return sliding

@@ -51,7 +51,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
         assert task is not None
 
         def stop(number: signal.Signals) -> None:
-            # Once: a repetition (a supervisor signals the process and its group) must not break off the cleaning up.
+            # Once: a second signal (a supervisor signals the process and its group) must not interrupt the clean-up.
             if not received:
                 received.append(number)
                 task.cancel()
@@ -61,7 +61,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
             loop.add_signal_handler(number, stop, number)
         return await work
 
-    # A second interrupt leaves before the watchers of child processes have reported; that needs no mention.
+    # A second interrupt exits before the watchers of child processes have reported; it needs no message.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     try:
         return asyncio.run(main())

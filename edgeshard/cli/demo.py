@@ -18,16 +18,16 @@ import typer
 from edgeshard.cli.connect import run
 from edgeshard.cli.local import LocalCluster
 from edgeshard.cli.output import Column, Output, human_bytes, human_seconds, print_table, show_data, table
-from edgeshard.errors import NotFoundError
-from edgeshard.generation import Generation, Sampling
-from edgeshard.placement import ExplicitStage, PlacedStage, parse_layers
+from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.generation import Generation, Sampling
+from edgeshard.domain.placement import ExplicitStage, PlacedStage, parse_layers
 
 if TYPE_CHECKING:
     from edgeshard.client import Client, Completion
-    from edgeshard.deployment import Deployment
+    from edgeshard.domain.deployment import Deployment
 
 NAME = "fairy-tales"
-BOXES = ("a", "b", "c")
+NODES = ("a", "b", "c")
 # Room for the KV cache: the demo runs one request, and one more that a curious user starts beside it.
 _CONCURRENCY = 2
 
@@ -54,7 +54,7 @@ class DemoRequest:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What it showed. Seconds from the command's start to the deployment's readiness and to the first token."""
+    """The outcome. Seconds from the command's start to the deployment's readiness and to the first token."""
 
     completion: Completion
     startup_s: float
@@ -84,7 +84,7 @@ def demo(
     Everything runs in a temporary directory and is gone afterwards.
     """
     started_s = time.monotonic()
-    # Said before anything is started, not after.
+    # Checked before anything is started.
     Generation(prompt, max_tokens, Sampling(temperature=temperature, seed=seed)).validate()
     explicit = parse_layers(layers) if layers is not None else ()
     request = DemoRequest(prompt, max_tokens, seed, temperature, explicit, output)
@@ -110,7 +110,7 @@ def model_directory(given: Path | None) -> Iterator[Path]:
 
 
 class Narrator:
-    """Says on stderr what is happening, with the seconds since the command started."""
+    """Reports progress on stderr, with the seconds since the command started."""
 
     def __init__(self, started_s: float) -> None:
         self._started_s = started_s
@@ -123,9 +123,9 @@ class Narrator:
 
 
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:
-    boxes = tuple(stage.node for stage in request.layers) or BOXES
-    narrator.say(f"starting a coordinator and {len(boxes)} boxes ({', '.join(boxes)}) as processes of this machine")
-    cluster = LocalCluster(state, boxes)
+    nodes = tuple(stage.node for stage in request.layers) or NODES
+    narrator.say(f"starting a coordinator and {len(nodes)} boxes ({', '.join(nodes)}) as processes of this machine")
+    cluster = LocalCluster(state, nodes)
     try:
         await cluster.start_coordinator()
         narrator.say(f"the coordinator listens on {cluster.address}; every box dials it")
@@ -137,8 +137,8 @@ async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrat
             async with Client(cluster.address) as client:
                 await _add_model(client, model, narrator)
                 await joining
-                narrator.say(f"boxes {', '.join(boxes)} have joined")
-                deployment = await _deploy(client, request, boxes, narrator)
+                narrator.say(f"boxes {', '.join(nodes)} have joined")
+                deployment = await _deploy(client, request, nodes, narrator)
                 result = await _tell(client, request, deployment, narrator)
             if request.output is DemoOutput.TABLE:
                 show_result(result)
@@ -147,7 +147,7 @@ async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrat
         finally:
             joining.cancel()
     finally:
-        # Their state is thrown away: no need to wait for long goodbyes.
+        # Their state is thrown away, so a short grace is enough.
         await cluster.stop(grace_s=1.0)
 
 
@@ -160,11 +160,11 @@ async def _add_model(client: Client, directory: Path, narrator: Narrator) -> Non
     )
 
 
-async def _deploy(client: Client, request: DemoRequest, boxes: tuple[str, ...], narrator: Narrator) -> Deployment:
-    from edgeshard.deployment import parse_spec
+async def _deploy(client: Client, request: DemoRequest, nodes: tuple[str, ...], narrator: Narrator) -> Deployment:
+    from edgeshard.domain.deployment import parse_spec
 
     stored = await client.stored_model(NAME)
-    stages = request.layers or even_layers(stored.layer_count, boxes)
+    stages = request.layers or even_layers(stored.layer_count, nodes)
     for_whom = ", ".join(f"{stage.layers} on {stage.node}" for stage in stages)
     narrator.say(f"loading layers {for_whom}: each box fetches only its own")
     spec = parse_spec(
@@ -200,13 +200,13 @@ async def _tell(client: Client, request: DemoRequest, deployment: Deployment, na
     return DemoResult(completion, startup_s, startup_s + completion.ttft_s)
 
 
-def even_layers(layer_count: int, boxes: tuple[str, ...]) -> tuple[ExplicitStage, ...]:
+def even_layers(layer_count: int, nodes: tuple[str, ...]) -> tuple[ExplicitStage, ...]:
     """Contiguous ranges as equal as they can be, the longer ones first; no more boxes than layers."""
-    count = min(len(boxes), layer_count)
+    count = min(len(nodes), layer_count)
     bounds = [0]
     for index in range(count):
         bounds.append(bounds[-1] + layer_count // count + (index < layer_count % count))
-    text = ",".join(f"{box}={bounds[index]}:{bounds[index + 1]}" for index, box in enumerate(boxes[:count]))
+    text = ",".join(f"{node}={bounds[index]}:{bounds[index + 1]}" for index, node in enumerate(nodes[:count]))
     return parse_layers(text)
 
 

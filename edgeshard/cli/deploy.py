@@ -21,14 +21,14 @@ from edgeshard.cli.output import (
     show_list,
     stderr_console,
 )
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from edgeshard.deployment import Deployment, DeploymentSpec
-    from edgeshard.dtypes import Quantisation
-    from edgeshard.placement import ExplicitStage, Placement
+    from edgeshard.domain.deployment import Deployment, DeploymentSpec
+    from edgeshard.domain.dtypes import Quantisation
+    from edgeshard.domain.placement import ExplicitStage, Placement
 
 
 def deploy(  # noqa: PLR0913 - one parameter for each option
@@ -47,7 +47,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="A model of the store.")] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="BOX", help="Box of the first layer; by default the first of --layers.")
+        str | None, typer.Option(metavar="NODE", help="Box of the first layer; by default the first of --layers.")
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
     objective: Annotated[
@@ -56,16 +56,16 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Plan for no slower a token of a request.")
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="BOX", help="Do not use it; may be repeated.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Do not use it; may be repeated.")] = None,
     reserve: Annotated[
-        list[str] | None, typer.Option(metavar="BOX=SIZE", help="Memory to leave free; may be repeated.")
+        list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
     quantise: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FORMAT|BOX=FORMAT",
+            metavar="FORMAT|NODE=FORMAT",
             help="Weights as small integers: int8, int4 or none (default); may be repeated for single boxes.",
         ),
     ] = None,
@@ -130,7 +130,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
     """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or option at fault."""
-    from edgeshard.deployment import parse_spec
+    from edgeshard.domain.deployment import parse_spec
 
     if file is not None:
         if options:
@@ -150,7 +150,7 @@ def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
 
 
 def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
-    """The error with the option's name for that of the key, where the message begins with it."""
+    """The error with the option's name in place of the key's, where the message begins with it."""
     key = error.field.partition(".")[0]
     if not error.message.startswith(key):
         return error
@@ -164,36 +164,36 @@ def option_of(key: str) -> str:
 
 
 def _layers(text: str) -> tuple[ExplicitStage, ...]:
-    from edgeshard.placement import parse_layers
+    from edgeshard.domain.placement import parse_layers
 
     return parse_layers(text)
 
 
 def _quantisation(items: Sequence[str]) -> dict[str, Quantisation]:
-    """`--quantise FORMAT` for every box that is not named, `--quantise BOX=FORMAT` for one."""
-    from edgeshard.deployment import EVERY_BOX
-    from edgeshard.dtypes import Quantisation
+    """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
+    from edgeshard.domain.deployment import EVERY_NODE
+    from edgeshard.domain.dtypes import Quantisation
 
     found: dict[str, Quantisation | None] = {}
     for item in items:
-        box, equals, text = item.rpartition("=")
-        if text not in ("none", *Quantisation) or (equals and (not box or text == "none")) or (box or "*") in found:
+        node, equals, text = item.rpartition("=")
+        if text not in ("none", *Quantisation) or (equals and (not node or text == "none")) or (node or "*") in found:
             raise InvalidArgumentError(
-                f"--quantise {item!r}: give none, int8 or int4 once, and BOX=int8 or BOX=int4 once for a box",
+                f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
                 field="quantisation",
             )
-        found[box or EVERY_BOX] = None if text == "none" else Quantisation(text)
-    return {box: chosen for box, chosen in found.items() if chosen is not None}
+        found[node or EVERY_NODE] = None if text == "none" else Quantisation(text)
+    return {node: chosen for node, chosen in found.items() if chosen is not None}
 
 
 def _reserve(items: Sequence[str]) -> dict[str, int]:
-    """`--reserve BOX=SIZE`, repeated."""
+    """`--reserve NODE=SIZE`, repeated."""
     from edgeshard.cli.plan_inputs import sizes
 
-    return {box: int(size) for box, size in sizes(items).items()}
+    return {node: int(size) for node, size in sizes(items).items()}
 
 
-# Options that are not written as the spec's own values are.
+# Options that are written in another form than the spec's values.
 _READERS: dict[str, Callable[[Any], Any]] = {"layers": _layers, "quantisation": _quantisation, "reserve": _reserve}
 
 
@@ -248,7 +248,7 @@ def _show_prediction(placement: Placement, output: Output) -> None:
 
 
 class DeployReporter:
-    """Tells on stderr how a deployment comes along: a line for each phase, the details in the terminal's status."""
+    """Reports a deployment's progress on stderr: a line for each phase, the details in the terminal's status."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -264,10 +264,10 @@ class DeployReporter:
 
 def loading_text(deployment: Deployment) -> str:
     """`loading: a ready, b 3.2 MiB of 6.4 MiB`."""
-    boxes = {stage.index: stage.node_name for stage in deployment.placement.stages}
+    nodes = {stage.index: stage.node_name for stage in deployment.placement.stages}
     parts = []
     for stage in deployment.stages:
         fetching = stage.phase.value == "loading" and stage.total_bytes
         progress = f"{human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
-        parts.append(f"{boxes.get(stage.stage, stage.stage)} {progress if fetching else stage.phase.value}")
+        parts.append(f"{nodes.get(stage.stage, stage.stage)} {progress if fetching else stage.phase.value}")
     return f"{deployment.phase.value}: {', '.join(parts)}" if parts else deployment.phase.value

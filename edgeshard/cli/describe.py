@@ -63,8 +63,8 @@ def model(context: typer.Context, name: Name, output: OutputOption = Output.TABL
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
 def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and why, which box holds what, what was predicted of that, and what
-    each box has done: steps, tokens, the part of the last seconds it was idle, steps waiting, KV cache in use.
+    """Show a deployment: its settings, its phase and why, which box holds what, the prediction, and each box's
+    counters: steps, tokens, the part of the last seconds it was idle, steps waiting, KV cache in use.
     """
     from edgeshard.cli.views import PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
 

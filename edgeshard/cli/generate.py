@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import aclosing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.generation_options import generation_options
 from edgeshard.cli.output import Column, Output, human_seconds, plain, printable, show_data, stderr_console, table
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from edgeshard.client import Client, Completion, GenerateOptions
@@ -25,51 +26,25 @@ class TextOutput(StrEnum):
     YAML = "yaml"
 
 
-def generate(  # noqa: PLR0913 - one parameter for each option
+@generation_options
+def generate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A deployment, or the model of exactly one.")],
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt; - reads stdin.")],
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 always takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Draw from the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(metavar="P", help="Draw from the likeliest tokens that reach p; 1 is off.")
-    ] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(metavar="X", help="Above 1 avoids tokens seen before.")] = 1.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed draws the same text.")] = 0,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the answer; may be repeated.")
-    ] = None,
-    logprobs: Annotated[bool, typer.Option("--logprobs", help="Report each token's log-probability.")] = False,
-    top_logprobs: Annotated[int, typer.Option(metavar="N", help="And those of this many best tokens.")] = 0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
-    priority: Annotated[int, typer.Option(metavar="N", help="From -10 to 10; a higher one goes first.")] = 0,
+    *,
     request_id: Annotated[str, typer.Option(metavar="ID", help="Name the request, to cancel it from elsewhere.")] = "",
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest duration.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print times to stderr at the end.")] = False,
     output: Annotated[TextOutput, typer.Option("--output", "-o", help="How to print the result.")] = TextOutput.TEXT,
+    **options: Any,
 ) -> None:
     """Generate text and print it token by token. Ctrl-C cancels the request on every box."""
-    options: GenerateOptions = {
-        "max_new_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": stop or [],
-        "logprobs": logprobs,
-        "top_logprobs": top_logprobs,
-        "ignore_eos": ignore_eos,
-        "priority": priority,
-        "request_id": request_id,
-        "timeout_s": timeout,
-    }
+    wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
     text = read_stdin() if prompt == "-" else prompt
 
     async def work() -> Completion:
         async with connect_of(context).client() as client:
-            return await stream(client, model, text, options, echo=output is TextOutput.TEXT)
+            return await stream(client, model, text, wanted, echo=output is TextOutput.TEXT)
 
     completion = run(work())
     if output is not TextOutput.TEXT:
@@ -93,8 +68,8 @@ def read_stdin() -> str:
 async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
     """Run a request, with `echo` writing its text to stdout as it comes, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
-    from edgeshard.generation import Started
-    from edgeshard.rpc.clock import SystemClock
+    from edgeshard.domain.generation import Started
+    from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
     wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0

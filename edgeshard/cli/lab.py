@@ -15,7 +15,7 @@ import typer
 
 from edgeshard.cli.connect import run as run_async
 from edgeshard.cli.output import Column, Output, OutputOption, show_data, show_list
-from edgeshard.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from edgeshard.cli.lab_site import Comparison
@@ -35,7 +35,7 @@ def run_lab(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY, output:
     """Deploy, generate, and show what was measured beside what was predicted.
 
     Uses the lab that `edgectl lab up` started in DIR when there is one, otherwise starts one for this run. The file's
-    [[lab.run]] tables say what to measure; without any, the planner's own placement is, alone and with several streams.
+    [[lab.run]] tables say what to measure; without any, it is the planner's placement, with one and several streams.
     """
     lab = read_lab(lab_file)
     rows = run_async(_compare_all(lab, lab_file, _running_at(directory)))
@@ -57,7 +57,7 @@ def up(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY) -> None:
     address = run_async(_up(lab, lab_file, directory.absolute()))
     typer.echo(address)
     sys.stdout.flush()
-    # At once: asyncio would end the children together with the objects that stand for them.
+    # At once, because asyncio would end the children together with their objects.
     os._exit(0)
 
 
@@ -103,7 +103,7 @@ def runs_of(lab: Lab) -> tuple[LabRun, ...]:
     planned = plan(lab.problem(), alternatives=0)
     if not planned.stages:
         raise InvalidArgumentError("no placement fits the lab's boxes; edgectl plan says what is short", field="lab")
-    stages = [(stage.box, stage.layers) for stage in planned.stages]
+    stages = [(stage.node, stage.layers) for stage in planned.stages]
     return planned_runs(stages, lab.cluster.workload.concurrency or len(stages))
 
 
@@ -125,7 +125,7 @@ async def _compare_all(lab: Lab, lab_file: Path, running_at: str | None) -> list
             return [await compare(client, lab, run) for run in runs]
     with tempfile.TemporaryDirectory(prefix="edgeshard-lab-") as scratch:
         make_stand_in(lab, Path(scratch) / "stand-in")
-        typer.echo(f"starting {len(lab.cluster.boxes)} emulated boxes", err=True)
+        typer.echo(f"starting {len(lab.cluster.nodes)} emulated boxes", err=True)
         async with lab_cluster(lab, lab_file, Path(scratch)) as site, Client(site.address) as client:
             await client.add_model(Path(scratch) / "stand-in", "stand-in")
             rows = []
@@ -159,7 +159,7 @@ def _state_file(directory: Path) -> Path:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether the process is still one of a lab's: its number may have been given to another since."""
+    """Whether the process is still one of a lab's; its number may belong to another process by now."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

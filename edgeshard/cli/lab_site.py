@@ -26,8 +26,8 @@ _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a run gave: seconds to the first token, seconds between tokens, tokens a second over all streams."""
+class LabFigures:
+    """Figures of a run: seconds to the first token, seconds between tokens, tokens a second over all streams."""
 
     ttft_s: float
     time_per_token_s: float
@@ -41,8 +41,8 @@ class Comparison:
     placement: str
     mode: str
     streams: int
-    predicted: Measured
-    measured: Measured
+    predicted: LabFigures
+    measured: LabFigures
 
     @property
     def deviation(self) -> dict[str, float]:
@@ -57,12 +57,13 @@ class Comparison:
 
 
 def make_stand_in(lab: Lab, directory: Path) -> None:
-    """Write the small random Llama that does the real mathematics: as many layers as the emulated model has."""
+    """Write the small random Llama that the agents compute, with as many layers as the emulated model."""
+    from edgeshard.architectures import KNOWN_MODELS, expected_tensors
+
     directory.mkdir(parents=True, exist_ok=True)
     layers = lab.model.layer_count
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **KNOWN_MODELS["llama2-7b"],
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
@@ -77,21 +78,7 @@ def make_stand_in(lab: Lab, directory: Path) -> None:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
-    for layer in range(layers):
-        prefix, kv = f"model.layers.{layer}.", HIDDEN // 2
-        shapes |= {
-            prefix + "input_layernorm.weight": (HIDDEN,),
-            prefix + "post_attention_layernorm.weight": (HIDDEN,),
-            prefix + "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-            prefix + "self_attn.k_proj.weight": (kv, HIDDEN),
-            prefix + "self_attn.v_proj.weight": (kv, HIDDEN),
-            prefix + "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-            prefix + "mlp.gate_proj.weight": (INNER, HIDDEN),
-            prefix + "mlp.up_proj.weight": (INNER, HIDDEN),
-            prefix + "mlp.down_proj.weight": (HIDDEN, INNER),
-        }
-    shapes["model.norm.weight"] = (HIDDEN,)
+    shapes = {tensor.name: tensor.shape for tensor in expected_tensors(config).values()}
     _write_safetensors(directory / "model.safetensors", shapes)
 
 
@@ -114,14 +101,14 @@ def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 def lab_cluster(lab: Lab, lab_file: Path, directory: Path) -> LocalCluster:
     """The lab's processes, not started: one agent for each emulated box, one core each."""
-    names = [box.name for box in lab.cluster.boxes]
+    names = [node.name for node in lab.cluster.nodes]
     emulate = ["--emulate", str(lab_file.resolve())]
     return LocalCluster(directory, names, agent_arguments=emulate, threads=1, startup_timeout_s=180.0)
 
 
-async def measure(client: Client, lab: Lab, run: LabRun) -> Measured:
+async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:
     """Deploy a run's placement, generate, and take it down again."""
-    from edgeshard.deployment import parse_spec
+    from edgeshard.domain.deployment import parse_spec
 
     work = lab.cluster.workload
     spec = {
@@ -147,7 +134,7 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> Measured:
     decoding = [[time for time in times if time >= steady] for times in arrivals]
     gaps = [(times[-1] - times[0]) / (len(times) - 1) for times in decoding if len(times) > 1]
     total = sum(len(times) for times in arrivals)
-    return Measured(
+    return LabFigures(
         # The two-phase formula's: until the last stream has its first token.
         ttft_s=max(times[0] for times in arrivals) - began,
         time_per_token_s=sum(gaps) / len(gaps) if gaps else 0.0,
@@ -157,7 +144,7 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> Measured:
 
 async def _stream(client: Client, index: int, prompt_tokens: int, new_tokens: int) -> list[float]:
     """Arrival times of one request's tokens."""
-    from edgeshard.generation import Token
+    from edgeshard.domain.generation import Token
 
     prompt = [(7 * index + 3 * position) % (VOCABULARY - 1) for position in range(prompt_tokens)]
     arrivals = []
@@ -169,10 +156,10 @@ async def _stream(client: Client, index: int, prompt_tokens: int, new_tokens: in
     return arrivals
 
 
-def predicted_of(lab: Lab, run: LabRun) -> Measured:
+def predicted_of(lab: Lab, run: LabRun) -> LabFigures:
     """What the planner says of a run, in the figures that are measured."""
     prediction = lab.predict(run)
-    return Measured(prediction.ttft_s, prediction.time_per_token_s, prediction.throughput_tps)
+    return LabFigures(prediction.ttft_s, prediction.time_per_token_s, prediction.throughput_tps)
 
 
 async def compare(client: Client, lab: Lab, run: LabRun) -> Comparison:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edgeshard.errors import (
+from edgeshard.domain.errors import (
     DeadlineError,
     DeniedError,
     EdgeShardError,
@@ -57,7 +57,7 @@ class Daemon:
         """Start the process; see `wait_ready` for when it listens."""
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
-        # The operator's own settings for daemons must not change what a throw-away site does.
+        # The operator's own settings for daemons must not change a temporary site.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

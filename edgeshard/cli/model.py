@@ -54,7 +54,7 @@ async def _add(connect: Connect, directory: Path, name: str | None, output: Outp
         async with connect.client() as client:
             digest = await client.add_model(directory, name, report)
             stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
-    # The same content may have other names; the one just given is what was asked about.
+    # The same content may have other names; the call was about this one.
     stored = [model for model in stored if model.name == name] or stored[:1]
     if output in (Output.JSON, Output.YAML):
         show_data(plain(stored[0]), output)

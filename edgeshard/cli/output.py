@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 
-from edgeshard.errors import EdgeShardError
-from edgeshard.model import LayerRange
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.model import LayerRange
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ def show_data(value: Any, output: Output) -> None:
 
 
 def print_table(rows: Table) -> None:
-    """Print to stdout, one line for each row: a line longer than the terminal is the terminal's to wrap."""
+    """Print to stdout, one line for each row; the terminal wraps longer lines."""
     console = stdout_console()
     console.width = max(console.width, console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum)
     console.print(rows)

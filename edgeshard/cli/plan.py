@@ -9,7 +9,7 @@ import typer
 
 from edgeshard.cli.connect import connect_of
 from edgeshard.cli.output import Output, OutputOption
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 
 
 def plan(  # noqa: PLR0913 - one parameter for each option
@@ -20,7 +20,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
     ] = "",
-    source: Annotated[str | None, typer.Option(metavar="BOX", help="Box of the first layer, else the file's.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="NODE", help="Box of the first layer, else the file's.")] = None,
     objective: Annotated[str, typer.Option(metavar="WHAT", help="latency, throughput or auto.")] = "latency",
     prompt_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a prompt.")] = None,
     new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of an answer.")] = None,
@@ -34,27 +34,36 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Slowest a request may get its tokens.")
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="BOX", help="Do not use it; may be repeated.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Do not use it; may be repeated.")] = None,
     reserve: Annotated[
-        list[str] | None, typer.Option(metavar="BOX=SIZE", help="Memory to leave free; may be repeated.")
+        list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
     ] = None,
     max_share: Annotated[
-        list[str] | None, typer.Option(metavar="BOX=PART", help="Largest part of the layers, as 0.5; may be repeated.")
+        list[str] | None, typer.Option(metavar="NODE=PART", help="Largest part of the layers, as 0.5; may be repeated.")
     ] = None,
-    min_boxes: Annotated[int, typer.Option(metavar="N", help="Use at least so many boxes.")] = 1,
-    max_boxes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many boxes.")] = None,
+    min_nodes: Annotated[int, typer.Option(metavar="N", help="Use at least so many boxes.")] = 1,
+    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many boxes.")] = None,
     head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other box sees a token.")] = False,
     relays: Annotated[bool, typer.Option("--relays", help="Boxes without layers may go between two others.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Show all strategies in one table.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why it is so.")] = False,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(metavar='"+2 orin-nx"', help="Add boxes, or remove one with -BOX; may be repeated."),
+        typer.Option(metavar='"+2 orin-nx"', help="Add boxes, or remove one with -NODE; may be repeated."),
     ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="bandwidth=1:100", help="Plan at many link rates, in Mb/s.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the sweep.")] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOAD",
+            help="Latencies under a load: together, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the sweep, the comparison or the simulation.")
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Plan a model on boxes you have, or might buy: which boxes, which layers, how fast, and what limits it.
@@ -68,10 +77,10 @@ def plan(  # noqa: PLR0913 - one parameter for each option
 
     if not model:
         raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
-    if plot is not None and sweep is None:
-        raise InvalidArgumentError("--plot draws a sweep: give --sweep bandwidth=1:100 too", field="plot")
-    if sum((compare, explain, sweep is not None)) > 1:
-        raise InvalidArgumentError("give one of --compare, --explain and --sweep", field="compare")
+    if plot is not None and sweep is None and simulate is None and not compare:
+        raise InvalidArgumentError("--plot draws a --sweep, a --compare or a --simulate: give one too", field="plot")
+    if sum((compare, explain, sweep is not None, simulate is not None)) > 1:
+        raise InvalidArgumentError("give one of --compare, --explain, --sweep and --simulate", field="compare")
     asked = Asked(
         model=model,
         source=source,
@@ -92,8 +101,8 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             "max_time_per_token_s": max_time_per_token,
             "reserve": sizes(reserve or ()),
             "max_share": shares(max_share or ()),
-            "min_boxes": min_boxes,
-            "max_boxes": max_boxes,
+            "min_nodes": min_nodes,
+            "max_nodes": max_nodes,
             "head_on_source": head_on_source,
         },
     )
@@ -107,6 +116,11 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     if sweep is not None:
         views.show_sweep(with_changes, sweep, plot, output)
     elif compare:
-        views.show_comparison(with_changes, output)
+        views.show_comparison(with_changes, plot, output)
+    elif simulate is not None:
+        from edgeshard.cli.plan_load import show_simulation
+
+        if not show_simulation(with_changes, simulate, plot, output):
+            raise typer.Exit(1)
     elif not views.show_plan(with_changes, problem if what_if else None, explain, output):
         raise typer.Exit(1)

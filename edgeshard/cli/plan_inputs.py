@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgeshard.cli.connect import Connect, run
 from edgeshard.cli.output import human_rate, human_seconds
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import InvalidArgumentError, UnavailableError
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.planning.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
@@ -27,7 +27,7 @@ LARGEST_INPUT_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options: None is for the cluster's own value, or the planner's default. `more` are PlanProblem's fields."""
+    """The options: None means the cluster's own value, or the planner's default. `more` are PlanProblem's fields."""
 
     model: str
     source: str | None = None
@@ -108,7 +108,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
         exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
         dtype=dtype,
         kv_dtype=asked.cache_dtype(None),
-        **_of_boxes(found.cluster, asked.fields(found.cluster.workload)),
+        **_of_nodes(found.cluster, asked.fields(found.cluster.workload)),
     )
     problem.check()
     return problem, _notes(found, asked, dtype)
@@ -132,11 +132,11 @@ def _check_known(site: Site, option: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise InvalidArgumentError(
-                f"{option}: there is no box {name!r}; boxes are {', '.join(known)}", field=option, reason="UNKNOWN_BOX"
+                f"{option}: there is no box {name!r}; boxes are {', '.join(known)}", field=option, reason="UNKNOWN_NODE"
             )
 
 
-def _of_boxes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _of_nodes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without what is said of boxes that are away or left out."""
     kept = {
         option: {name: value for name, value in fields[option].items() if name in cluster.names}
@@ -179,7 +179,7 @@ def _notes(found: SiteCluster, asked: Asked, dtype: DType) -> tuple[str, ...]:
 def read_cluster(path: Path) -> Cluster:
     """The cluster of a TOML file. Raises InvalidArgumentError naming the file or the key at fault."""
     try:
-        return parse_cluster(tomllib.loads(_read(path, "cluster")))
+        return parse_cluster(tomllib.loads(read_input(path, "cluster")))
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgumentError(f"--cluster {path} is not TOML: {error}", field="cluster") from None
     except InvalidArgumentError as error:
@@ -201,23 +201,23 @@ def read_model(name: str) -> ModelSpec:
             reason="UNKNOWN_MODEL",
         )
     try:
-        config = json.loads(_read(path, "model"))
+        config = json.loads(read_input(path, "model"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"--model {path} is not JSON: {error}", field="model") from None
     return model_from_config(path.resolve().parent.name, config)
 
 
 def sizes(items: Sequence[str]) -> dict[str, float]:
-    """`--reserve BOX=SIZE`, repeated. Raises InvalidArgumentError for one that is not."""
+    """`--reserve NODE=SIZE`, repeated. Raises InvalidArgumentError for one that is not."""
     if not items:
         return {}
-    from edgeshard.config import parse_bytes  # brings gRPC along, which planning does without
+    from edgeshard.process.config import parse_bytes  # brings gRPC along, which planning does without
 
     return {name: float(parse_bytes(value, f"reserve.{name}")) for name, value in _pairs(items, "reserve")}
 
 
 def shares(items: Sequence[str]) -> dict[str, float]:
-    """`--max-share BOX=PART`, repeated. Raises InvalidArgumentError for one that is not."""
+    """`--max-share NODE=PART`, repeated. Raises InvalidArgumentError for one that is not."""
     found = {}
     for name, value in _pairs(items, "max-share"):
         try:
@@ -232,12 +232,13 @@ def _pairs(items: Sequence[str], option: str) -> list[tuple[str, str]]:
     for item in items:
         name, equals, value = item.partition("=")
         if not name or not equals or not value:
-            raise InvalidArgumentError(f"--{option} {item!r} is not BOX=VALUE", field=option.replace("-", "_"))
+            raise InvalidArgumentError(f"--{option} {item!r} is not NODE=VALUE", field=option.replace("-", "_"))
         pairs.append((name, value))
     return pairs
 
 
-def _read(path: Path, option: str) -> str:
+def read_input(path: Path, option: str) -> str:
+    """The text of a file of at most 16 MiB. Raises InvalidArgumentError naming the option it was given by."""
     try:
         if path.stat().st_size > LARGEST_INPUT_BYTES:
             limit = LARGEST_INPUT_BYTES >> 20

@@ -23,8 +23,8 @@ from edgeshard.cli.output import (
     table,
     visible,
 )
-from edgeshard.dtypes import weights_text
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.devices import with_bandwidth
 from edgeshard.planning.explain import bottleneck, explain
@@ -35,7 +35,7 @@ SWEEP_POINTS = 13
 SWEPT = ("edge-solo", "cloud-edge-opt", "edgeshard")
 
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
-    Column("BOX", lambda stage: stage.box),
+    Column("BOX", lambda stage: stage.node),
     Column("DEVICE", lambda stage: stage.kind),
     Column("LAYERS", lambda stage: str(stage.layers) if len(stage.layers) else "relay"),
     Column("COMPUTES", lambda stage: human_seconds(stage.compute_s), right=True),
@@ -53,7 +53,7 @@ ROW_COLUMNS: list[Column[StrategyRow]] = [
     Column("PER TOKEN", lambda row: _seconds(row.time_per_token_s), right=True),
     Column("TOKENS/S", lambda row: _number(row.throughput_tps), right=True),
     Column("TTFT", lambda row: _seconds(row.ttft_s), right=True),
-    Column("BOXES", lambda row: str(row.boxes) if row.feasible else "-", right=True),
+    Column("BOXES", lambda row: str(row.nodes) if row.feasible else "-", right=True),
     Column("PLACEMENT", lambda row: row.placement or "-", wide=True),
     Column("GAP", lambda row: "-" if row.gap is None else f"{100 * row.gap:.1f} %", right=True),
     Column("WHY", lambda row: row.reason),
@@ -113,23 +113,28 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
             stdout_console().print(table(result.alternatives, ALTERNATIVE_COLUMNS))
 
 
+def plan_words(problem: PlanProblem) -> str:
+    """The model, how its weights are kept, and the lengths that are planned for."""
+    tokens = f"{problem.prompt_tokens} tokens in, {problem.new_tokens} out"
+    return f"{problem.model.name}, {weights_text(problem.dtype, problem.quantisation)}, {tokens}"
+
+
 def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     problem, prediction = result.problem, result.prediction
-    tokens = f"{problem.prompt_tokens} tokens in, {problem.new_tokens} out"
     fields = {
-        "model": f"{problem.model.name}, {weights_text(problem.dtype, problem.quantisation)}, {tokens}",
+        "model": plan_words(problem),
         "objective": problem.objective.value,
     }
     if prediction is None:
         return fields | {"plan": "none", "why": bottleneck(result)}
     fields |= {
         "time per token": human_seconds(prediction.time_per_token_s),
-        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {_load(result)}",
+        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {load_words(result)}",
         "time to first token": human_seconds(prediction.ttft_s),
         "bottleneck": bottleneck(result),
         "gap": gap_text(result.gap or 0.0),
     }
-    measured, estimated = _measured_boxes(result)
+    measured, estimated = _measured_nodes(result)
     if measured:
         sheets = f"; data sheets for {', '.join(estimated)}" if estimated else ""
         fields["figures"] = f"measured on {', '.join(measured)}{sheets}"
@@ -143,7 +148,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     return fields
 
 
-def _load(result: PlanResult) -> str:
+def load_words(result: PlanResult) -> str:
+    """The requests at once of a feasible plan."""
     assert result.prediction is not None
     load = result.prediction.load
     if load.requests == 1:
@@ -151,20 +157,20 @@ def _load(result: PlanResult) -> str:
     return f"{load.requests} requests ({load.micro_batches} micro-batches of {load.batch})"
 
 
-def _measured_boxes(result: PlanResult) -> tuple[list[str], list[str]]:
+def _measured_nodes(result: PlanResult) -> tuple[list[str], list[str]]:
     """The plan's boxes that were measured, and the others."""
-    boxes, times = [stage.box for stage in result.stages], result.problem.times
-    return [box for box in boxes if box in times], [box for box in boxes if box not in times]
+    nodes, times = [stage.node for stage in result.stages], result.problem.times
+    return [node for node in nodes if node in times], [node for node in nodes if node not in times]
 
 
 def plan_data(result: PlanResult) -> dict[str, Any]:
     """A plan as plain data for programs."""
     problem = result.problem
-    kinds = {box.device.kind: box.device.source for box in problem.cluster.boxes if box.name not in problem.times}
+    kinds = {node.device.kind: node.device.source for node in problem.cluster.nodes if node.name not in problem.times}
     used = {stage.kind for stage in result.stages}
     stages = [
         {
-            "box": stage.box,
+            "node": stage.node,
             "device": stage.kind,
             "layers": str(stage.layers),
             "compute_s": stage.compute_s,
@@ -196,7 +202,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         "stages": stages,
         "alternatives": alternatives,
         "shortage": plain(result.shortage),
-        "measured": _measured_boxes(result)[0],
+        "measured": _measured_nodes(result)[0],
         "figures": {kind: source for kind, source in kinds.items() if kind in used},
     }
 
@@ -210,14 +216,40 @@ def _figures(result: PlanResult) -> dict[str, Any]:
         "ttft_s": prediction.ttft_s if prediction else None,
         "batch": prediction.load.batch if prediction else None,
         "micro_batches": prediction.load.micro_batches if prediction else None,
-        "boxes": len(result.stages),
+        "nodes": len(result.stages),
         "placement": result.placement,
     }
 
 
-def show_comparison(problem: PlanProblem, output: Output) -> None:
-    """Print a row for each strategy."""
-    show_list(compare(problem), output, ROW_COLUMNS, lambda row: row.strategy)
+def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> None:
+    """Print a row for each strategy, and draw their figures under the objective to `plot`."""
+    rows = compare(problem)
+    if plot is not None:
+        draw(plot, _bars(rows, problem))
+    show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
+
+
+def draw(path: Path, drawing: str) -> None:
+    """Write an SVG. Raises InvalidArgumentError naming the option for a path that cannot be written."""
+    try:
+        path.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot write --plot {path}: {error.strerror}", field="plot") from None
+
+
+def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
+    """Time per token under the latency objective, tokens a second otherwise, by strategy."""
+    from edgeshard.planning.svg import bar_chart
+
+    single = problem.request_limit == 1
+    label = "ms per token" if single else "tokens/s"
+    values: dict[str, float | None] = {}
+    for row in rows:
+        value = row.time_per_token_s if single else row.throughput_tps
+        values[row.strategy] = 1000 * value if value is not None and single else value
+    if all(value is None for value in values.values()):
+        raise InvalidArgumentError("--plot: no strategy has a plan, so there is nothing to draw", field="plot")
+    return bar_chart({problem.model.name: values}, f"{problem.model.name}: {label} by strategy", label)
 
 
 def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> None:
@@ -229,12 +261,12 @@ def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Outpu
         results = strategies(at_rate, plan(at_rate, alternatives=0), SWEPT)
         points += [_point(rate, name, results[name]) for name in SWEPT]
     if plot is not None:
-        _draw(points, problem, plot)
+        draw(plot, _lines(points, problem))
     show_list(points, output, _sweep_columns(), lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
 
 
 def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
-    """`bandwidth=1:100` or `bandwidth:BOX,BOX=1:100`: the pair (None: every link), and rates in bits a second."""
+    """`bandwidth=1:100` or `bandwidth:NODE,NODE=1:100`: the pair (None: every link), and rates in bits a second."""
     what, _, span = text.partition("=")
     name, _, ends = what.partition(":")
     low, _, high = span.partition(":")
@@ -242,15 +274,15 @@ def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
         first, last = float(low), float(high)
     except ValueError:
         first = last = math.nan
-    boxes = tuple(ends.split(",")) if ends else ()
-    if name != "bandwidth" or len(boxes) not in (0, 2) or not (0 < first < last < math.inf):
+    nodes = tuple(ends.split(",")) if ends else ()
+    if name != "bandwidth" or len(nodes) not in (0, 2) or not (0 < first < last < math.inf):
         raise InvalidArgumentError(
-            f"--sweep {text!r}: say bandwidth=1:100 for all links, or bandwidth:BOX,BOX=1:100 for one, in Mb/s",
+            f"--sweep {text!r}: say bandwidth=1:100 for all links, or bandwidth:NODE,NODE=1:100 for one, in Mb/s",
             field="sweep",
         )
     ratio = (last / first) ** (1 / (SWEEP_POINTS - 1))
     rates = [1e6 * first * ratio**step for step in range(SWEEP_POINTS - 1)] + [1e6 * last]
-    return (boxes[0], boxes[1]) if len(boxes) == 2 else None, rates
+    return (nodes[0], nodes[1]) if len(nodes) == 2 else None, rates
 
 
 def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
@@ -275,7 +307,7 @@ def _sweep_columns() -> list[Column[SweepPoint]]:
     ]
 
 
-def _draw(points: Sequence[SweepPoint], problem: PlanProblem, path: Path) -> None:
+def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:
     """Time per token under the latency objective, tokens a second otherwise, by link rate."""
     from edgeshard.planning.svg import line_chart
 
@@ -290,11 +322,7 @@ def _draw(points: Sequence[SweepPoint], problem: PlanProblem, path: Path) -> Non
             "--plot: no strategy has a plan at any rate, so there is nothing to draw", field="plot"
         )
     label = "ms per token" if single else "tokens/s"
-    drawing = line_chart(series, f"{problem.model.name}: {label} by link rate", "Mb/s", label, log_x=True)
-    try:
-        path.write_text(drawing, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot write --plot {path}: {error.strerror}", field="plot") from None
+    return line_chart(series, f"{problem.model.name}: {label} by link rate", "Mb/s", label, log_x=True)
 
 
 def _gb(size: int) -> str:

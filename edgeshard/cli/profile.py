@@ -22,23 +22,23 @@ from edgeshard.cli.output import (
     table,
     visible,
 )
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from edgeshard.cli.profile_views import BoxRow
-    from edgeshard.client import BoxProgress
-    from edgeshard.dtypes import DType, Quantisation
+    from edgeshard.cli.profile_views import NodeRow
+    from edgeshard.client import NodeProgress
+    from edgeshard.domain.dtypes import DType, Quantisation
 
 DEFAULT_DTYPE = "bfloat16"
 
 
 def profile(
     context: typer.Context,
-    boxes: Annotated[
-        list[str] | None, typer.Argument(metavar="[BOX]...", help="Boxes to measure; all that are connected if none.")
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="[NODE]...", help="Boxes to measure; all that are connected if none.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A model of the store; without it, only links are measured.")
@@ -56,7 +56,7 @@ def profile(
     A box measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
     when a box or a link could not be measured; the others are, all the same.
     """
-    from edgeshard.dtypes import DType, Quantisation
+    from edgeshard.domain.dtypes import DType, Quantisation
 
     if model is None:
         about_layers = {"dtype": dtype, "quantise": quantise, "quick": quick or None, "again": again or None}
@@ -65,7 +65,7 @@ def profile(
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
     wanted = _Wanted(
         model or "",
-        tuple(boxes or ()),
+        tuple(nodes or ()),
         DType.parse(dtype or DEFAULT_DTYPE),
         None if quantise is None else Quantisation.parse(quantise, "quantise"),
         quick,
@@ -83,23 +83,23 @@ class _Wanted:
     """What is to be measured."""
 
     model: str
-    boxes: tuple[str, ...]
+    nodes: tuple[str, ...]
     dtype: DType
     quantisation: Quantisation | None
     quick: bool
     again: bool
 
 
-async def _profile(connect: Connect, wanted: _Wanted) -> list[BoxRow]:
-    from edgeshard.cli.profile_views import box_rows
+async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
+    from edgeshard.cli.profile_views import node_rows
 
-    outcomes: dict[str, BoxProgress] = {}
+    outcomes: dict[str, NodeProgress] = {}
     async with connect.client() as client:
         with progress_on(stderr_console()) as reporter:
             try:
                 told = client.profile(
                     wanted.model,
-                    wanted.boxes,
+                    wanted.nodes,
                     dtype=wanted.dtype,
                     quick=wanted.quick,
                     again=wanted.again,
@@ -111,11 +111,11 @@ async def _profile(connect: Connect, wanted: _Wanted) -> list[BoxRow]:
                         reporter.show(event)
             except asyncio.CancelledError:
                 reporter.console.print(
-                    "the boxes go on measuring; `edgectl describe node BOX` shows what they found", markup=False
+                    "the boxes go on measuring; `edgectl describe node NODE` shows what they found", markup=False
                 )
                 raise
         site = await client.site(wanted.model)
-        return box_rows(site, outcomes, site.profiles_of(wanted.dtype, wanted.quantisation))
+        return node_rows(site, outcomes, site.profiles_of(wanted.dtype, wanted.quantisation))
 
 
 class ProfileReporter:
@@ -127,7 +127,7 @@ class ProfileReporter:
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
 
-    def show(self, event: BoxProgress) -> None:
+    def show(self, event: NodeProgress) -> None:
         if self._bars is not None:
             task = self._tasks.get(event.node)
             if task is None:
@@ -143,7 +143,7 @@ class ProfileReporter:
             links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
             self._print(f"not measured: {links}; the log of {event.node} says why")
 
-    def _is_news(self, event: BoxProgress) -> bool:
+    def _is_news(self, event: NodeProgress) -> bool:
         """Whether another tenth is done: a log wants no line for every figure."""
         tenth = 10 * event.done // max(1, event.total)
         seen = self._tenths.get(event.node)
@@ -167,18 +167,18 @@ def progress_on(console: Console) -> Iterator[ProfileReporter]:
         yield ProfileReporter(console, bars)
 
 
-def _outcome(event: BoxProgress) -> str:
+def _outcome(event: NodeProgress) -> str:
     return "measured" if event.failure is None else f"failed: {printable(event.failure.message)}"
 
 
-def _show(rows: list[BoxRow], with_model: bool, output: Output) -> None:
-    from edgeshard.cli.profile_views import BOX_COLUMNS, LINK_COLUMNS, LINKS_ONLY_COLUMNS
+def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
+    from edgeshard.cli.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS
 
     if output in (Output.JSON, Output.YAML):
         show_data([row.as_data() for row in rows], output)
         return
-    columns: list[Any] = BOX_COLUMNS if with_model else LINKS_ONLY_COLUMNS
-    show_list(rows, output, columns, lambda row: row.box)
+    columns: list[Any] = NODE_COLUMNS if with_model else LINKS_ONLY_COLUMNS
+    show_list(rows, output, columns, lambda row: row.node)
     links = [link for row in rows for link in row.links]
     if links and output is not Output.NAME:
         typer.echo()

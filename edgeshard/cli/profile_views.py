@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.cli.output import Column, human_age, human_rate, plain, printable
-from edgeshard.dtypes import weights_text
-from edgeshard.errors import EdgeShardError
-from edgeshard.ids import NodeId
+from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.site import listed
-from edgeshard.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
-from edgeshard.profile_words import UNDISTURBED, profile_lines, time_text
+from edgeshard.profiles.report import UNDISTURBED, profile_lines, time_text
 
 if TYPE_CHECKING:
-    from edgeshard.client import BoxProgress, NodeDetails, Site, StoredLink, StoredProfile
+    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class LinkRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BoxRow:
+class NodeRow:
     """What came of measuring one box: its profile, None where it failed or none was asked for, and the ways from it.
 
     `missed` are the boxes to which the way could not be measured; what was known of it before is no result.
     """
 
-    box: str
+    node: str
     failure: EdgeShardError | None
     measured: StoredProfile | None
     links: tuple[LinkRow, ...]
@@ -46,7 +46,7 @@ class BoxRow:
 
     def as_data(self) -> dict[str, Any]:
         return {
-            "box": self.box,
+            "node": self.node,
             "failure": plain(self.failure),
             "profile": profile_data(self.measured) if self.measured is not None else None,
             "links": [link.as_data() for link in self.links],
@@ -64,13 +64,13 @@ LINK_COLUMNS: list[Column[LinkRow]] = [
     Column("SAMPLES", lambda row: str(row.profile.samples), wide=True, right=True),
 ]
 
-LINKS_ONLY_COLUMNS: list[Column[BoxRow]] = [
-    Column("BOX", lambda row: row.box),
+LINKS_ONLY_COLUMNS: list[Column[NodeRow]] = [
+    Column("BOX", lambda row: row.node),
     Column("RESULT", lambda row: _result(row)),
 ]
 
-BOX_COLUMNS: list[Column[BoxRow]] = [
-    Column("BOX", lambda row: row.box),
+NODE_COLUMNS: list[Column[NodeRow]] = [
+    Column("BOX", lambda row: row.node),
     Column("DECODE", lambda row: _of_profile(row, _decode), right=True),
     Column("PREFILL", lambda row: _of_profile(row, _prefill), right=True),
     Column("STEP", lambda row: _of_profile(row, lambda profile: time_text(profile.step_overhead_s)), right=True),
@@ -79,21 +79,23 @@ BOX_COLUMNS: list[Column[BoxRow]] = [
 ]
 
 
-def box_rows(site: Site, outcomes: Mapping[str, BoxProgress], measured: Mapping[NodeId, StoredProfile]) -> list[BoxRow]:
+def node_rows(
+    site: Site, outcomes: Mapping[str, NodeProgress], measured: Mapping[NodeId, StoredProfile]
+) -> list[NodeRow]:
     """A row for each box that was to be measured: why it was not, or its profile."""
-    names = {node.node_id: str(node.name) for node in site.nodes}
+    names = {known.node_id: str(known.name) for known in site.nodes}
     links = link_rows(site.links, names)
     profiles = {names.get(node_id, node_id): stored for node_id, stored in measured.items()}
     return [
-        BoxRow(
-            box,
+        NodeRow(
+            node,
             last.failure,
             # What was known before is no result of this measurement.
-            profiles.get(box) if last.failure is None else None,
-            tuple(link for link in links if link.sender == box and link.receiver not in last.missed),
+            profiles.get(node) if last.failure is None else None,
+            tuple(link for link in links if link.sender == node and link.receiver not in last.missed),
             last.missed,
         )
-        for box, last in sorted(outcomes.items())
+        for node, last in sorted(outcomes.items())
     ]
 
 
@@ -134,7 +136,7 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
         yield "  " + printable(line)
 
 
-def _result(row: BoxRow) -> str:
+def _result(row: NodeRow) -> str:
     if row.failure is not None:
         return f"failed: {printable(row.failure.message)}"
     ways = "1 link" if len(row.links) == 1 else f"{len(row.links)} links"
@@ -148,7 +150,7 @@ def _result(row: BoxRow) -> str:
     return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", ways])
 
 
-def _of_profile(row: BoxRow, text: Any) -> str:
+def _of_profile(row: NodeRow, text: Any) -> str:
     return "-" if row.measured is None else str(text(row.measured.profile))
 
 

@@ -9,10 +9,10 @@ import typer
 
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.output import print_table, stderr_console, table
-from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from edgeshard.trace import StageTrace
+    from edgeshard.domain.trace import StageTrace
 
 STDOUT = Path("-")
 
@@ -37,7 +37,7 @@ def trace(
     had nothing to compute, or idle (the bubbles). The clocks of the boxes need not agree.
     """
     from edgeshard.cli.trace_views import SUMMARY_COLUMNS, picture
-    from edgeshard.trace import aligned, check_seconds, perfetto, summarised
+    from edgeshard.domain.trace import aligned, check_seconds, perfetto, summarised
 
     check_seconds(seconds)
     _check_output(output)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from edgeshard.cli.output import Column, human_seconds
 from edgeshard.cli.views import percent
-from edgeshard.planning.simulator import Visit
+from edgeshard.domain.trace import StageSummary, StageTrace, most_in_flight
 from edgeshard.planning.svg import timeline
-from edgeshard.trace import StageSummary, StageTrace, most_in_flight
+from edgeshard.planning.timing import Visit
 
 PICTURED_STEPS = 24
 """As many as can be told apart."""

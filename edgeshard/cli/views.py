@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
-from edgeshard.deployment import Deployment
-from edgeshard.device import Node, StageStatus
-from edgeshard.placement import PlacedStage, Placement
+from edgeshard.domain.deployment import Deployment
+from edgeshard.domain.device import Node, StageStatus
+from edgeshard.domain.placement import PlacedStage, Placement
 
 if TYPE_CHECKING:
     from edgeshard.client import StoredModel
@@ -77,12 +77,12 @@ STAGE_COLUMNS: list[Column[StageStatus]] = [
 class RunningStage:
     """A stage and its box."""
 
-    box: str
+    node: str
     status: StageStatus
 
 
 RUNNING_COLUMNS: list[Column[RunningStage]] = [
-    Column("BOX", lambda stage: stage.box),
+    Column("BOX", lambda stage: stage.node),
     Column("PHASE", lambda stage: stage.status.phase.value),
     Column("STEPS", lambda stage: str(stage.status.steps_done), right=True),
     Column("TOKENS", lambda stage: str(stage.status.tokens_done), right=True),
@@ -94,9 +94,9 @@ RUNNING_COLUMNS: list[Column[RunningStage]] = [
 
 def running_stages(deployment: Deployment) -> list[RunningStage]:
     """The stages that their boxes hold now, in the order of the pipeline."""
-    boxes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
+    nodes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
     held = sorted(deployment.stages, key=lambda status: status.stage)
-    return [RunningStage(boxes[status.stage], status) for status in held if status.stage in boxes]
+    return [RunningStage(nodes[status.stage], status) for status in held if status.stage in nodes]
 
 
 def percent(share: float) -> str:

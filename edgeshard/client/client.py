@@ -12,37 +12,32 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.connection import Connection
-from edgeshard.client.options import GenerateOptions, generation_of
-from edgeshard.client.site import (
-    BoxProgress,
-    NodeDetails,
-    Site,
-    node_details_from_wire,
-    progress_from_wire,
-    site_from_wire,
-)
-from edgeshard.client.values import ServedModel, StoredModel
-from edgeshard.clock import Clock
-from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.device import Node
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import DeadlineError, FailedPreconditionError, NotFoundError
-from edgeshard.generation import GenerationEvent
-from edgeshard.ids import DeploymentName, Digest, ModelName
-from edgeshard.placement import Placement
+from edgeshard.client.options import generation_of
+from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.device import Node
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import DeadlineError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
+from edgeshard.domain.ids import Digest, OperationId
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.trace import StageTrace
+from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
-from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.trace import StageTrace
-from edgeshard.wire.common import (
-    deployment_from_wire,
-    dtype_from_wire,
-    dtype_to_wire,
-    node_from_wire,
-    placement_from_wire,
-    spec_to_wire,
+from edgeshard.wire.common import deployment_from_wire, node_from_wire, placement_from_wire, spec_to_wire
+from edgeshard.wire.debug import read_dumps
+from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
+from edgeshard.wire.site import (
+    measure_request_to_wire,
+    node_details_from_wire,
+    node_progress_from_wire,
+    served_model_from_wire,
+    site_from_wire,
+    stored_model_from_wire,
 )
-from edgeshard.wire.generation import event_from_wire, generation_to_wire
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
@@ -99,22 +94,17 @@ class Client:
         `model` is a deployment's name, or a model's when one deployment serves it; `prompt` is text or token ids.
         Leaving the loop, or `aclose()`, cancels the request on every box at once.
 
-        Options: `max_new_tokens` (128); `temperature` (0, greedy), `top_k` (0, off), `top_p` (1, off),
-        `repetition_penalty` (1, off), `seed` (0); `stop`, a string or strings that end the text, and `stop_tokens`;
-        `logprobs`, `top_logprobs` (up to 20 best tokens of each position); `ignore_eos`; `priority`, from -10 to 10, a
-        higher one goes first (0); `request_id`, chosen by the caller to make `cancel` possible from elsewhere;
-        `timeout_s` for the whole request (None, no bound).
+        Options: those of `GenerateOptions`, such as `max_new_tokens` (128), `temperature` (0, greedy), `stop`, a string
+        or strings that end the text, and `timeout_s` for the whole request (None, no bound). `edgectl generate --help`
+        describes them with their defaults.
 
         Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model, UnavailableError
         when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
         DeadlineError after `timeout_s`.
         """
-        request = inference_pb2.GenerateRequest(
-            model=model,
-            generation=generation_to_wire(generation_of(prompt, options)),
-            request_id=options.get("request_id", ""),
-        )
-        async with aclosing(self._connection.generate(request, options.get("timeout_s"))) as messages:
+        request = GenerateRequest(model, generation_of(prompt, options), options.get("request_id", ""))
+        message = generate_request_to_wire(request)
+        async with aclosing(self._connection.generate(message, options.get("timeout_s"))) as messages:
             async for message in messages:
                 yield event_from_wire(message)
 
@@ -137,9 +127,7 @@ class Client:
         """What can be generated with now."""
         request = inference_pb2.InferenceServiceListModelsRequest()
         response = await self._connection.inference("ListModels", request, self._timeout_s)
-        return tuple(
-            ServedModel(DeploymentName(m.deployment), ModelName(m.model), m.max_context) for m in response.models
-        )
+        return tuple(served_model_from_wire(model) for model in response.models)
 
     # --- boxes and models
 
@@ -168,32 +156,24 @@ class Client:
         quick: bool = False,
         again: bool = False,
         quantisation: Quantisation | None = None,
-    ) -> AsyncGenerator[BoxProgress, None]:
+    ) -> AsyncGenerator[NodeProgress, None]:
         """Have boxes (names or ids; all that are connected when none is named) measure themselves and their links.
 
         Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
         same box and shape is remembered; `quantisation` measures weights kept as small integers. A box that cannot be
-        measured says so in its last `BoxProgress`, and the others go on. Leaving the loop ends the telling, not the
-        measuring.
+        measured says so in its last `NodeProgress`, and the others go on. Leaving the loop ends the progress, not the
+        measurement.
 
         Raises NotFoundError for an unknown model or box, UnavailableError when the coordinator goes away.
         """
-        request = admin_pb2.ProfileRequest(
-            operation_id=_operation_id(),
-            model=model,
-            dtype=dtype_to_wire(dtype),
-            nodes=nodes,
-            quick=quick,
-            again=again,
-            quantisation=quantisation or "",
-        )
-        async with aclosing(self._connection.profile(request)) as messages:
+        request = MeasureRequest(_operation_id(), model, dtype, tuple(nodes), quick, again, quantisation)
+        async with aclosing(self._connection.profile(measure_request_to_wire(request))) as messages:
             async for message in messages:
-                yield progress_from_wire(message)
+                yield node_progress_from_wire(message)
 
     async def stored_models(self) -> tuple[StoredModel, ...]:
         response = await self._admin("ListModels", admin_pb2.ListModelsRequest())
-        return tuple(_stored_model(model) for model in response.models)
+        return tuple(stored_model_from_wire(model) for model in response.models)
 
     async def stored_model(self, name: str) -> StoredModel:
         """One model of the store; raises NotFoundError."""
@@ -277,13 +257,22 @@ class Client:
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
 
-        `edgeshard.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
+        `edgeshard.domain.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
         InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
-        AbortedError when it stops running meanwhile or somebody else begins another trace of it, DeadlineError.
+        AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
         """
         request = admin_pb2.TraceRequest(deployment=name, seconds=seconds)
         async with aclosing(self._connection.trace(request)) as messages:
             return tuple([trace_from_wire(message.stage) async for message in messages])
+
+    async def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
+        """What the coordinator, first, and every box know and did lately, without anything of users; for debugging.
+
+        A box that did not answer is there with its failure. `edgeshard.debugging.dump.site_document` makes one document
+        of them. Raises UnavailableError when the coordinator goes away, DeadlineError after `timeout_s`.
+        """
+        async with aclosing(self._connection.dump(admin_pb2.DumpRequest(), timeout_s)) as messages:
+            return tuple([dump async for dump in read_dumps(messages)])
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]
@@ -331,18 +320,5 @@ class _Polls:
         return True
 
 
-def _stored_model(message: admin_pb2.StoredModel) -> StoredModel:
-    return StoredModel(
-        name=ModelName(message.name),
-        manifest_digest=Digest(message.manifest_digest),
-        architecture=message.architecture,
-        layer_count=message.layer_count,
-        parameter_count=message.parameter_count,
-        stored_bytes=message.stored_bytes,
-        dtype=dtype_from_wire(message.dtype),
-        max_context=message.max_context,
-    )
-
-
-def _operation_id() -> str:
-    return uuid.uuid4().hex
+def _operation_id() -> OperationId:
+    return OperationId(uuid.uuid4().hex)

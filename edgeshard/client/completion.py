@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.errors import InternalError
-from edgeshard.generation import Finished, FinishReason, GenerationEvent, Started, Token, TokenLogprob
-from edgeshard.ids import DeploymentName, RequestId
-from edgeshard.placement import Placement
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token, TokenLogprob
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)

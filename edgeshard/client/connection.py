@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from edgeshard.errors import EdgeShardError, UnavailableError
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2_grpc, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
@@ -66,6 +66,12 @@ class Connection:
         self.open()
         assert self._admin is not None
         return self._stream(self._admin.Trace, request, None)
+
+    def dump(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+        """The messages of one Dump call. Closing the generator cancels the call."""
+        self.open()
+        assert self._admin is not None
+        return self._stream(self._admin.Dump, request, timeout_s)
 
     async def _stream(self, method: Any, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
         call = method(request, timeout=timeout_s)

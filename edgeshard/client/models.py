@@ -11,9 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from edgeshard.blobs import CHUNK_BYTES, in_thread
-from edgeshard.checkpoint import BlobLocation, Checkpoint, blob_locations, build_manifest, open_checkpoint, read_chunks
-from edgeshard.errors import (
+from edgeshard.domain.errors import (
     AbortedError,
     DataLossError,
     EdgeShardError,
@@ -22,13 +20,23 @@ from edgeshard.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from edgeshard.ids import Digest, check_name
-from edgeshard.model import ModelManifest
+from edgeshard.domain.ids import Digest, check_name
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.site import BlobHeader, MissingBlob, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES
+from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
+from edgeshard.storage.checkpoint import (
+    BlobLocation,
+    Checkpoint,
+    blob_locations,
+    build_manifest,
+    open_checkpoint,
+    read_chunks,
+)
 from edgeshard.wire.status import from_rpc_error
-from edgeshard.wire.store import manifest_to_wire
+from edgeshard.wire.store import blob_header_to_wire, manifest_to_wire, model_registration_from_wire
 
 _PARALLEL_UPLOADS = 4
 _ATTEMPTS = 6
@@ -65,12 +73,12 @@ async def add_model(
     checkpoint = await in_thread(open_checkpoint, directory)
     name = check_name(name if name is not None else _default_name(directory), "name")
     manifest = await _hash(checkpoint, name, progress)
-    message = manifest_to_wire(manifest)
-    if message.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
+    request = pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
+    if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
         raise InvalidArgumentError(
-            f"the manifest has {message.ByteSize()} bytes; at most {MESSAGE_LIMIT_BYTES} can be sent", field="directory"
+            f"the manifest has {request.ByteSize()} bytes; at most {MESSAGE_LIMIT_BYTES} can be sent", field="directory"
         )
-    upload = _Upload(channel, message, blob_locations(checkpoint, manifest), progress)
+    upload = _Upload(channel, request, blob_locations(checkpoint, manifest), progress)
     return await upload.run()
 
 
@@ -95,12 +103,12 @@ class _Upload:
     def __init__(
         self,
         channel: grpc.aio.Channel,
-        manifest: pb.Manifest,
+        request: pb.RegisterModelRequest,
         locations: Mapping[Digest, BlobLocation],
         progress: Progress | None,
     ) -> None:
         self._stub = store_pb2_grpc.ModelStoreServiceStub(channel)
-        self._manifest = manifest
+        self._request = request
         self._locations = locations
         self._progress = progress
         self._total = sum(location.size for location in locations.values())
@@ -123,26 +131,24 @@ class _Upload:
                 response = await self._register_or_keep(response)
         self._remaining = {}
         self._report()
-        return Digest(response.manifest_digest)
+        return response.manifest_digest
 
-    async def _register_or_keep(self, before: pb.RegisterModelResponse) -> pb.RegisterModelResponse:
+    async def _register_or_keep(self, before: ModelRegistration) -> ModelRegistration:
         try:
             return await self._register()
         except UnavailableError:
             return before
 
-    async def _register(self) -> pb.RegisterModelResponse:
+    async def _register(self) -> ModelRegistration:
         try:
-            response: pb.RegisterModelResponse = await self._stub.RegisterModel(
-                pb.RegisterModelRequest(manifest=self._manifest)
-            )
+            response = await self._stub.RegisterModel(self._request)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, "the coordinator") from None
-        return response
+        return model_registration_from_wire(response)
 
-    async def _send_missing(self, missing: Iterable[pb.MissingBlob]) -> None:
+    async def _send_missing(self, missing: Iterable[MissingBlob]) -> None:
         missing = list(missing)
-        self._remaining = {Digest(blob.sha256): blob.size - blob.offset for blob in missing}
+        self._remaining = {blob.digest: blob.size - blob.received for blob in missing}
         self._report()
         queue = iter(missing)
 
@@ -158,16 +164,16 @@ class _Upload:
                 worker.cancel()
             await asyncio.wait(workers)
 
-    async def _send(self, blob: pb.MissingBlob) -> None:
-        digest = Digest(blob.sha256)
+    async def _send(self, blob: MissingBlob) -> None:
+        digest = blob.digest
         location = self._locations.get(digest)
-        if location is None or blob.offset > location.size:
-            raise InternalError(f"the coordinator asks for blob {blob.sha256[:80]}, which is not of this model")
-        chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.offset)
+        if location is None or blob.received > location.size:
+            raise InternalError(f"the coordinator asks for blob {digest[:80]}, which is not of this model")
+        chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.received)
         call = self._stub.PutBlob()
         try:
-            header = pb.BlobHeader(sha256=digest, size=location.size, offset=blob.offset)
-            await call.write(pb.PutBlobRequest(header=header))
+            header = BlobHeader(digest, location.size, blob.received)
+            await call.write(pb.PutBlobRequest(header=blob_header_to_wire(header)))
             while chunk := await in_thread(_next_chunk, chunks):
                 await call.write(pb.PutBlobRequest(data=chunk))
                 self._remaining[digest] -= len(chunk)

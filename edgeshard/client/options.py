@@ -1,31 +1,12 @@
-"""What a request may ask for, as the keyword arguments of `generate` and `complete`."""
+"""The request behind the keyword arguments of `generate` and `complete`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any
 
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.generation import Generation, Sampling
-
-
-class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `Client.generate`, where each is explained."""
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    repetition_penalty: float
-    seed: int
-    stop: str | Sequence[str]
-    stop_tokens: Sequence[int]
-    logprobs: bool
-    top_logprobs: int
-    ignore_eos: bool
-    priority: int
-    request_id: str
-    timeout_s: float | None
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import GenerateOptions, Generation, OptionField, Sampling, option_fields
 
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
@@ -35,25 +16,14 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
         if name not in GenerateOptions.__annotations__:
             known = ", ".join(GenerateOptions.__annotations__)
             raise InvalidArgumentError(f"{name} is not an option; the options are {known}", field=name)
-    stop = options.get("stop", ())
-    top_logprobs = options.get("top_logprobs", 0)
+    sampling = _given(Sampling, options)
+    # Asking for the best tokens implies asking for the chosen one.
+    if sampling.get("top_logprobs", 0) > 0:
+        sampling["logprobs"] = True
     generation = Generation(
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        max_new_tokens=options.get("max_new_tokens", 128),
-        sampling=Sampling(
-            temperature=options.get("temperature", 0.0),
-            top_k=options.get("top_k", 0),
-            top_p=options.get("top_p", 1.0),
-            repetition_penalty=options.get("repetition_penalty", 1.0),
-            seed=options.get("seed", 0),
-            # Asking for the best tokens implies asking for the chosen one.
-            logprobs=options.get("logprobs", False) or top_logprobs > 0,
-            top_logprobs=top_logprobs,
-        ),
-        stop_tokens=tuple(options.get("stop_tokens", ())),
-        stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-        ignore_eos=options.get("ignore_eos", False),
-        priority=options.get("priority", 0),
+        sampling=Sampling(**sampling),
+        **_given(Generation, options),
     )
     generation.validate()
     for field, texts in (("prompt", (generation.prompt,)), ("stop", generation.stop_strings)):
@@ -61,6 +31,18 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
             if isinstance(text, str):
                 _check_text(text, field)
     return generation
+
+
+def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -> dict[str, Any]:
+    """The options that are given, by their fields' names."""
+    given: dict[str, Any] = dict(options)
+    return {item.name: _value(item, given[item.keyword]) for item in option_fields(owner) if item.keyword in given}
+
+
+def _value(item: OptionField, value: Any) -> Any:
+    if not isinstance(item.default, tuple):
+        return value
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _check_text(text: str, field: str) -> None:

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from edgeshard.client.client import DEFAULT_TARGET, Client
 from edgeshard.client.completion import Completion
-from edgeshard.client.options import GenerateOptions
-from edgeshard.client.site import BoxProgress, NodeDetails, Site
-from edgeshard.client.values import ServedModel, StoredModel
-from edgeshard.deployment import Deployment, DeploymentSpec
-from edgeshard.device import Node
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.generation import GenerationEvent
-from edgeshard.ids import Digest
-from edgeshard.placement import Placement
+from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.deployment import Deployment, DeploymentSpec
+from edgeshard.domain.device import Node
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.generation import GenerateOptions, GenerationEvent
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.trace import StageTrace
 
 if TYPE_CHECKING:
     from edgeshard.client.models import Progress
@@ -99,7 +98,7 @@ class SyncClient:
         quick: bool = False,
         again: bool = False,
         quantisation: Quantisation | None = None,
-    ) -> Generator[BoxProgress, None, None]:
+    ) -> Generator[NodeProgress, None, None]:
         events = self._client.profile(model, nodes, dtype=dtype, quick=quick, again=again, quantisation=quantisation)
         yield from self._iterate(events)
 
@@ -138,6 +137,9 @@ class SyncClient:
 
     def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         return self._run(self._client.trace(name, seconds))
+
+    def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
+        return self._run(self._client.dump(timeout_s))
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.

@@ -18,11 +18,11 @@ from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.explain import bottleneck
 from edgeshard.planning.instance import Cut, Instance
 from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
-from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, Prediction, plan, predict, result_of
+from edgeshard.planning.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
 from edgeshard.planning.problem import PlanProblem
 from edgeshard.planning.scoring import SLACK, stage_bytes, violations
 from edgeshard.planning.search import loads
-from edgeshard.planning.shortage import Shortage, box_room_text, too_slow
+from edgeshard.planning.shortage import Shortage, node_room_text, too_slow
 
 STRATEGIES = (
     "edge-solo",
@@ -42,7 +42,7 @@ Shares = Sequence[tuple[int, int]]
 class StrategyRow:
     """One strategy's figures under the problem's objective; None where it cannot run.
 
-    `boxes` is how many it uses. `gap` is how much better any plan could at most be, as a part of this one, in the
+    `nodes` is how many it uses. `gap` is how much better any plan could at most be, as a part of this one, in the
     objective. `reason` says what binds it, or what is short.
     """
 
@@ -51,7 +51,7 @@ class StrategyRow:
     time_per_token_s: float | None
     throughput_tps: float | None
     ttft_s: float | None
-    boxes: int
+    nodes: int
     placement: str
     gap: float | None
     reason: str
@@ -67,7 +67,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
     """The results of these strategies by name; `best` is the plan itself."""
     costs = Costs(problem)
     layers, source = problem.model.layer_count, costs.source
-    chosen = list(best.prediction.cut.boxes) if best.prediction is not None else [source]
+    chosen = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
     known: dict[str, Callable[[], PlanResult]] = {
         "edge-solo": lambda: _fixed(costs, lambda load: Cut((source,), (layers,))),
         "cloud-edge-even": lambda: _with_cloud(costs, _cloud_even),
@@ -83,7 +83,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
 def _with_cloud(costs: Costs, strategy: Callable[[Costs, int], PlanResult]) -> PlanResult:
     cloud = cloud_of(costs)
     if cloud is None or costs.problem.model.layer_count < 2:
-        shortage = Shortage("boxes", 1.0, "boxes", "there is no second box to offload to")
+        shortage = Shortage("nodes", 1.0, "nodes", "there is no second box to offload to")
         return PlanResult(costs.problem, shortage=shortage)
     return strategy(costs, cloud)
 
@@ -104,32 +104,32 @@ def cloud_of(costs: Costs) -> int | None:
     wanted = costs.problem.cluster.cloud
     if wanted is not None and wanted in costs.names:
         return costs.names.index(wanted)
-    others = [i for i in range(len(costs.boxes)) if i != costs.source]
-    return max(others, key=lambda i: costs.boxes[i].device.bandwidth_bytes_per_s, default=None)
+    others = [i for i in range(len(costs.nodes)) if i != costs.source]
+    return max(others, key=lambda i: costs.nodes[i].device.bandwidth_bytes_per_s, default=None)
 
 
-def even(boxes: Sequence[int], layers: int) -> Shares:
+def even(nodes: Sequence[int], layers: int) -> Shares:
     """Equal shares, the first boxes one layer more where it does not come out even."""
-    boxes = boxes[:layers]
-    each, over = divmod(layers, len(boxes))
-    return [(box, each + (position < over)) for position, box in enumerate(boxes)]
+    nodes = nodes[:layers]
+    each, over = divmod(layers, len(nodes))
+    return [(node, each + (position < over)) for position, node in enumerate(nodes)]
 
 
 def cut_of(shares: Shares) -> Cut:
     """The cut of these shares; a box with none is left out."""
-    boxes, ends, end = [], [], 0
-    for box, count in shares:
+    nodes, ends, end = [], [], 0
+    for node, count in shares:
         if count:
             end += count
-            boxes.append(box)
+            nodes.append(node)
             ends.append(end)
-    return Cut(tuple(boxes), tuple(ends))
+    return Cut(tuple(nodes), tuple(ends))
 
 
 def memory_proportional(costs: Costs, load: Load) -> Cut | None:
     """Shares by memory over all boxes, by largest remainder, the source first; box by box when that overfills one."""
     instance = costs.decode(load)
-    order = [costs.source, *(i for i in range(len(costs.boxes)) if i != costs.source)]
+    order = [costs.source, *(i for i in range(len(costs.nodes)) if i != costs.source)]
     rooms = [float(instance.capacity_bytes[i]) for i in order]
     total = sum(rooms)
     if total <= 0:
@@ -151,8 +151,8 @@ def memory_proportional(costs: Costs, load: Load) -> Cut | None:
 def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
     """Box after box as many layers as fit; None when some find no room."""
     shares, first = [], 0
-    for position, box in enumerate(order):
-        free = float(instance.capacity_bytes[box]) - instance.stage_bytes - instance.embed_bytes * (position == 0)
+    for position, node in enumerate(order):
+        free = float(instance.capacity_bytes[node]) - instance.stage_bytes - instance.embed_bytes * (position == 0)
         end = first
         while end < instance.layers:
             need = float(instance.layer_bytes[first : end + 1].sum())
@@ -161,7 +161,7 @@ def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
             if need > free * (1 + SLACK):
                 break
             end += 1
-        shares.append((box, end - first))
+        shares.append((node, end - first))
         first = end
     return cut_of(shares) if first == instance.layers else None
 
@@ -172,7 +172,7 @@ def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
     cut = cut_of(even(chosen, instance.layers))
     if not violations(instance, cut):
         return cut
-    others = [i for i in range(len(costs.boxes)) if i != costs.source]
+    others = [i for i in range(len(costs.nodes)) if i != costs.source]
     others.sort(key=lambda i: -float(instance.capacity_bytes[i]))
     for count in range(1, min(len(others), instance.layers - 1) + 1):
         wider = cut_of(even([costs.source, *others[:count]], instance.layers))
@@ -200,7 +200,7 @@ def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
     """The best load for a way of cutting that does not choose one itself."""
     single = costs.problem.request_limit == 1
     limit = costs.problem.max_time_per_token_s
-    best: Prediction | None = None
+    best: CutPrediction | None = None
     fastest: float | None = None
     for load in [Load()] if single else loads(costs):
         cut = cut_for(load)
@@ -224,8 +224,8 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
         return Shortage("memory", 0.0, "", "it finds no placement that fits")
     instance = costs.decode(Load())
     needs = stage_bytes(instance, cut)
-    rooms = [float(instance.capacity_bytes[box]) for box in cut.boxes]
-    text = box_room_text([costs.names[box] for box in cut.boxes], needs, rooms)
+    rooms = [float(instance.capacity_bytes[node]) for node in cut.nodes]
+    text = node_room_text([costs.names[node] for node in cut.nodes], needs, rooms)
     over = sum(max(0.0, need - room) for need, room in zip(needs, rooms, strict=True))
     return Shortage("memory", over, "bytes", text or "; ".join(violations(instance, cut)))
 
@@ -240,14 +240,14 @@ def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
         time_per_token_s=prediction.time_per_token_s,
         throughput_tps=prediction.throughput_tps,
         ttft_s=prediction.ttft_s,
-        boxes=len(result.stages),
+        nodes=len(result.stages),
         placement=result.placement,
         gap=_gap(prediction, best),
         reason=bottleneck(result),
     )
 
 
-def _gap(prediction: Prediction, best: PlanResult) -> float | None:
+def _gap(prediction: CutPrediction, best: PlanResult) -> float | None:
     """How much better any plan could at most be: from the plan's own value and its certified gap."""
     if best.prediction is None or best.gap is None:
         return None

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType
 
 GB = 1e9
 TERA = 1e12

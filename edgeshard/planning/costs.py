@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeshard.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.planning.catalogue import DeviceSpec
-from edgeshard.planning.devices import Box
+from edgeshard.planning.devices import ClusterNode
 from edgeshard.planning.instance import Cut, Floats, Instance
-from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
+from edgeshard.planning.problem import ComputeTimes, PlanProblem, StepShape
 from edgeshard.planning.scoring import SLACK, stages
 from edgeshard.planning.shapes import BlockSpec, ModelSpec
 from edgeshard.planning.workspace import logits_bytes, workspace_bytes
@@ -54,18 +54,18 @@ class Roofline:
     kv_bytes: int
     flops: float
 
-    def block_s(self, block: BlockSpec, phase: Phase) -> float:
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         phase, tokens = phase.within(block.window), phase.step_tokens
         read = block.read_bytes(tokens, self.dtype, self.quantisation) + phase.batch * phase.kv_tokens * self.kv_bytes
         operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(tokens, phase.context)
         return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
 
-    def embedding_s(self, phase: Phase) -> float:
+    def embedding_s(self, phase: StepShape) -> float:
         """A row read and written for each token."""
         size = 2.0 * phase.step_tokens * self.model.shape.hidden_size * self.dtype.itemsize
         return size / self.device.bandwidth_bytes_per_s
 
-    def head_s(self, phase: Phase) -> float:
+    def head_s(self, phase: StepShape) -> float:
         read = self.model.head_bytes(self.dtype, self.quantisation) / self.device.bandwidth_bytes_per_s
         return max(read, 2.0 * self.model.head_parameters * phase.batch / self.flops)
 
@@ -93,18 +93,18 @@ class MemoryUse:
 
 
 class Costs:
-    """The instances of one problem. Boxes are those not excluded; index 0..M-1 of `boxes`."""
+    """The instances of one problem. Boxes are those not excluded; indices 0 to M-1 into `nodes`."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self.problem = problem
         excluded = set(problem.exclude)
-        self.boxes: tuple[Box, ...] = tuple(box for box in problem.cluster.boxes if box.name not in excluded)
-        self.names = tuple(box.name for box in self.boxes)
+        self.nodes: tuple[ClusterNode, ...] = tuple(node for node in problem.cluster.nodes if node.name not in excluded)
+        self.names = tuple(node.name for node in self.nodes)
         self.source = self.names.index(problem.cluster.source)
-        self._bandwidth, self._latency = link_matrices(problem, self.boxes)
+        self._bandwidth, self._latency = link_matrices(problem, self.nodes)
         self._rooflines: dict[int, Roofline] = {}  # one for all boxes of a [[device]], which share its spec
-        self._times = [self.times_of(box) for box in self.boxes]
-        self._capacity = np.array([self._room(box) for box in self.boxes])
+        self._times = [self.times_of(node) for node in self.nodes]
+        self._capacity = np.array([self._room(node) for node in self.nodes])
         self._max_layers = self._layer_limits()
         self._cache: dict[tuple[Load, bool], Instance] = {}
 
@@ -116,12 +116,12 @@ class Costs:
         """One token of a micro-batch, in the middle of its answer."""
         return self._instance(load, prefill=False)
 
-    def phase(self, batch: int, prefill: bool) -> Phase:
+    def phase(self, batch: int, prefill: bool) -> StepShape:
         prompt, new = self.problem.prompt_tokens, self.problem.new_tokens
         if prefill:  # causal: a query sees half of the prompt on average
-            return Phase(batch, prompt, (prompt + 1) / 2, prompt)
+            return StepShape(batch, prompt, (prompt + 1) / 2, prompt)
         middle = prompt + new / 2
-        return Phase(batch, 1, middle, middle)
+        return StepShape(batch, 1, middle, middle)
 
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
@@ -129,20 +129,20 @@ class Costs:
         held, head = self._block_bytes(), model.head_bytes(self.problem.dtype, self.problem.quantisation)
         kv = load.requests * self.sequence_kv_bytes()
         uses = []
-        for index, (box, first, end) in enumerate(stages(cut)):
+        for index, (node, first, end) in enumerate(stages(cut)):
             has_head = self.has_head(cut, index)
             weights = sum(held[first:end]) + head * has_head
             weights += item * model.embedding_parameters * (index == 0)
             weights -= item * model.tied_parameters * (index == 0 and has_head)
             workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
-            block_loading = self.loading_bytes(self.boxes[box])
-            room = int(self._capacity[box]) + block_loading
+            block_loading = self.loading_bytes(self.nodes[node])
+            room = int(self._capacity[node]) + block_loading
             loading = block_loading + self.outer_loading_bytes() * (index == 0 or has_head)
             uses.append(MemoryUse(weights, kv * (end - first), workspace, loading, room))
         return tuple(uses)
 
     def has_head(self, cut: Cut, index: int) -> bool:
-        return index == (0 if self.problem.head_on_source else len(cut.boxes) - 1)
+        return index == (0 if self.problem.head_on_source else len(cut.nodes) - 1)
 
     def sequence_kv_bytes(self) -> int:
         """KV of one whole sequence in one block, in whole KV blocks."""
@@ -159,12 +159,12 @@ class Costs:
         """Logits of one position for each sequence."""
         return logits_bytes(self.problem.model, self.problem.dtype, load.batch)
 
-    def loading_bytes(self, box: Box) -> int:
+    def loading_bytes(self, node: ClusterNode) -> int:
         """The largest tensor a box may be given, once more. A discrete accelerator has the host's memory for that."""
         model, itemsize = self.problem.model, self.problem.loading_itemsize
         if itemsize is not None:
             return model.largest_block_tensor * itemsize
-        if not box.device.unified:
+        if not node.device.unified:
             return 0
         return max(model.largest_block_tensor, model.largest_outer_tensor) * self.problem.dtype.itemsize
 
@@ -174,23 +174,23 @@ class Costs:
         beyond = max(0, model.largest_outer_tensor - model.largest_block_tensor)
         return beyond * (self.problem.loading_itemsize or 0)
 
-    def _room(self, box: Box) -> float:
-        room = box.device.usable_bytes - self.problem.reserve.get(box.name, 0.0) - self.loading_bytes(box)
+    def _room(self, node: ClusterNode) -> float:
+        room = node.device.usable_bytes - self.problem.reserve.get(node.name, 0.0) - self.loading_bytes(node)
         # Solvers allow for rounding; a plan must not.
         return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
 
-    def times_of(self, box: Box) -> ComputeTimes:
+    def times_of(self, node: ClusterNode) -> ComputeTimes:
         """A box's measured times, else its roofline."""
-        measured = self.problem.times.get(box.name)
+        measured = self.problem.times.get(node.name)
         if measured is not None:
             return measured
-        if id(box.device) not in self._rooflines:
+        if id(node.device) not in self._rooflines:
             model, dtype = self.problem.model, self.problem.dtype
             kv = model.kv_bytes_per_token(self.problem.effective_kv_dtype)
-            self._rooflines[id(box.device)] = Roofline(
-                box.device, model, dtype, self.problem.quantisation, kv, box.device.flops[dtype]
+            self._rooflines[id(node.device)] = Roofline(
+                node.device, model, dtype, self.problem.quantisation, kv, node.device.flops[dtype]
             )
-        return self._rooflines[id(box.device)]
+        return self._rooflines[id(node.device)]
 
     def _block_bytes(self) -> list[int]:
         """Weights of each block."""
@@ -241,8 +241,8 @@ class Costs:
             relays=problem.relays,
             asynchronous=problem.asynchronous,
             head_on_source=problem.head_on_source,
-            min_boxes=problem.min_boxes,
-            max_boxes=problem.max_boxes or len(self.boxes),
+            min_nodes=problem.min_nodes,
+            max_nodes=problem.max_nodes or len(self.nodes),
         )
 
 
@@ -257,25 +257,25 @@ def _link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
         return np.asarray(8.0 * size_bytes / bandwidth_bps)
 
 
-def link_matrices(problem: PlanProblem, boxes: Sequence[Box]) -> tuple[Floats, Floats]:
+def link_matrices(problem: PlanProblem, nodes: Sequence[ClusterNode]) -> tuple[Floats, Floats]:
     """[M, M] bits a second and seconds of delay, sender by receiver; a box to itself is free."""
     cluster = problem.cluster
-    index = {box.name: position for position, box in enumerate(boxes)}
-    bandwidth = np.full((len(boxes), len(boxes)), cluster.default_link.bandwidth_bps)
+    index = {node.name: position for position, node in enumerate(nodes)}
+    bandwidth = np.full((len(nodes), len(nodes)), cluster.default_link.bandwidth_bps)
     latency = np.full_like(bandwidth, cluster.default_link.latency_s)
     for (sender, receiver), link in cluster.links.items():
         if sender in index and receiver in index:
             bandwidth[index[sender], index[receiver]] = link.bandwidth_bps
             latency[index[sender], index[receiver]] = link.latency_s
-    up = np.array([box.up_bps if box.up_bps is not None else np.inf for box in boxes])
-    down = np.array([box.down_bps if box.down_bps is not None else np.inf for box in boxes])
+    up = np.array([node.up_bps if node.up_bps is not None else np.inf for node in nodes])
+    down = np.array([node.down_bps if node.down_bps is not None else np.inf for node in nodes])
     bandwidth = np.minimum(bandwidth, np.minimum(up[:, None], down[None, :]))
     np.fill_diagonal(bandwidth, np.inf)
     np.fill_diagonal(latency, 0.0)
     return bandwidth, latency
 
 
-def _compute(times: Sequence[ComputeTimes], blocks: Sequence[BlockSpec], phase: Phase) -> Floats:
+def _compute(times: Sequence[ComputeTimes], blocks: Sequence[BlockSpec], phase: StepShape) -> Floats:
     """[M, N] seconds; a kind of block and a kind of box are asked for once."""
     kinds = list(dict.fromkeys(blocks))
     column = np.array([kinds.index(block) for block in blocks])

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import check_name
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import check_name
 from edgeshard.planning.catalogue import CATALOGUE, DeviceSpec
 from edgeshard.planning.fields import Fields, invalid
 
-MAX_BOXES = 10_000
+MAX_NODES = 10_000
 NO_NEIGHBOUR_BPS = 1e9
 """What a box alone is given, so that it need not describe links it has not; used once boxes are added to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class ClusterNode:
     """One box of a cluster. `up_bps` and `down_bps` cap what it sends and receives, in bits a second (None: no cap)."""
 
     name: str
@@ -61,7 +61,7 @@ class Cluster:
     to (None: the one with the fastest memory beside the source).
     """
 
-    boxes: tuple[Box, ...]
+    nodes: tuple[ClusterNode, ...]
     default_link: Link
     source: str
     links: Mapping[tuple[str, str], Link] = field(default_factory=lambda: MappingProxyType({}))
@@ -72,9 +72,9 @@ class Cluster:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(box.name for box in self.boxes)
+        return tuple(node.name for node in self.nodes)
 
-    def link(self, sender: Box, receiver: Box) -> Link:
+    def link(self, sender: ClusterNode, receiver: ClusterNode) -> Link:
         """The link from one box to another, within what both ends can do."""
         link = self.links.get((sender.name, receiver.name), self.default_link)
         caps = [rate for rate in (sender.up_bps, receiver.down_bps) if rate is not None]
@@ -82,12 +82,12 @@ class Cluster:
 
     def index(self, name: str, field_name: str) -> int:
         """Position of a box. Raises InvalidArgumentError naming `field_name` when there is none of that name."""
-        for index, box in enumerate(self.boxes):
-            if box.name == name:
+        for index, node in enumerate(self.nodes):
+            if node.name == name:
                 return index
-        shown = ", ".join(self.names[:12]) + (", ..." if len(self.boxes) > 12 else "")
+        shown = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
         raise InvalidArgumentError(
-            f"{field_name}: there is no box {name!r}; boxes are {shown}", field=field_name, reason="UNKNOWN_BOX"
+            f"{field_name}: there is no box {name!r}; boxes are {shown}", field=field_name, reason="UNKNOWN_NODE"
         )
 
 
@@ -97,12 +97,12 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
         raise invalid("cluster", "holds no object")
     top = Fields(values, "")
     top.only("device", "link", "model", "source", "cloud", "workload")
-    boxes = _boxes(top.tables("device"))
-    default, links = _links(values.get("link"), boxes)
+    nodes = _nodes(top.tables("device"))
+    default, links = _links(values.get("link"), nodes)
     model = top.table("model")
     model.only("dtype", "kv_dtype")
     cluster = Cluster(
-        boxes=boxes,
+        nodes=nodes,
         default_link=default,
         source=top.text("source"),
         links=MappingProxyType(links),
@@ -148,17 +148,17 @@ _DEVICE_KEYS = (
 )
 
 
-def _boxes(tables: Sequence[Fields]) -> tuple[Box, ...]:
+def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
     if not tables:
         raise invalid("device", "is missing; a cluster needs at least one [[device]]")
-    boxes: list[Box] = []
+    nodes: list[ClusterNode] = []
     for table in tables:
         table.only(*_DEVICE_KEYS)
         name, count = table.text("name"), table.count("count", 1)
         check_name(name, table.name("name"))
-        if len(boxes) + count > MAX_BOXES:
-            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_BOXES} boxes")
-        box = Box(
+        if len(nodes) + count > MAX_NODES:
+            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_NODES} boxes")
+        node = ClusterNode(
             name=name,
             device=_device(table),
             group=name,
@@ -166,13 +166,13 @@ def _boxes(tables: Sequence[Fields]) -> tuple[Box, ...]:
             down_bps=table.positive("down_bps", None),
         )
         numbered = count > 1 or table.given("count")
-        boxes += [replace(box, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [box]
+        nodes += [replace(node, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [node]
     seen: set[str] = set()
-    for box in boxes:
-        if box.name in seen:
-            raise invalid("device", f"{box.name!r} is there twice; give each [[device]] its own name")
-        seen.add(box.name)
-    return tuple(boxes)
+    for node in nodes:
+        if node.name in seen:
+            raise invalid("device", f"{node.name!r} is there twice; give each [[device]] its own name")
+        seen.add(node.name)
+    return tuple(nodes)
 
 
 def _device(table: Fields) -> DeviceSpec:
@@ -208,9 +208,9 @@ def _device(table: Fields) -> DeviceSpec:
     )
 
 
-def _links(value: Any, boxes: Sequence[Box]) -> tuple[Link, dict[tuple[str, str], Link]]:
+def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[str, str], Link]]:
     """The [link] table, or a list of [[link]] of which the one without ends is the default."""
-    if value is None and len(boxes) == 1:
+    if value is None and len(nodes) == 1:
         return Link(NO_NEIGHBOUR_BPS), {}
     tables = [value] if isinstance(value, Mapping) else value
     if not isinstance(tables, list) or not all(isinstance(item, Mapping) for item in tables) or not tables:
@@ -221,7 +221,7 @@ def _links(value: Any, boxes: Sequence[Box]) -> tuple[Link, dict[tuple[str, str]
         table = Fields(item, f"link[{position}]" if len(tables) > 1 else "link")
         table.only("bandwidth_bps", "latency_s", "between", "from", "to")
         link = Link(table.positive("bandwidth_bps", ...), table.not_negative("latency_s", 0.0))
-        ends = _ends(table, boxes)
+        ends = _ends(table, nodes)
         if ends is not None:
             links |= dict.fromkeys(ends, link)
         elif default is not None:
@@ -229,13 +229,13 @@ def _links(value: Any, boxes: Sequence[Box]) -> tuple[Link, dict[tuple[str, str]
         else:
             default = link
     if default is None:
-        if len(boxes) > 1 and len(links) < len(boxes) * (len(boxes) - 1):
+        if len(nodes) > 1 and len(links) < len(nodes) * (len(nodes) - 1):
             raise invalid("link", "has no default; give one [[link]] without from, to and between")
         default = next(iter(links.values()))
     return default, links
 
 
-def _ends(table: Fields, boxes: Sequence[Box]) -> list[tuple[str, str]] | None:
+def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[str, str]] | None:
     """The (sender, receiver) pairs of a [[link]], None for the default one. A group's name stands for all its boxes."""
     if table.given("between"):
         if table.given("from") or table.given("to"):
@@ -243,55 +243,55 @@ def _ends(table: Fields, boxes: Sequence[Box]) -> list[tuple[str, str]] | None:
         pair = table.values["between"]
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
             raise invalid(table.name("between"), f"is {pair!r}; it must be two names of boxes")
-        first, second = (_named(name, table.name("between"), boxes) for name in pair)
+        first, second = (_named(name, table.name("between"), nodes) for name in pair)
         return [(a, b) for x, y in ((first, second), (second, first)) for a in x for b in y if a != b]
     if not table.given("from") and not table.given("to"):
         return None
-    senders, receivers = (_named(table.text(key), table.name(key), boxes) for key in ("from", "to"))
+    senders, receivers = (_named(table.text(key), table.name(key), nodes) for key in ("from", "to"))
     return [(a, b) for a in senders for b in receivers if a != b]
 
 
-def _named(name: str, field_name: str, boxes: Sequence[Box]) -> list[str]:
-    found = [box.name for box in boxes if box.name == name] or [box.name for box in boxes if box.group == name]
+def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
+    found = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
     if not found:
-        raise InvalidArgumentError(f"{field_name}: there is no box {name!r}", field=field_name, reason="UNKNOWN_BOX")
+        raise InvalidArgumentError(f"{field_name}: there is no box {name!r}", field=field_name, reason="UNKNOWN_NODE")
     return found
 
 
-def with_boxes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
+def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
     """The cluster with `count` more boxes of a kind: of one it has (with its caps), or of the catalogue."""
-    like = box_like(cluster, kind)
+    like = node_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
         raise InvalidArgumentError(
             f"{field_name}: {kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})",
             field=field_name,
             reason="UNKNOWN_DEVICE",
         )
-    if len(cluster.boxes) + count > MAX_BOXES:
-        raise invalid(field_name, f"asks for {count} more boxes; a cluster has at most {MAX_BOXES}")
+    if len(cluster.nodes) + count > MAX_NODES:
+        raise invalid(field_name, f"asks for {count} more boxes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
-    taken, added, number = set(cluster.names), list[Box](), 0
+    taken, added, number = set(cluster.names), list[ClusterNode](), 0
     while len(added) < count:
         number += 1
         name = f"{kind}-new-{number}"
         if name not in taken:
             up, down = (like.up_bps, like.down_bps) if like is not None else (None, None)
-            added.append(Box(name, device, f"{kind}-new", up, down))
-    return replace(cluster, boxes=(*cluster.boxes, *added))
+            added.append(ClusterNode(name, device, f"{kind}-new", up, down))
+    return replace(cluster, nodes=(*cluster.nodes, *added))
 
 
-def box_like(cluster: Cluster, kind: str) -> Box | None:
+def node_like(cluster: Cluster, kind: str) -> ClusterNode | None:
     """The first box of a group or kind that the cluster has."""
-    return next((box for box in cluster.boxes if kind in (box.group, box.device.kind)), None)
+    return next((node for node in cluster.nodes if kind in (node.group, node.device.kind)), None)
 
 
-def without_boxes(cluster: Cluster, name: str, field_name: str) -> Cluster:
+def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
     """The cluster without a box. Raises InvalidArgumentError when there is none, or when it is the source."""
     index = cluster.index(name, field_name)
     if name == cluster.source:
         raise invalid(field_name, f"would remove the source {name}; name another box")
     cloud = None if cluster.cloud == name else cluster.cloud
-    return replace(cluster, boxes=cluster.boxes[:index] + cluster.boxes[index + 1 :], cloud=cloud)
+    return replace(cluster, nodes=cluster.nodes[:index] + cluster.nodes[index + 1 :], cloud=cloud)
 
 
 def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:
@@ -300,7 +300,7 @@ def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str]
         links = {ends: _at_rate(link, bandwidth_bps) for ends, link in cluster.links.items()}
         default = _at_rate(cluster.default_link, bandwidth_bps)
         return replace(cluster, default_link=default, links=MappingProxyType(links))
-    first, second = (_named(name, "sweep", cluster.boxes) for name in pair)
+    first, second = (_named(name, "sweep", cluster.nodes) for name in pair)
     links = dict(cluster.links)
     for a in first:
         for b in second:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeshard.dtypes import weights_text
+from edgeshard.domain.dtypes import weights_text
+from edgeshard.planning.costs import Costs
 from edgeshard.planning.instance import Score
-from edgeshard.planning.plan import PlanResult, Prediction
+from edgeshard.planning.pace import prompt_slices, stage_costs
+from edgeshard.planning.plan import CutPrediction, PlanResult
+from edgeshard.planning.rings import ring, traffic
+from edgeshard.planning.simulator import simulate
 
 _SMALL_SHARE = 0.02
 
@@ -22,24 +26,24 @@ def bottleneck(result: PlanResult) -> str:
             f"{station.bottleneck} is always busy ({_ms(station.bottleneck_s)} for each micro-batch); "
             "more requests in flight would not help"
         )
-    name, seconds = longest_part(prediction.decode, [stage.box for stage in result.stages])
+    name, seconds = longest_part(prediction.decode, [stage.node for stage in result.stages])
     share = seconds / prediction.decode.round_s
     return f"{name} takes {_ms(seconds)} of the {_ms(prediction.decode.round_s)} a token needs ({100 * share:.0f} %)"
 
 
-def is_saturated(prediction: Prediction) -> bool:
+def is_saturated(prediction: CutPrediction) -> bool:
     """Whether the busiest station, not the way round, sets the rate."""
     m = prediction.load.micro_batches
     return m > 1 and m * prediction.decode.bottleneck_s >= prediction.decode.round_s
 
 
-def longest_part(score: Score, boxes: Sequence[str]) -> tuple[str, float]:
+def longest_part(score: Score, nodes: Sequence[str]) -> tuple[str, float]:
     """The largest single part of a round: a box's compute, a hop, or all pure delays together."""
-    parts = [(f"compute of {box}", seconds) for box, seconds in zip(boxes, score.stage_s, strict=True)]
-    following = [*boxes[1:], boxes[0]]
+    parts = [(f"compute of {node}", seconds) for node, seconds in zip(nodes, score.stage_s, strict=True)]
+    following = [*nodes[1:], nodes[0]]
     parts += [
         (f"link {sender} -> {receiver}", seconds)
-        for sender, receiver, seconds in zip(boxes, following, score.hop_s, strict=False)
+        for sender, receiver, seconds in zip(nodes, following, score.hop_s, strict=False)
     ]
     parts.append(("delay of the links", score.round_s - sum(score.stage_s) - sum(score.hop_s)))
     return max(parts, key=lambda part: part[1])
@@ -58,10 +62,12 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     prediction = result.prediction
     lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}."]
     lines.append(_where_time_goes(prediction))
+    if sliced := _sliced(result):
+        lines.append(sliced)
     tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
     memory = tightest.memory
     lines.append(
-        f"Fullest box: {tightest.box} with {memory.needed / 1e9:.1f} of {memory.usable / 1e9:.1f} GB "
+        f"Fullest box: {tightest.node} with {memory.needed / 1e9:.1f} of {memory.usable / 1e9:.1f} GB "
         f"({memory.weights / 1e9:.1f} weights, {memory.kv / 1e9:.2f} KV)."
     )
     detour = _detour(result)
@@ -69,7 +75,7 @@ def explain(result: PlanResult) -> tuple[str, ...]:
         lines.append(detour)
     lines += [_runner_up(result, index) for index in range(len(result.alternatives))]
     lines.append(_certainty(result))
-    estimated = sorted({s.kind for s in result.stages if s.box not in problem.times})
+    estimated = sorted({s.kind for s in result.stages if s.node not in problem.times})
     if estimated:
         lines.append(
             f"Not measured but from figures of data sheets or the cluster file: {', '.join(estimated)}. "
@@ -94,14 +100,14 @@ def _goal(result: PlanResult) -> str:
 def _choice(result: PlanResult) -> str:
     assert result.prediction is not None
     load = result.prediction.load
-    parts = [f"{stage.box} {'relays' if not len(stage.layers) else stage.layers}" for stage in result.stages]
+    parts = [f"{stage.node} {'relays' if not len(stage.layers) else stage.layers}" for stage in result.stages]
     text = f"Plan: {', then '.join(parts)}"
     if load.requests > 1:
         text += f"; {load.micro_batches} micro-batches of {load.batch} in flight"
     return text + "."
 
 
-def _where_time_goes(prediction: Prediction) -> str:
+def _where_time_goes(prediction: CutPrediction) -> str:
     decode = prediction.decode
     compute, hops = sum(decode.stage_s), sum(decode.hop_s)
     delay = max(0.0, decode.round_s - compute - hops)
@@ -109,13 +115,28 @@ def _where_time_goes(prediction: Prediction) -> str:
     return text + (f", {_ms(delay)} of delay." if delay > _SMALL_SHARE * decode.round_s else ".")
 
 
+def _sliced(result: PlanResult) -> str:
+    """Says it when a prompt that nobody waits behind goes through the stages in slices, and what that brings."""
+    assert result.prediction is not None
+    costs, cut = Costs(result.problem), result.prediction.cut
+    slices = prompt_slices(stage_costs(costs, cut), result.problem.prompt_tokens)
+    if len(slices) < 2:
+        return ""
+    pipeline = ring(costs, cut, 1)
+    whole_s, sliced_s = (simulate(pipeline, traffic(costs.problem, 1, 1, each)).ttft_s for each in ((), slices))
+    if sliced_s >= whole_s * (1 - _SMALL_SHARE):
+        return ""
+    lengths = ", ".join(map(str, slices))
+    return f"A prompt alone goes in slices of {lengths} tokens: first token after {_ms(sliced_s)}, not {_ms(whole_s)}."
+
+
 def _detour(result: PlanResult) -> str:
     """Says it when neighbours avoid a link that is much slower than the two they take instead."""
-    problem, boxes = result.problem, [stage.box for stage in result.stages]
+    problem, nodes = result.problem, [stage.node for stage in result.stages]
     cluster = problem.cluster
-    by_name = {box.name: box for box in cluster.boxes}
-    for index in range(len(boxes) - 2):
-        start, middle, end = (by_name[name] for name in boxes[index : index + 3])
+    by_name = {node.name: node for node in cluster.nodes}
+    for index in range(len(nodes) - 2):
+        start, middle, end = (by_name[name] for name in nodes[index : index + 3])
         direct = cluster.link(start, end).bandwidth_bps
         around = min(cluster.link(start, middle).bandwidth_bps, cluster.link(middle, end).bandwidth_bps)
         if around > 2 * direct:

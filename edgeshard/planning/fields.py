@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, overload
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 
 _LARGEST_COUNT = 2**31 - 1
 
@@ -23,7 +23,7 @@ def check_number(value: object, field: str, least: float, above: bool = False) -
     wanted = f"it must be a finite number {'above' if above else 'of at least'} {least:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid(field, f"is {value!r}; {wanted}")
-    if not math.isfinite(value) or value < least or (above and value == least):
+    if not least <= value <= sys.float_info.max or (above and value == least):
         raise invalid(field, f"is {value}; {wanted}")
     return float(value)
 

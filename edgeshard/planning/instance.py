@@ -36,7 +36,7 @@ class Instance:
     asynchronous   whether sending overlaps computing: then compute, uplink and downlink are stations of their own;
                    otherwise a box's compute and its sends are one station
     head_on_source the source computes norm and head: hidden states return, and its station serves both
-    min_boxes, max_boxes      bounds on the number of stages
+    min_nodes, max_nodes      bounds on the number of stages
     """
 
     compute_s: Floats
@@ -57,23 +57,23 @@ class Instance:
     relays: bool = False
     asynchronous: bool = True
     head_on_source: bool = False
-    min_boxes: int = 1
-    max_boxes: int = 1 << 30
+    min_nodes: int = 1
+    max_nodes: int = 1 << 30
 
     @property
     def layers(self) -> int:
         return int(self.compute_s.shape[1])
 
     @property
-    def boxes(self) -> int:
+    def nodes(self) -> int:
         return int(self.compute_s.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A placement: box `boxes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source is first."""
+    """A placement: box `nodes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source is first."""
 
-    boxes: tuple[int, ...]
+    nodes: tuple[int, ...]
     ends: tuple[int, ...]
 
 

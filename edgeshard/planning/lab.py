@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import NodeName
-from edgeshard.model import LayerRange
-from edgeshard.placement import ExplicitStage, check_cover, parse_layers
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import ExplicitStage, check_cover, parse_layers
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, parse_cluster
 from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import Prediction, predict
+from edgeshard.planning.plan import CutPrediction, predict
 from edgeshard.planning.problem import ComputeTimes, PlanProblem
 from edgeshard.planning.shapes import ModelSpec, built_in_model, model_from_config
 
@@ -45,7 +45,7 @@ class Lab:
 
     def times(self, name: str) -> ComputeTimes:
         """The compute times of box `name`: what the emulator charges."""
-        return Costs(self.problem()).times_of(self.cluster.boxes[self.cluster.index(name, "name")])
+        return Costs(self.problem()).times_of(self.cluster.nodes[self.cluster.index(name, "name")])
 
     def problem(self, **changes: Any) -> PlanProblem:
         """The planning problem of this lab's workload, one sequence in each micro-batch."""
@@ -61,11 +61,11 @@ class Lab:
         )
         return replace(base, **changes)
 
-    def predict(self, run: LabRun) -> Prediction:
+    def predict(self, run: LabRun) -> CutPrediction:
         """What the planner says of a run."""
         costs = Costs(self.problem())
-        boxes = tuple(costs.names.index(stage.node) for stage in run.stages)
-        cut = Cut(boxes, tuple(stage.layers.end for stage in run.stages))
+        nodes = tuple(costs.names.index(stage.node) for stage in run.stages)
+        cut = Cut(nodes, tuple(stage.layers.end for stage in run.stages))
         return predict(costs, Load(1, run.streams), cut)
 
 

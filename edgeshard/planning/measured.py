@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.planning.problem import Phase
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.profile import ComputeProfile, LayerKind
+from edgeshard.planning.problem import StepShape
 from edgeshard.planning.shapes import BlockSpec
-from edgeshard.profile import ComputeProfile, LayerKind
-from edgeshard.profile_fit import LayerFit, ProfileFit, fit_profile
+from edgeshard.profiles.fit import LayerFit, ProfileFit, fit_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class MeasuredTimes:
     def of(cls, profile: ComputeProfile) -> MeasuredTimes:
         return cls(fit_profile(profile))
 
-    def block_s(self, block: BlockSpec, phase: Phase) -> float:
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         kind = LayerKind.MOE_BLOCK if block.experts else LayerKind.BLOCK
         for fit in self.fit.of_kind(kind, block.parameters):
             if fit.profile.window == block.window:
@@ -30,11 +30,11 @@ class MeasuredTimes:
             f"the profile has no {kind} with a window of {block.window} tokens; profile this model", field="profile"
         )
 
-    def embedding_s(self, phase: Phase) -> float:
+    def embedding_s(self, phase: StepShape) -> float:
         (fit,) = self.fit.of_kind(LayerKind.EMBEDDING)
         return fit.prefill.seconds(phase.step_tokens, 0.0)
 
-    def head_s(self, phase: Phase) -> float:
+    def head_s(self, phase: StepShape) -> float:
         (fit,) = self.fit.of_kind(LayerKind.HEAD)
         return fit.decode.seconds(phase.batch, 0.0)
 
@@ -43,7 +43,7 @@ class MeasuredTimes:
         return overhead.seconds + overhead.seconds_per_byte * hidden_bytes
 
 
-def _seconds(fit: LayerFit, phase: Phase) -> float:
+def _seconds(fit: LayerFit, phase: StepShape) -> float:
     if phase.tokens == 1:
         return fit.decode_s(phase.batch, max(0.0, phase.kv_tokens - 1))
     # Of `context` keys that a query sees on average, half of the prompt are the prompt's own.

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from edgeshard.model import attended_pairs
+from edgeshard.domain.model import attended_pairs
+from edgeshard.domain.step import STEP_TOKENS
+from edgeshard.domain.step_cost import StageCost
 from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs, frame_bytes, link_matrices
 from edgeshard.planning.instance import Cut
-from edgeshard.planning.problem import ComputeTimes, Phase
+from edgeshard.planning.problem import ComputeTimes, StepShape
 from edgeshard.planning.scoring import stages
 from edgeshard.planning.shapes import BlockSpec
 from edgeshard.planning.slicing import best_slices
-from edgeshard.step_cost import StageCost
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a step at which a stage's seconds are told."""
 _PAIRS_AT = 8
 """Sequences of the decode step, and 32 times as many tokens of the prompt, that show what a pair costs."""
+MAX_TRANSFER_S = 1.0
+"""A step does not occupy a link for longer than that, whatever was promised: others wait behind it."""
 SLICE_TOKENS = 64
 MOST_UNITS = 24
 """A prompt is cut in multiples of SLICE_TOKENS, or of more where there were too many units to be quick."""
@@ -25,28 +28,28 @@ MOST_UNITS = 24
 
 def stage_costs(costs: Costs, cut: Cut) -> tuple[StageCost, ...]:
     """A StageCost for each stage of the cut, in its order."""
-    bandwidth, delay = link_matrices(costs.problem, costs.boxes)
+    bandwidth, delay = link_matrices(costs.problem, costs.nodes)
     shape = costs.problem.model.shape
     token_bytes = shape.frame_width * costs.problem.dtype.itemsize
     parts = stages(cut)
     found = []
-    for index, (box, first, end) in enumerate(parts):
-        receiver = cut.boxes[(index + 1) % len(parts)]
+    for index, (node, first, end) in enumerate(parts):
+        receiver = cut.nodes[(index + 1) % len(parts)]
         is_last = index == len(parts) - 1
         per_token = RETURNED_TOKEN_BYTES if is_last and not costs.problem.head_on_source else token_bytes
         fixed = FRAME_OVERHEAD_BYTES if is_last else frame_bytes(0)
         found.append(
             _stage_cost(
-                costs.times_of(costs.boxes[box]),
+                costs.times_of(costs.nodes[node]),
                 costs.problem.model.blocks[first:end],
                 token_bytes,
                 has_embedding=index == 0,
                 has_head=costs.has_head(cut, index),
                 longest=costs.problem.held_tokens,
                 hop=(
-                    float(delay[box, receiver]),
-                    8.0 * fixed / float(bandwidth[box, receiver]),
-                    8.0 * per_token / float(bandwidth[box, receiver]),
+                    float(delay[node, receiver]),
+                    8.0 * fixed / float(bandwidth[node, receiver]),
+                    8.0 * per_token / float(bandwidth[node, receiver]),
                 ),
             )
         )
@@ -63,27 +66,27 @@ def _stage_cost(
     longest: int,
     hop: tuple[float, float, float],
 ) -> StageCost:
-    def blocks_s(phase: Phase) -> float:
+    def blocks_s(phase: StepShape) -> float:
         return sum(times.block_s(block, phase) for block in blocks)
 
-    def rest_s(tokens: int, phase: Phase, sampled: int) -> float:
+    def rest_s(tokens: int, phase: StepShape, sampled: int) -> float:
         seconds = times.step_s(tokens * token_bytes)
         seconds += times.embedding_s(phase) if has_embedding else 0.0
-        return seconds + (times.head_s(Phase(sampled, 1, 1, 1)) if has_head else 0.0)
+        return seconds + (times.head_s(StepShape(sampled, 1, 1, 1)) if has_head else 0.0)
 
     before = max(longest // 2, 1)
     tokens = 32 * _PAIRS_AT
     decode_pair_s = _slope(
-        blocks_s(Phase.of_spans([(1, 0)] * _PAIRS_AT)),
-        blocks_s(Phase.of_spans([(1, before)] * _PAIRS_AT)),
+        blocks_s(StepShape.of_spans([(1, 0)] * _PAIRS_AT)),
+        blocks_s(StepShape.of_spans([(1, before)] * _PAIRS_AT)),
         _PAIRS_AT * before,
     )
     prefill_pair_s = _slope(
-        blocks_s(Phase.of_spans([(tokens, 0)])), blocks_s(Phase.of_spans([(tokens, before)])), tokens * before
+        blocks_s(StepShape.of_spans([(tokens, 0)])), blocks_s(StepShape.of_spans([(tokens, before)])), tokens * before
     )
     decode_s, prefill_s = [], []
     for rows in ROWS:
-        many, one = Phase.of_spans([(1, 0)] * rows), Phase.of_spans([(rows, 0)])
+        many, one = StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])
         decode_s.append(max(0.0, blocks_s(many) - rows * decode_pair_s) + rest_s(rows, many, rows))
         pairs = attended_pairs(rows, 0)
         prefill_s.append(max(0.0, blocks_s(one) - pairs * prefill_pair_s) + rest_s(rows, one, 1))
@@ -94,15 +97,30 @@ def _slope(near_s: float, far_s: float, pairs: int) -> float:
     return max(0.0, far_s - near_s) / pairs
 
 
+def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
+    """The token budget of a step, less where a link is slow: 1 MiB takes 8.6 s at 1 Mb/s."""
+    fitting = [
+        int((MAX_TRANSFER_S - stage.hop_s) / stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0
+    ]  # the last hop brings tokens back, not hidden states
+    return max(least_tokens, min([STEP_TOKENS, *fitting]))
+
+
 def slice_unit(tokens: int) -> int:
     """Tokens of which a slice of such a prompt has a multiple."""
     return SLICE_TOKENS * max(1, -(-tokens // (SLICE_TOKENS * MOST_UNITS)))
 
 
+def rounded_prompt(tokens: int) -> int:
+    """The length without what is left of a unit, so that prompts of nearly one length share their slices."""
+    unit = slice_unit(tokens)
+    return max(unit, tokens // unit * unit)
+
+
 def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
     """Lengths, which sum to `tokens`, of the slices that bring a prompt's first token soonest.
 
-    HPipe's search over multiples of `slice_unit` (papers.md section 2); the last slice has the rest of a unit.
+    HPipe's search over multiples of `slice_unit`; the last slice has the rest of a unit.
+    (docs/papers.md#slices-of-long-prompts)
     """
     unit = slice_unit(tokens)
     units = tokens // unit

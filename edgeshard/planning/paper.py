@@ -9,6 +9,7 @@ plan can be deployed.
 
 The embedding counts as part of layer 0, norm and head as part of the last layer, a stage's fixed costs as part of the
 layer it begins with. Algorithm 2 looks for the least bottleneck and leaves out the return and the round.
+(docs/papers.md#the-papers-own-algorithms)
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ class Memory(StrEnum):
 class Assignment:
     """A box per layer, and the algorithm's own time for it. `cut` is None when it comes back to a box."""
 
-    boxes: tuple[int, ...]
+    nodes: tuple[int, ...]
     value_s: float
 
     @property
     def cut(self) -> Cut | None:
-        boxes, ends = [self.boxes[0]], []
-        for layer, (before, box) in enumerate(zip(self.boxes[:-1], self.boxes[1:], strict=True), start=1):
-            if box != before:
-                boxes.append(box)
+        nodes, ends = [self.nodes[0]], []
+        for layer, (before, node) in enumerate(zip(self.nodes[:-1], self.nodes[1:], strict=True), start=1):
+            if node != before:
+                nodes.append(node)
                 ends.append(layer)
-        ends.append(len(self.boxes))
-        return Cut(tuple(boxes), tuple(ends)) if len(set(boxes)) == len(boxes) else None
+        ends.append(len(self.nodes))
+        return Cut(tuple(nodes), tuple(ends)) if len(set(nodes)) == len(nodes) else None
 
 
 def algorithm_1(instance: Instance, memory: Memory = Memory.LITERAL) -> Assignment | None:
@@ -75,7 +76,7 @@ class _Costs:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.layers, self.boxes, self.source = instance.layers, instance.boxes, instance.source
+        self.layers, self.nodes, self.source = instance.layers, instance.nodes, instance.source
         seconds: Floats = instance.compute_s.copy()
         seconds[:, 0] += instance.embed_s
         head_at_end = 0.0 if instance.head_on_source else 1.0
@@ -105,23 +106,23 @@ class _LiteralDP:
 
     def run(self) -> Assignment | None:
         costs = self._costs
-        layers, boxes, source = costs.layers, costs.boxes, costs.source
-        value = np.full((layers, boxes), np.inf)
-        choice = np.full((layers, boxes), -1, dtype=np.int64)
+        layers, nodes, source = costs.layers, costs.nodes, costs.source
+        value = np.full((layers, nodes), np.inf)
+        choice = np.full((layers, nodes), -1, dtype=np.int64)
         room = costs.room.copy()
         if not within(costs.need[0], room[source]):
             return None
         value[0, source] = costs.first()
         room[source] -= costs.need[0]
         for layer in range(1, layers):
-            for box in range(boxes):
-                for before in range(boxes):
-                    total = value[layer - 1, before] + costs.hop[before, box] + costs.compute[box, layer]
+            for node in range(nodes):
+                for before in range(nodes):
+                    total = value[layer - 1, before] + costs.hop[before, node] + costs.compute[node, layer]
                     if layer == layers - 1:
-                        total += costs.back[box]
-                    if total < value[layer, box] and within(costs.need[layer], room[box]):
-                        value[layer, box], choice[layer, box] = total, before
-                        room[box] -= costs.need[layer]
+                        total += costs.back[node]
+                    if total < value[layer, node] and within(costs.need[layer], room[node]):
+                        value[layer, node], choice[layer, node] = total, before
+                        room[node] -= costs.need[layer]
         last = int(np.argmin(value[-1]))
         if not np.isfinite(value[-1, last]):
             return None
@@ -140,13 +141,13 @@ class _TrackedDP:
 
     def run(self) -> Assignment | None:
         costs = self._costs
-        layers, boxes, source = costs.layers, costs.boxes, costs.source
+        layers, nodes, source = costs.layers, costs.nodes, costs.source
         if not within(costs.need[0], costs.room[source]) or self._most[source] < 1:
             return None
-        value = np.full(boxes, np.inf)
-        used = np.zeros((boxes, boxes))
-        count = np.zeros((boxes, boxes), dtype=np.int64)
-        way = np.full((boxes, layers), -1, dtype=np.int64)
+        value = np.full(nodes, np.inf)
+        used = np.zeros((nodes, nodes))
+        count = np.zeros((nodes, nodes), dtype=np.int64)
+        way = np.full((nodes, layers), -1, dtype=np.int64)
         value[source], used[source, source], count[source, source] = costs.first(), costs.need[0], 1
         way[source, 0] = source
         for layer in range(1, layers):
@@ -156,10 +157,10 @@ class _TrackedDP:
             need = used + costs.need[layer]
             fits = (need <= costs.room[None] * (1 + 1e-9)) & (count < self._most[None])
             if self._distinct:
-                fits &= (count == 0) | np.eye(boxes, dtype=bool)
+                fits &= (count == 0) | np.eye(nodes, dtype=bool)
             total = np.where(fits, total, np.inf)
             before = np.argmin(total, axis=0)
-            everyone = np.arange(boxes)
+            everyone = np.arange(nodes)
             value = total[before, everyone]
             used, count, way = used[before].copy(), count[before].copy(), way[before].copy()
             used[everyone, everyone] += costs.need[layer]
@@ -167,5 +168,5 @@ class _TrackedDP:
             way[:, layer] = everyone
         last = int(np.argmin(value))
         return (
-            Assignment(tuple(int(box) for box in way[last]), float(value[last])) if np.isfinite(value[last]) else None
+            Assignment(tuple(int(node) for node in way[last]), float(value[last])) if np.isfinite(value[last]) else None
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgeshard.model import LayerRange
+from edgeshard.domain.model import LayerRange
 from edgeshard.planning.costs import Costs, Load, MemoryUse
 from edgeshard.planning.instance import Cut, Score, Solution
 from edgeshard.planning.problem import Objective, PlanProblem
@@ -29,14 +29,14 @@ ALTERNATIVES = 2
 RESCORED = 2
 """Loads for which a cut for prompt and answer together is tried as well."""
 _ROUNDING = 1e-12
-_MANY_BOXES = 64
+_MANY_NODES = 64
 """Beyond it runner-ups are not worth as many solves again."""
 GAP_OF_LATENCY = "time per token"
 GAP_OF_RATE = "steady decode rate over the loads considered"
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class CutPrediction:
     """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
 
     `ttft_s` is the time until the last of the micro-batches has its first token, all starting together.
@@ -55,7 +55,7 @@ class Prediction:
 class PlannedStage:
     """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it)."""
 
-    box: str
+    node: str
     kind: str
     layers: LayerRange
     memory: MemoryUse
@@ -83,7 +83,7 @@ class PlanResult:
 
     problem: PlanProblem
     stages: tuple[PlannedStage, ...] = ()
-    prediction: Prediction | None = None
+    prediction: CutPrediction | None = None
     gap: float | None = None
     gap_objective: str = GAP_OF_LATENCY
     alternatives: tuple[Alternative, ...] = ()
@@ -96,7 +96,7 @@ class PlanResult:
     @property
     def placement(self) -> str:
         """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it (but for relays, which hold no layer); '' for none."""
-        return ",".join(f"{stage.box}={stage.layers}" for stage in self.stages)
+        return ",".join(f"{stage.node}={stage.layers}" for stage in self.stages)
 
 
 def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
@@ -112,7 +112,7 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
 
 
-def predict(costs: Costs, load: Load, cut: Cut) -> Prediction:
+def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
     """The figures of any cut under a load, by the two-phase formula."""
     prefill = score(costs.prefill(load), cut, costs.names)
     decode = score(costs.decode(load), cut, costs.names)
@@ -120,24 +120,24 @@ def predict(costs: Costs, load: Load, cut: Cut) -> Prediction:
     ttft = prefill.round_s + (m - 1) * prefill.bottleneck_s
     per_token = max(decode.round_s, m * decode.bottleneck_s)
     rate = load.requests * new / (ttft + (new - 1) * per_token)
-    return Prediction(cut, load, prefill, decode, ttft, per_token, rate)
+    return CutPrediction(cut, load, prefill, decode, ttft, per_token, rate)
 
 
-def result_of(costs: Costs, prediction: Prediction, gap: float | None, gap_objective: str) -> PlanResult:
+def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_objective: str) -> PlanResult:
     """A prediction with the names, layers and memory of its stages."""
     cut, decode = prediction.cut, prediction.decode
     sends = decode.hop_s or (0.0,)
     memory = costs.memory(prediction.load, cut)
     planned = tuple(
         PlannedStage(
-            box=costs.names[box],
-            kind=costs.boxes[box].device.kind,
+            node=costs.names[node],
+            kind=costs.nodes[node].device.kind,
             layers=LayerRange(first, end),
             memory=memory[index],
             compute_s=decode.stage_s[index],
             send_s=sends[index],
         )
-        for index, (box, first, end) in enumerate(stages(cut))
+        for index, (node, first, end) in enumerate(stages(cut))
     )
     return PlanResult(costs.problem, planned, prediction, gap, gap_objective)
 
@@ -190,14 +190,14 @@ def solve_amortised(costs: Costs, load: Load) -> Solution | None:
     return solve_throughput(replace(decode, **parts), load.micro_batches)
 
 
-def runner_ups(costs: Costs, best: Prediction, count: int) -> tuple[Alternative, ...]:
+def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
     """The best plans that use other boxes: with one fewer of each kind in use, and the source alone."""
     problem, load = costs.problem, best.load
-    found: list[tuple[Costs, Prediction]] = []
+    found: list[tuple[Costs, CutPrediction]] = []
     source_alone = Cut((costs.source,), (problem.model.layer_count,))
     if not violations(costs.decode(load), source_alone):
         found.append((costs, predict(costs, load, source_alone)))
-    kinds = equal_kinds(costs.decode(load), _MANY_BOXES)
+    kinds = equal_kinds(costs.decode(load), _MANY_NODES)
     groups = kinds.members if kinds is not None else ()
     for excluded in _one_fewer(costs, best.cut, groups):
         other = Costs(replace(problem, exclude=(*problem.exclude, *excluded)))
@@ -208,7 +208,7 @@ def runner_ups(costs: Costs, best: Prediction, count: int) -> tuple[Alternative,
         found.sort(key=lambda item: item[1].time_per_token_s)
     else:
         found.sort(key=lambda item: -item[1].throughput_tps)
-    kind_of = {costs.names[box]: kind for kind, members in enumerate(groups) for box in members}
+    kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
     distinct: dict[tuple[object, ...], Alternative] = {}
@@ -220,7 +220,7 @@ def runner_ups(costs: Costs, best: Prediction, count: int) -> tuple[Alternative,
     return tuple(distinct.values())[:count]
 
 
-def _alternative(costs: Costs, prediction: Prediction) -> Alternative:
+def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
     return Alternative(
         placement=result_of(costs, prediction, None, "").placement,
         load=prediction.load,
@@ -232,7 +232,7 @@ def _alternative(costs: Costs, prediction: Prediction) -> Alternative:
 
 def _signature(costs: Costs, cut: Cut, kind_of: Mapping[str, int]) -> tuple[object, ...]:
     """A cut with interchangeable boxes taken as equal."""
-    names = [(costs.names[box], end - first) for box, first, end in stages(cut)]
+    names = [(costs.names[node], end - first) for node, first, end in stages(cut)]
     return tuple((kind_of.get(name, name), layers) for name, layers in names)
 
 
@@ -240,7 +240,7 @@ def _one_fewer(costs: Costs, cut: Cut, groups: Sequence[Sequence[int]]) -> list[
     """For each kind of box in use but the source: the boxes to exclude so that one fewer of it can be used."""
     choices = []
     for members in groups:
-        used = [box for box in cut.boxes if box in members and box != costs.source]
+        used = [node for node in cut.nodes if node in members and node != costs.source]
         if used:
-            choices.append(tuple(costs.names[box] for box in members if box not in used[:-1]))
+            choices.append(tuple(costs.names[node] for node in members if node not in used[:-1]))
     return choices

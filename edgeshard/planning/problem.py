@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.model import attended_pairs
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.model import attended_pairs
 from edgeshard.planning.devices import Cluster
 from edgeshard.planning.fields import check_count, check_number, invalid
 from edgeshard.planning.shapes import BlockSpec, ModelSpec
@@ -27,7 +27,7 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class StepShape:
     """One step of a micro-batch: `batch` sequences of `tokens` new tokens each.
 
     `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are read. In a step that
@@ -44,14 +44,14 @@ class Phase:
         return round(self.batch * self.tokens)
 
     @classmethod
-    def of_spans(cls, spans: Sequence[tuple[int, int]]) -> Phase:
+    def of_spans(cls, spans: Sequence[tuple[int, int]]) -> StepShape:
         """A step that mixes decodes and pieces of prompts: of each sequence its new tokens, and those before them."""
         count, total = len(spans), sum(tokens for tokens, _ in spans)
         seen = sum(tokens * (before + (tokens + 1) / 2) for tokens, before in spans)
         kv_tokens = sum(tokens + before for tokens, before in spans)
         return cls(count, total / count, seen / total, kv_tokens / count)
 
-    def within(self, window: int) -> Phase:
+    def within(self, window: int) -> StepShape:
         """The same step where a query sees at most the last `window` keys, 0 for all."""
         if not window or self.kv_tokens <= window:
             return self
@@ -63,11 +63,11 @@ class Phase:
 class ComputeTimes(Protocol):
     """Seconds a box needs for the parts of a model: a roofline, or a measured profile."""
 
-    def block_s(self, block: BlockSpec, phase: Phase) -> float: ...
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float: ...
 
-    def embedding_s(self, phase: Phase) -> float: ...
+    def embedding_s(self, phase: StepShape) -> float: ...
 
-    def head_s(self, phase: Phase) -> float:
+    def head_s(self, phase: StepShape) -> float:
         """Norm, LM head and sampling of one position for each sequence."""
         ...
 
@@ -90,7 +90,7 @@ class PlanProblem:
                           it is; None: the dtype's, on boxes with one memory only
     exclude, reserve      boxes not to use; bytes to leave free, by box
     max_share             largest part of the layers a box may hold, in (0, 1], by box
-    min_boxes, max_boxes  bounds on the number of stages
+    min_nodes, max_nodes  bounds on the number of stages
     head_on_source        the source computes norm and head, so that no other box sees a token
     relays                whether a box without layers may pass frames around a slow link
     asynchronous          whether sending overlaps computing
@@ -114,8 +114,8 @@ class PlanProblem:
     exclude: tuple[str, ...] = ()
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    min_boxes: int = 1
-    max_boxes: int | None = None
+    min_nodes: int = 1
+    max_nodes: int | None = None
     head_on_source: bool = False
     relays: bool = False
     asynchronous: bool = True
@@ -150,9 +150,9 @@ class PlanProblem:
         """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""
         if self.quantisation is not None:
             check_quantisation(self.model.shape.architecture)
-        for name in ("prompt_tokens", "new_tokens", "min_boxes"):
+        for name in ("prompt_tokens", "new_tokens", "min_nodes"):
             check_count(getattr(self, name), name)
-        for name in ("batch", "concurrency", "max_boxes", "context_tokens", "step_tokens", "loading_itemsize"):
+        for name in ("batch", "concurrency", "max_nodes", "context_tokens", "step_tokens", "loading_itemsize"):
             if (value := getattr(self, name)) is not None:
                 check_count(value, name)
         limit = self.model.shape.max_context
@@ -169,11 +169,11 @@ class PlanProblem:
             )
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
-        if self.max_boxes is not None and self.max_boxes < self.min_boxes:
-            raise invalid("max_boxes", f"is {self.max_boxes}, below min_boxes {self.min_boxes}")
-        self._check_boxes()
+        if self.max_nodes is not None and self.max_nodes < self.min_nodes:
+            raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")
+        self._check_nodes()
 
-    def _check_boxes(self) -> None:
+    def _check_nodes(self) -> None:
         for name in self.exclude:
             self.cluster.index(name, "exclude")
             if name == self.cluster.source:

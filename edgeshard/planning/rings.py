@@ -15,7 +15,7 @@ from edgeshard.planning.costs import (
 )
 from edgeshard.planning.fields import invalid
 from edgeshard.planning.instance import Cut
-from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
+from edgeshard.planning.problem import ComputeTimes, PlanProblem, StepShape
 from edgeshard.planning.scoring import stages
 from edgeshard.planning.serving import ServingRing, StepSeconds, StepSpan
 from edgeshard.planning.shapes import BlockSpec
@@ -23,23 +23,23 @@ from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
 
 
 def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
-    """The ring of a cut, for micro-batches of `batch` sequences. Boxes are indices of `costs.boxes`."""
+    """The ring of a cut, for micro-batches of `batch` sequences. Boxes are indices of `costs.nodes`."""
     problem = costs.problem
-    count = len(cut.boxes)
+    count = len(cut.nodes)
     head_apart = problem.head_on_source and count > 1
     found = []
-    for index, (box, first, end) in enumerate(stages(cut)):
-        times = costs.times_of(costs.boxes[box])
+    for index, (node, first, end) in enumerate(stages(cut)):
+        times = costs.times_of(costs.nodes[node])
         blocks = Counter(problem.model.blocks[first:end])
         headed = costs.has_head(cut, index) and not head_apart
         found.append(_stage(problem, times, blocks, batch, index == 0, headed))
-    head = _head(costs.times_of(costs.boxes[cut.boxes[0]]), problem) if head_apart else None
+    head = _head(costs.times_of(costs.nodes[cut.nodes[0]]), problem) if head_apart else None
     return Pipeline(
         stages=tuple(found),
         hops=_hops(costs, cut),
         asynchronous=problem.asynchronous,
         head_s=head,
-        names=tuple(costs.names[box] for box in cut.boxes),
+        names=tuple(costs.names[node] for node in cut.nodes),
     )
 
 
@@ -49,10 +49,10 @@ def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
     if problem.head_on_source:
         raise invalid("head_on_source", "is not served here; simulate a batch that starts together")
     found = []
-    for index, (box, first, end) in enumerate(stages(cut)):
+    for index, (node, first, end) in enumerate(stages(cut)):
         blocks = Counter(problem.model.blocks[first:end])
         found.append(
-            _mixed_stage(problem, costs.times_of(costs.boxes[box]), blocks, index == 0, costs.has_head(cut, index))
+            _mixed_stage(problem, costs.times_of(costs.nodes[node]), blocks, index == 0, costs.has_head(cut, index))
         )
     return ServingRing(tuple(found), _hops(costs, cut))
 
@@ -72,16 +72,16 @@ def _stage(
 ) -> StageTimes:
     work_s = _work(problem, times, blocks, first)
 
-    def seconds(phase: Phase) -> float:
+    def seconds(phase: StepShape) -> float:
         return work_s(phase) + (times.head_s(phase) if headed else 0.0)
 
     def prefill_s(tokens: int, context: int) -> float:
         # Causal: the slice's queries see the context and half of the slice on average.
         length = tokens // batch
-        return seconds(Phase(batch, length, context + (length + 1) / 2, context + length))
+        return seconds(StepShape(batch, length, context + (length + 1) / 2, context + length))
 
     def decode_s(sequences: int, context: int) -> float:
-        return seconds(Phase(sequences, 1, context + 1, context + 1))
+        return seconds(StepShape(sequences, 1, context + 1, context + 1))
 
     return StageTimes(prefill_s, decode_s)
 
@@ -92,7 +92,7 @@ def _mixed_stage(
     work_s = _work(problem, times, blocks, first)
 
     def seconds(spans: Sequence[StepSpan]) -> float:
-        phase = Phase.of_spans([(span.tokens, span.context) for span in spans])
+        phase = StepShape.of_spans([(span.tokens, span.context) for span in spans])
         sampled = sum(span.sample for span in spans) if headed else 0
         return work_s(phase) + (times.head_s(replace(phase, batch=sampled, tokens=1)) if sampled else 0.0)
 
@@ -101,11 +101,11 @@ def _mixed_stage(
 
 def _work(
     problem: PlanProblem, times: ComputeTimes, blocks: Counter[BlockSpec], first: bool
-) -> Callable[[Phase], float]:
+) -> Callable[[StepShape], float]:
     """Seconds of a stage's step but for the head."""
     width = hidden_width(problem)
 
-    def seconds(phase: Phase) -> float:
+    def seconds(phase: StepShape) -> float:
         total = times.step_s(phase.step_tokens * width) + (times.embedding_s(phase) if first else 0.0)
         return total + sum(number * times.block_s(block, phase) for block, number in blocks.items())
 
@@ -114,18 +114,18 @@ def _work(
 
 def _head(times: ComputeTimes, problem: PlanProblem) -> Callable[[int], float]:
     middle = problem.prompt_tokens + problem.new_tokens / 2
-    return lambda batch: times.head_s(Phase(batch, 1, middle, middle))
+    return lambda batch: times.head_s(StepShape(batch, 1, middle, middle))
 
 
 def _hops(costs: Costs, cut: Cut) -> tuple[HopTimes, ...]:
-    problem, count = costs.problem, len(cut.boxes)
+    problem, count = costs.problem, len(cut.nodes)
     if count == 1:
         return ()
-    bandwidth, latency = link_matrices(problem, costs.boxes)
+    bandwidth, latency = link_matrices(problem, costs.nodes)
     width = hidden_width(problem)
     found = []
-    for index, sender in enumerate(cut.boxes):
-        receiver = cut.boxes[(index + 1) % count]
+    for index, sender in enumerate(cut.nodes):
+        receiver = cut.nodes[(index + 1) % count]
         rate_bps = float(bandwidth[sender, receiver])
         returns_tokens = index == count - 1 and not problem.head_on_source
         station_s = _tokens_s(rate_bps) if returns_tokens else _states_s(rate_bps, width)

@@ -3,8 +3,8 @@
 The head forms a step as soon as one may begin: decodes first, each micro-batch an equal share of them, then chunks of
 prompts in the order of their arrival until the step's token budget is spent (Sarathi-Serve's schedule). A prompt's
 chunks follow each other without waiting; a decode waits for its own token. Steps keep their order at every station, as
-they do in a ring, so a step's way is known once it is formed: only arrivals and returns are events. (papers.md sections
-1 and 5; `simulator` has the modes and the timeline of a batch that starts together.)
+they do in a ring, so a step's way is known once it is formed: only arrivals and returns are events.
+(docs/papers.md#simulation; `simulator` has the modes and the timeline of a batch that starts together.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -63,16 +63,21 @@ class Schedule:
     batch, micro_batches  decodes in one step, steps with decodes in flight; their product of requests runs at once
     token_budget          most tokens in one step, decodes and chunks together
     window                most steps in flight, those with chunks alone included; None: `micro_batches`
+    slices                tokens of a prompt -> lengths of the slices it goes in while nobody decodes (HPipe); None for
+                          whole prompts, as far as the budget goes
+    slice_budget          most tokens in a step with a slice
     """
 
     batch: int = 1
     micro_batches: int = 1
     token_budget: int = 256
     window: int | None = None
+    slices: Callable[[int], Sequence[int]] | None = None
+    slice_budget: int = 2048
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""
-        for name in ("batch", "micro_batches", "token_budget"):
+        for name in ("batch", "micro_batches", "token_budget", "slice_budget"):
             check_count(getattr(self, name), name)
         if self.token_budget < self.batch:
             raise invalid("token_budget", f"is {self.token_budget}; a step of {self.batch} decodes needs as many")
@@ -86,12 +91,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """A step: its spans, the `decodes` first; when it was formed, and when its tokens were back at the head."""
+    """A step: its spans, the `decodes` first; when it was formed, and when its tokens were back at the head.
+
+    `stage_s` and `hop_s` are its (start, end) at each stage and on each hop.
+    """
 
     spans: tuple[StepSpan, ...]
     decodes: int
     formed_s: float
     back_s: float
+    stage_s: tuple[tuple[float, float], ...]
+    hop_s: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,8 @@ class Serving:
     token_s          [request][token] when the token is back at the head
     ttft_s           of each request, from its arrival
     inter_token_s    all gaps between two tokens of a request
-    box_utilisation  share of the run that each stage computes; bubble_share the rest, the mean over stages
+    node_utilisation share of the run that each stage computes; bubble_share the rest, the mean over stages
+    link_utilisation share of the run that each hop is sent on, the return last
     """
 
     token_s: tuple[tuple[float, ...], ...]
@@ -109,17 +120,10 @@ class Serving:
     inter_token_s: tuple[float, ...]
     span_s: float
     tokens_per_s: float
-    box_utilisation: tuple[float, ...]
+    node_utilisation: tuple[float, ...]
+    link_utilisation: tuple[float, ...]
     bubble_share: float
     steps: tuple[ServedStep, ...]
-
-    def ttft_percentile(self, percent: float) -> float:
-        """The TTFT that so many percent of requests do not exceed, read between two on a line."""
-        return _percentile(self.ttft_s, percent)
-
-    def inter_token_percentile(self, percent: float) -> float:
-        """The same of the gaps between tokens; 0 when there are none."""
-        return _percentile(self.inter_token_s, percent)
 
 
 def serve(ring: ServingRing, requests: Sequence[ServedRequest], schedule: Schedule) -> Serving:
@@ -160,7 +164,6 @@ class _Run:
         self._in_flight = self._decode_steps = 0
         self._stage_free_s = [0.0] * len(ring.stages)
         self._link_free_s = [0.0] * len(ring.hops)
-        self.busy_s = [0.0] * len(ring.stages)
         self.token_s: list[list[float]] = [[] for _ in requests]
         self.steps: list[ServedStep] = []
 
@@ -191,7 +194,7 @@ class _Run:
         spans = decodes + self._next_chunks(self._schedule.token_budget - len(decodes))
         if not spans:
             return False
-        step = ServedStep(tuple(spans), len(decodes), now, self._back_s(spans, now))
+        step = self._served(spans, len(decodes), now)
         self.steps.append(step)
         self._in_flight += 1
         self._decode_steps += step.decodes > 0
@@ -214,32 +217,48 @@ class _Run:
     def _next_chunks(self, left: int) -> list[StepSpan]:
         """Chunks of `left` tokens together, of the first prompts that are not handed out yet."""
         spans: list[StepSpan] = []
-        while left and self._prefilling:
-            request = self._prefilling[0]
+        alone = not self._decoding
+        for request in list(self._prefilling):
             done, whole = self._prefilled[request], self._requests[request].prompt_tokens
-            tokens = min(left, whole - done)
+            stop, room = self._slice(request, left) if alone else (whole, left)
+            tokens = min(room, stop - done)
+            if tokens < 1:
+                break
             spans.append(StepSpan(request, tokens, done, done + tokens == whole))
             self._prefilled[request] += tokens
             left -= tokens
             if done + tokens == whole:
-                self._prefilling.popleft()
+                self._prefilling.remove(request)
                 self._decoding += 1
         return spans
 
-    def _back_s(self, spans: Sequence[StepSpan], now: float) -> float:
-        """When a step that begins now is back, its turn at every station taken."""
+    def _slice(self, request: int, left: int) -> tuple[int, int]:
+        """Where a prompt's next slice ends, and the most tokens it may have; a short prompt is one slice."""
+        schedule, whole = self._schedule, self._requests[request].prompt_tokens
+        slices = () if schedule.slices is None else schedule.slices(whole)
+        if len(slices) < 2:
+            return whole, left
+        stop = next(stop for stop in accumulate(slices) if stop > self._prefilled[request])
+        return stop, left + max(0, schedule.slice_budget - schedule.token_budget)
+
+    def _served(self, spans: Sequence[StepSpan], decodes: int, now: float) -> ServedStep:
+        """The step that begins now, its turn at every station taken."""
         hops, time = self._ring.hops, now
+        stage_s: list[tuple[float, float]] = []
+        hop_s: list[tuple[float, float]] = []
         tokens, sampled = sum(span.tokens for span in spans), sum(span.sample for span in spans)
         for index, stage in enumerate(self._ring.stages):
-            held = checked_seconds(stage(spans), f"stages[{index}]")
-            time = self._stage_free_s[index] = max(time, self._stage_free_s[index]) + held
-            self.busy_s[index] += held
+            start = max(time, self._stage_free_s[index])
+            time = self._stage_free_s[index] = start + checked_seconds(stage(spans), f"stages[{index}]")
+            stage_s.append((start, time))
             if hops:
                 carried = tokens if index < len(hops) - 1 else sampled
                 sent = checked_seconds(hops[index].station_s(carried), f"hops[{index}].station_s")
-                self._link_free_s[index] = max(time, self._link_free_s[index]) + sent
-                time = self._link_free_s[index] + hops[index].latency_s
-        return time
+                start = max(time, self._link_free_s[index])
+                self._link_free_s[index] = start + sent
+                hop_s.append((start, start + sent))
+                time = start + sent + hops[index].latency_s
+        return ServedStep(tuple(spans), decodes, now, time, tuple(stage_s), tuple(hop_s))
 
     def _return(self, step: ServedStep) -> None:
         self._in_flight -= 1
@@ -259,20 +278,28 @@ def _result(run: _Run, requests: Sequence[ServedRequest]) -> Serving:
     began = min(request.arrival_s for request in requests)
     span_s = max(times[-1] for times in run.token_s) - began
     tokens = sum(len(times) for times in run.token_s)
-    busy = tuple(value / span_s if span_s else 0.0 for value in run.busy_s)
+    busy = _shares([step.stage_s for step in run.steps], span_s)
     return Serving(
         token_s=tuple(map(tuple, run.token_s)),
         ttft_s=tuple(times[0] - request.arrival_s for times, request in zip(run.token_s, requests, strict=True)),
         inter_token_s=tuple(later - earlier for times in run.token_s for earlier, later in pairwise(times)),
         span_s=span_s,
         tokens_per_s=tokens / span_s if span_s else float("inf"),
-        box_utilisation=busy,
+        node_utilisation=busy,
+        link_utilisation=_shares([step.hop_s for step in run.steps], span_s),
         bubble_share=max(0.0, 1.0 - sum(busy) / len(busy)),
         steps=tuple(run.steps),
     )
 
 
-def _percentile(values: Sequence[float], percent: float) -> float:
+def _shares(steps: Sequence[tuple[tuple[float, float], ...]], span_s: float) -> tuple[float, ...]:
+    """What of the run each station is busy."""
+    busy = [sum(end - start for start, end in visits) for visits in zip(*steps, strict=True)]
+    return tuple(value / span_s if span_s else 0.0 for value in busy)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """What so many percent of the values do not exceed, read between two on a line; 0 when there are none."""
     if not 0 <= percent <= 100:
         raise invalid("percent", f"is {percent}; it must be from 0 to 100")
     return float(np.percentile(values, percent)) if values else 0.0

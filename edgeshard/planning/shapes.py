@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures import ModelShape, expected_tensors, is_quantised, layer_windows, parse_config
-from edgeshard.architectures.config import expert_count
-from edgeshard.architectures.fields import decoder_fields
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import UnsupportedModelError
-from edgeshard.model import LayerRange, Part
+from edgeshard.architectures import (
+    KNOWN_MODELS,
+    ModelShape,
+    expected_tensors,
+    is_quantised,
+    keeps_float32,
+    name_in_block,
+    read_config,
+)
+from edgeshard.architectures.parts import chosen_experts, expert_count
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import UnsupportedModelError
+from edgeshard.domain.model import LayerRange, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class BlockSpec:
     """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
 
     `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.) `matrices` are
-    all that may be small integers, `expert_matrices` those of the experts.
+    all that may be small integers, `expert_matrices` those of the experts. `float32_parameters` are held in float32
+    whatever the dtype.
     """
 
     parameters: int
@@ -64,9 +72,11 @@ class BlockSpec:
     window: int = 0
     matrices: Matrices = Matrices()
     expert_matrices: Matrices = Matrices()
+    float32_parameters: int = 0
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
-        return self.matrices.weight_bytes(self.parameters, dtype, quantisation)
+        wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
+        return self.matrices.weight_bytes(self.parameters, dtype, quantisation) + wider
 
     def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
         """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
@@ -133,10 +143,12 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     """The spec of the model that a decoded config.json describes. Raises UnsupportedModelError naming the key."""
     if not isinstance(config, Mapping):
         raise UnsupportedModelError("config.json holds no object", field="model")
-    shape, fields = parse_config(config), decoder_fields(config)
+    decoder = read_config(config)
+    architecture, fields, shape = decoder.architecture, decoder.fields, decoder.shape
     outer: dict[Part, int] = dict.fromkeys(Part, 0)
     block_elements = [0] * shape.layer_count
     expert_elements = [0] * shape.layer_count
+    float32_elements = [0] * shape.layer_count
     matrices = [Matrices()] * shape.layer_count
     expert_matrices = [Matrices()] * shape.layer_count
     head_matrices = Matrices()
@@ -159,20 +171,24 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         matrices[tensor.unit] += found
         largest_block = max(largest_block, elements)
         inner = max(inner, *tensor.shape)
-        if ".experts." in tensor.name:
+        if keeps_float32(shape, tensor.name):
+            float32_elements[tensor.unit] += elements
+        if architecture.is_expert(name_in_block(tensor.name)):
             expert_elements[tensor.unit] += elements
             expert_matrices[tensor.unit] += found
-    sparse = any(expert_elements)
-    experts = expert_count(fields) if sparse else 0
-    chosen = fields.size("num_experts_per_tok", 8 if shape.architecture == "qwen3_moe" else 2) if sparse else 0
+    experts = chosen = 0
+    if architecture.experts is not None:
+        experts = expert_count(architecture.experts, fields)
+        chosen = chosen_experts(architecture.experts, fields)
     blocks = tuple(
-        BlockSpec(total, part, experts if part else 0, chosen if part else 0, window, packed, packed_experts)
-        for total, part, window, packed, packed_experts in zip(
+        BlockSpec(total, part, experts if part else 0, chosen if part else 0, window, packed, packed_experts, wide)
+        for total, part, window, packed, packed_experts, wide in zip(
             block_elements,
             expert_elements,
-            layer_windows(fields, shape.layer_count),
+            decoder.windows(),
             matrices,
             expert_matrices,
+            float32_elements,
             strict=True,
         )
     )
@@ -191,27 +207,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": 32_000,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    }
-
-
-BUILT_IN_CONFIGS: dict[str, dict[str, Any]] = {
-    "llama2-7b": _llama2(4096, 11_008, 32, 32, 32),
-    "llama2-13b": _llama2(5120, 13_824, 40, 40, 40),
-    "llama2-70b": _llama2(8192, 28_672, 80, 64, 8),
-}
-"""The paper's models (Touvron et al. 2023, table of sizes; the published config.json files)."""
+BUILT_IN_CONFIGS: Mapping[str, dict[str, Any]] = {name: dict(config) for name, config in KNOWN_MODELS.items()}
 
 
 def built_in_model(name: str) -> ModelSpec | None:

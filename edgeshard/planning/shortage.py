@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgeshard.dtypes import DType
+from edgeshard.domain.dtypes import DType
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Instance
 from edgeshard.planning.scoring import SLACK
 
 GB = 1e9
-_BOX_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
+_NODE_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 _SYSTEM_BYTES = 3e9
 """What a hypothetical box keeps for its system, as the catalogue's boxes of 16 GB and more do."""
 
@@ -22,8 +22,8 @@ _SYSTEM_BYTES = 3e9
 class Shortage:
     """What is short.
 
-    `constraint` is memory, source_memory, max_share, max_boxes, min_boxes, max_time_per_token or constraints (several
-    together). `amount` is what is missing in `unit` (bytes, layers, boxes, seconds); 0 where there is no such number.
+    `constraint` is memory, source_memory, max_share, max_nodes, min_nodes, max_time_per_token or constraints (several
+    together). `amount` is what is missing in `unit` (bytes, layers, nodes, seconds); 0 where there is no such number.
     `text` says it all in words, with what would help.
     """
 
@@ -56,21 +56,21 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
     allowed = _limited(room, instance)
     missing = _missing(instance, allowed)
     if missing > 0:
-        if _missing(instance, room, len(costs.boxes)) <= 0 < _missing(instance, room):
-            return _too_few_boxes(costs, instance, room)
+        if _missing(instance, room, len(costs.nodes)) <= 0 < _missing(instance, room):
+            return _too_few_nodes(costs, instance, room)
         if _missing(instance, room) <= 0:
             text = f"max_share leaves no box for {_layers(missing)}; allow larger shares or add a box"
             return Shortage("max_share", float(missing), "layers", text)
         return _memory(costs, load, instance, room)
     usable = int(((room.plain > 0) & (instance.max_layers > 0)).sum())
     most = usable if instance.relays else min(usable, instance.layers)
-    if instance.min_boxes > most:
-        short = instance.min_boxes - most
-        text = f"min_boxes is {instance.min_boxes}, but only {most} boxes can take part; lower it or add {short}"
-        return Shortage("min_boxes", float(short), "boxes", text)
+    if instance.min_nodes > most:
+        short = instance.min_nodes - most
+        text = f"min_nodes is {instance.min_nodes}, but only {most} boxes can take part; lower it or add {short}"
+        return Shortage("min_nodes", float(short), "nodes", text)
     text = (
         "the boxes have the memory, but no placement keeps all constraints together "
-        f"(boxes {instance.min_boxes} to {instance.max_boxes}, shares, links); relax one of them"
+        f"(boxes {instance.min_nodes} to {instance.max_nodes}, shares, links); relax one of them"
     )
     return Shortage("constraints", 0.0, "", text)
 
@@ -85,7 +85,7 @@ def too_slow(fastest_s: float, limit_s: float) -> Shortage:
     return Shortage("max_time_per_token", over, "seconds", text)
 
 
-def box_room_text(names: Sequence[str], needs: Sequence[float], rooms: Sequence[float]) -> str:
+def node_room_text(names: Sequence[str], needs: Sequence[float], rooms: Sequence[float]) -> str:
     """Which boxes a fixed placement overfills, for baselines."""
     short = [(name, need - room) for name, need, room in zip(names, needs, rooms, strict=True) if need > room]
     return ", ".join(f"{name} is {_gb(amount)} short" for name, amount in short)
@@ -110,13 +110,13 @@ def _limited(room: _Room, instance: Instance) -> _Room:
     return _Room(np.minimum(room.plain, limit), np.minimum(room.with_head, limit))
 
 
-def _missing(instance: Instance, room: _Room, most_boxes: int | None = None) -> int:
+def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> int:
     """Layers for which there is no room in the best choice of boxes, 0 when all fit."""
     layers, source = instance.layers, instance.source
     held = int(room.with_head[source])
     best = min(layers, held) if held >= 1 else 0
-    count = (instance.max_boxes if most_boxes is None else most_boxes) - 2
-    others = np.array([i for i in range(instance.boxes) if i != source], dtype=np.int64)
+    count = (instance.max_nodes if most_nodes is None else most_nodes) - 2
+    others = np.array([i for i in range(instance.nodes) if i != source], dtype=np.int64)
     if count < 0 or not len(others):
         return max(0, layers - best)
     plain = np.maximum(room.plain[others], 0)
@@ -131,34 +131,34 @@ def _missing(instance: Instance, room: _Room, most_boxes: int | None = None) -> 
     return max(0, layers - best)
 
 
-def _too_few_boxes(costs: Costs, instance: Instance, room: _Room) -> Shortage:
-    needed = next(n for n in range(instance.max_boxes, len(costs.boxes) + 1) if _missing(instance, room, n) <= 0)
-    short = needed - instance.max_boxes
-    text = f"max_boxes is {instance.max_boxes}, but the model needs {needed}; allow {short} more"
-    return Shortage("max_boxes", float(short), "boxes", text)
+def _too_few_nodes(costs: Costs, instance: Instance, room: _Room) -> Shortage:
+    needed = next(n for n in range(instance.max_nodes, len(costs.nodes) + 1) if _missing(instance, room, n) <= 0)
+    short = needed - instance.max_nodes
+    text = f"max_nodes is {instance.max_nodes}, but the model needs {needed}; allow {short} more"
+    return Shortage("max_nodes", float(short), "nodes", text)
 
 
 def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shortage:
-    missing = _missing(instance, room, len(costs.boxes))
+    missing = _missing(instance, room, len(costs.nodes))
     layer = float(instance.layer_bytes.max())
     # With no box for the head at all, it is missing as well.
     homeless = instance.head_bytes if not (room.with_head >= 1).any() and not instance.head_on_source else 0.0
     short = missing * layer + homeless
-    hints = [_one_more_box(costs, instance, missing, homeless)]
+    hints = [_one_more_node(costs, instance, missing, homeless)]
     if costs.problem.dtype is DType.FLOAT32 and _fits_in_half(costs, load):
         hints.append("bfloat16 would fit as it is")
     text = f"{_gb(short)} short: {_layers(missing)} of {instance.layers} find no room; {', or '.join(hints)}"
     return Shortage("memory", short, "bytes", text)
 
 
-def _one_more_box(costs: Costs, instance: Instance, missing: int, homeless: float) -> str:
+def _one_more_node(costs: Costs, instance: Instance, missing: int, homeless: float) -> str:
     layer = float(instance.layer_bytes.max())
-    unit = costs.loading_bytes(costs.boxes[costs.source])
-    for size in _BOX_SIZES_GB:
+    unit = costs.loading_bytes(costs.nodes[costs.source])
+    for size in _NODE_SIZES_GB:
         held = int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes - homeless) // layer)
         if held >= missing:
             return f"one more {size} GB box would do"
-    size = next((s for s in (32, *_BOX_SIZES_GB) if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer), 256)
+    size = next((s for s in (32, *_NODE_SIZES_GB) if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer), 256)
     held = max(1, int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes) // layer))
     count = -(-(missing + (1 if homeless else 0)) // held)
     return f"{count} more {size} GB boxes would do"

@@ -5,7 +5,7 @@ first served; after a link's station the frame is on its way for the pure latenc
 are stations of their own when sending is asynchronous, otherwise a box's compute and its sends are one. In a ring a box
 has one uplink and one downlink, so a hop is one station for both. Slices of a prompt follow each other through the
 stages; only the last one returns. With the head on the source, its box serves first-stage work before head work.
-(papers.md section 1)
+(docs/papers.md#simulation)
 """
 
 from __future__ import annotations
@@ -16,22 +16,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from edgeshard.planning.timing import Mode, Pipeline, Traffic, checked_seconds
+from edgeshard.domain.mode import Mode
+from edgeshard.planning.timing import Pipeline, Traffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1
 """At equal times arrivals come before a station looks for its next step, so that it sees all who wait."""
-
-
-class Visit(NamedTuple):
-    """One service. `kind` is "prefill", "decode", "head", "send" or "return"; `piece` is the prompt's slice."""
-
-    station: str
-    micro_batch: int
-    kind: str
-    token: int
-    start_s: float
-    end_s: float
-    piece: int = 0
 
 
 class _Raw(NamedTuple):
@@ -54,7 +43,7 @@ class Simulation:
     inter_token_s      mean time between two tokens of a sequence; 0 when there is only one
     time_per_token_s   a sequence's whole time over its tokens, the mean over requests
     tokens_per_s       all tokens over the makespan
-    box_utilisation    share of the makespan that a box's station is busy, by stage
+    node_utilisation   share of the makespan that a box's station is busy, by stage
     link_utilisation   the same of the hops, the return last
     bubble_s           seconds a stage does not compute, by stage; bubble_share their share of all stages' time
     """
@@ -67,7 +56,7 @@ class Simulation:
     inter_token_s: float
     time_per_token_s: float
     tokens_per_s: float
-    box_utilisation: tuple[float, ...]
+    node_utilisation: tuple[float, ...]
     link_utilisation: tuple[float, ...]
     bubble_s: tuple[float, ...]
     bubble_share: float
@@ -99,7 +88,7 @@ class _Path:
     `last_stage` is the position where a slice that is not the last ends.
     """
 
-    boxes: tuple[str, ...]
+    nodes: tuple[str, ...]
     links: tuple[str, ...]
     stations: tuple[str, ...]
     station: tuple[int, ...]
@@ -117,7 +106,7 @@ class _Path:
     @classmethod
     def build(cls, pipeline: Pipeline, traffic: Traffic) -> _Path:
         count, hops, separate = len(pipeline.stages), len(pipeline.hops), pipeline.asynchronous
-        boxes, links = pipeline.box_names, pipeline.link_names
+        nodes, links = pipeline.node_names, pipeline.link_names
         station: list[int] = []
         stage: list[int | None] = []
         link: list[int | None] = []
@@ -142,9 +131,9 @@ class _Path:
             headed.append(True)
         hold, send = _tables(pipeline, traffic, stage, link, headed)
         return cls(
-            boxes=boxes,
+            nodes=nodes,
             links=links,
-            stations=(*boxes, *links) if separate else boxes,
+            stations=(*nodes, *links) if separate else nodes,
             station=tuple(station),
             stage=tuple(stage),
             link=tuple(link),
@@ -175,7 +164,7 @@ class _Path:
             if stage is not None:
                 kind = "decode" if token or self.decode_only else "prefill"
                 kind = "head" if self.is_head[position] else kind
-                name = self.boxes[stage]
+                name = self.nodes[stage]
                 found.append(Visit(name, micro_batch, kind, token, start, split if link is not None else end, piece))
             returns = link is not None and link == len(self.links) - 1
             if link is None or (returns and self.pieces and token == 0 and piece < self.pieces - 1):
@@ -325,12 +314,12 @@ def _result(path: _Path, traffic: Traffic, run: _Run, mode: Mode) -> Simulation:
     times = run.token_s
     count, tokens = traffic.micro_batches, traffic.new_tokens
     makespan = max(row[-1] for row in times)
-    box_busy, link_busy = [0.0] * len(path.boxes), [0.0] * len(path.links)
-    working = [0.0] * len(path.boxes)
+    node_busy, link_busy = [0.0] * len(path.nodes), [0.0] * len(path.links)
+    working = [0.0] * len(path.nodes)
     for hold, send in zip(path.hold_s, path.send_s, strict=True):
         for stage, link, held, sent in zip(path.stage, path.link, hold, send, strict=True):
             if stage is not None:
-                box_busy[stage] += count * held
+                node_busy[stage] += count * held
                 working[stage] += count * (held - sent)
             if link is not None:
                 link_busy[link] += count * sent
@@ -346,7 +335,7 @@ def _result(path: _Path, traffic: Traffic, run: _Run, mode: Mode) -> Simulation:
         inter_token_s=sum(row[-1] - row[0] for row in times) / (count * gaps) if gaps else 0.0,
         time_per_token_s=sum(row[-1] for row in times) / (count * tokens),
         tokens_per_s=traffic.tokens / makespan if makespan else float("inf"),
-        box_utilisation=tuple(value / span for value in box_busy),
+        node_utilisation=tuple(value / span for value in node_busy),
         link_utilisation=tuple(value / span for value in link_busy),
         bubble_s=bubbles,
         bubble_share=sum(bubbles) / (span * len(bubbles)),

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType, Quantisation, weights_text
-from edgeshard.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
-from edgeshard.ids import NodeId, NodeName
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation, weights_text
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.profile import ComputeProfile, LayerKind, MeasuredLink
 from edgeshard.planning.catalogue import DeviceSpec, recognise
-from edgeshard.planning.devices import Box, Cluster, Link
+from edgeshard.planning.devices import Cluster, ClusterNode, Link
 from edgeshard.planning.measured import MeasuredTimes
 from edgeshard.planning.problem import ComputeTimes, PlanProblem
 from edgeshard.planning.shapes import ModelSpec
 from edgeshard.planning.workspace import largest_step_tokens
-from edgeshard.profile import ComputeProfile, LayerKind, MeasuredLink
 
 NOT_MEASURED = "NOT_MEASURED"
 """Reason of the error for a site that cannot be planned before boxes are measured."""
@@ -32,7 +32,7 @@ _NAMES_SHOWN = 5
 
 
 class SiteNode(Protocol):
-    """A box of the site; `free_bytes` is what its stages may still take. `edgeshard.device.Node` is one."""
+    """A box of the site; `free_bytes` is what its stages may still take. `edgeshard.domain.device.Node` is one."""
 
     @property
     def node_id(self) -> NodeId: ...
@@ -95,7 +95,7 @@ def site_cluster(
             reason=NOT_MEASURED,
         )
     times: dict[str, ComputeTimes] = {}
-    boxes = []
+    planned = []
     for node in usable:
         known = recognised.get(node.node_id)
         if known is None:
@@ -104,9 +104,9 @@ def site_cluster(
             known = _figures(profile)
         # Memory as the coordinator counts it: what the box grants less what others hold there.
         device = replace(known, memory_bytes=float(node.free_bytes), system_bytes=0.0)
-        boxes.append(Box(node.name, device, node.name))
+        planned.append(ClusterNode(node.name, device, node.name))
     found, unmeasured = _links(usable, links)
-    cluster = Cluster(tuple(boxes), _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
+    cluster = Cluster(tuple(planned), _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
     estimated = tuple(node.name for node in usable if node.node_id not in measured)
     return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured)
 
@@ -151,7 +151,7 @@ def _usable(nodes: Iterable[SiteNode], source: str, exclude: Collection[str]) ->
     first = found[-1]
     if not first.connected:
         raise UnavailableError(
-            f"source: box {source} is not connected", field="source", reason="BOX_AWAY", retry_after_s=1.0
+            f"source: box {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
         )
     others = [node for node in every if node.connected and node.node_id != first.node_id and node.name not in exclude]
     return [first, *sorted(others, key=lambda node: node.name)]

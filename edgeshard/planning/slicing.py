@@ -1,4 +1,4 @@
-"""HPipe: into which slices a long prompt is cut, and how layers are split evenly. Pure. (papers.md section 2)
+"""HPipe: into which slices a long prompt is cut. Pure. (docs/papers.md#slices-of-long-prompts)
 
 A slice waits on a device for the slice before it and for its own arrival from the device before:
 F(i, j) = max(F(i-1, j), F(i, j-1) + comm) + t(i, j). Because a slice attends to all before it, t grows with its start,
@@ -68,13 +68,6 @@ def best_slices(
     if found and (better := _recurrence(times, found)) < value * (1 - _SLACK):
         lengths, value = found, better
     return Slices(_longest_first(times, lengths, value), value, exact=True)
-
-
-def slicing_seconds(
-    devices: Sequence[StageSeconds], lengths: Sequence[int], comm: Sequence[CommSeconds] | CommSeconds | None = None
-) -> float:
-    """F of the last slice on the last device."""
-    return _recurrence(_times(devices, sum(lengths), comm), lengths)
 
 
 def _times(devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSeconds] | CommSeconds | None) -> _Times:
@@ -222,43 +215,3 @@ def _longest_first(times: _Times, lengths: tuple[int, ...], value: float) -> tup
     ceiling = max(float(longest[end - length, end]) for end, length in zip(ends, lengths, strict=True))
     greedy = _greedy(longest, ceiling)
     return greedy if greedy and _recurrence(times, greedy) <= value * (1 + _SLACK) else lengths
-
-
-def balanced_partition(
-    unit_s: Sequence[Sequence[float]],
-    unit_bytes: Sequence[float] | None = None,
-    capacity_bytes: Sequence[float] | None = None,
-) -> tuple[int, ...] | None:
-    """Ends of the devices' unit ranges that make the slowest device fastest.
-
-    A[b][m] = min over k < b of max(A[k][m-1], T(k+1, b, m)), the slowest of the first m devices with the first b units.
-    `unit_s[m][u]` are device m's seconds for unit u; units may be finer than blocks (`half_layers`). Devices stay in
-    order and each gets at least one unit. None when memory fits no partition or there are fewer units than devices.
-    """
-    seconds = np.asarray(unit_s, dtype=np.float64)
-    devices, units = seconds.shape
-    sizes = np.concatenate([[0.0], np.cumsum(unit_bytes if unit_bytes is not None else np.zeros(units))])
-    room = np.asarray(capacity_bytes if capacity_bytes is not None else [np.inf] * devices, dtype=np.float64)
-    best = np.full(units + 1, np.inf)
-    best[0] = 0.0
-    before = np.zeros((devices, units + 1), dtype=np.int64)
-    for device in range(devices):
-        total = np.concatenate([[0.0], np.cumsum(seconds[device])])
-        after = np.full(units + 1, np.inf)
-        for end in range(device + 1, units + 1):
-            slowest = np.maximum(best[:end], total[end] - total[:end])
-            slowest = np.where(sizes[end] - sizes[:end] <= room[device], slowest, np.inf)
-            before[device, end] = int(np.argmin(slowest))
-            after[end] = slowest[before[device, end]]
-        best = after
-    if not np.isfinite(best[units]):
-        return None
-    ends = [units]
-    for device in range(devices - 1, 0, -1):
-        ends.append(int(before[device, ends[-1]]))
-    return tuple(reversed(ends))
-
-
-def half_layers(attention: Sequence[float], mlp: Sequence[float]) -> tuple[float, ...]:
-    """Seconds or bytes of half layers, in order: attention and MLP of each block."""
-    return tuple(value for pair in zip(attention, mlp, strict=True) for value in pair)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from edgeshard.planning.fields import invalid
-from edgeshard.planning.simulator import Visit
+from edgeshard.planning.timing import Visit
 
 WIDTH = 720
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -45,7 +45,7 @@ class _Canvas:
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="1"/>'
         )
 
-    def box(
+    def node(
         self, x: float, y: float, width: float, height: float, colour: str, title: str = "", more: str = ""
     ) -> None:
         shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{colour}"{more}'
@@ -153,7 +153,7 @@ def bar_chart(
                 canvas.text(x + width / 2, bottom - 4, "–", "middle", colour=_SOFT)
                 continue
             y = axis.place(value)
-            canvas.box(x + 1, y, width - 2, bottom - y, PALETTE[number % len(PALETTE)], f"{group}, {name}: {value:g}")
+            canvas.node(x + 1, y, width - 2, bottom - y, PALETTE[number % len(PALETTE)], f"{group}, {name}: {value:g}")
             canvas.text(x + width / 2, y - 4, _number(value), "middle", size=11 if width > 34 else 9)
     return canvas.done(title)
 
@@ -220,9 +220,9 @@ def _service(canvas: _Canvas, place: tuple[float, float, float, float], colour: 
         more += f' stroke="{_INK}" stroke-width="1"'
     elif width > 2:
         more += ' stroke="#ffffff" stroke-width="0.4"'
-    canvas.box(x, y, width, height, colour, words, more)
+    canvas.node(x, y, width, height, colour, words, more)
     if kind == "prefill":
-        canvas.box(x, y, width, height, "url(#hatch)", more=' pointer-events="none"')
+        canvas.node(x, y, width, height, "url(#hatch)", more=' pointer-events="none"')
 
 
 def _kinds_legend(canvas: _Canvas, kinds: Sequence[str], y: float) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from itertools import pairwise
+from typing import NamedTuple
 
 from edgeshard.planning.fields import check_count, check_number, invalid
 
@@ -15,17 +13,6 @@ PrefillSeconds = Callable[[int, int], float]
 """(tokens of the step, all sequences together; tokens of each sequence already in the KV cache) -> seconds."""
 DecodeSeconds = Callable[[int, int], float]
 """(sequences; tokens of each already in the KV cache) -> seconds."""
-
-
-class Mode(StrEnum):
-    """When a micro-batch may begin its next token."""
-
-    SEQUENTIAL = "sequential"
-    """One micro-batch at a time, from its prompt to its last token."""
-    BUBBLES = "bubbles"
-    """Once every micro-batch of the iteration is back."""
-    NO_BUBBLES = "no-bubbles"
-    """The moment its own token is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +59,13 @@ class Pipeline:
             check_number(stage.overhead_s, f"stages[{index}].overhead_s", 0.0)
 
     @property
-    def box_names(self) -> tuple[str, ...]:
+    def node_names(self) -> tuple[str, ...]:
         return self.names or tuple(f"stage {index}" for index in range(len(self.stages)))
 
     @property
     def link_names(self) -> tuple[str, ...]:
-        boxes = self.box_names
-        return tuple(f"{boxes[index]} -> {boxes[(index + 1) % len(boxes)]}" for index in range(len(self.hops)))
+        nodes = self.node_names
+        return tuple(f"{nodes[index]} -> {nodes[(index + 1) % len(nodes)]}" for index in range(len(self.hops)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,58 +113,20 @@ def check_hops(stages: int, hops: Sequence[HopTimes]) -> None:
         check_number(hop.latency_s, f"hops[{index}].latency_s", 0.0)
 
 
-def steady_stage(prefill_s: float, decode_s: float, overhead_s: float = 0.0) -> StageTimes:
-    """A stage whose steps take the same time whatever their tokens and context; each slice of a prompt is one step."""
-    return StageTimes(lambda tokens, context: prefill_s, lambda batch, context: decode_s, overhead_s)
-
-
-def linear_hop(seconds_per_token: float, fixed_s: float = 0.0, latency_s: float = 0.0) -> HopTimes:
-    return HopTimes(lambda tokens: fixed_s + seconds_per_token * tokens, latency_s)
-
-
-@dataclass(frozen=True, slots=True)
-class TimeTable:
-    """Measured seconds over two rising axes (tokens or batch; context), read between points on a straight line.
-
-    Beyond an axis's end the last two points' line goes on; nothing is below 0. An axis of one point is constant.
-    """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-
-    def check(self) -> None:
-        """Raise InvalidArgumentError naming the field at fault."""
-        for name in ("rows", "columns"):
-            axis = getattr(self, name)
-            if not axis or any(left >= right for left, right in pairwise(axis)):
-                raise invalid(name, f"{axis} must rise and hold at least one point")
-        if len(self.seconds) != len(self.rows) or any(len(row) != len(self.columns) for row in self.seconds):
-            raise invalid("seconds", f"must be {len(self.rows)} rows of {len(self.columns)} numbers")
-        for row, values in enumerate(self.seconds):
-            for column, value in enumerate(values):
-                check_number(value, f"seconds[{row}][{column}]", 0.0)
-
-    def __call__(self, row: int, column: int) -> float:
-        top, down = _place(self.rows, row)
-        left, right = _place(self.columns, column)
-        upper, lower = self.seconds[top], self.seconds[min(top + 1, len(self.rows) - 1)]
-        last = min(left + 1, len(self.columns) - 1)
-        first = upper[left] * (1 - right) + upper[last] * right
-        second = lower[left] * (1 - right) + lower[last] * right
-        return max(0.0, first * (1 - down) + second * down)
-
-
-def _place(axis: Sequence[int], value: int) -> tuple[int, float]:
-    """Index of the point before `value`, and how far `value` is towards the next one."""
-    if len(axis) == 1:
-        return 0, 0.0
-    index = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
-    return index, (value - axis[index]) / (axis[index + 1] - axis[index])
-
-
 def checked_seconds(value: float, what: str) -> float:
     """`value` if it can be a duration. A table or a profile gone wrong must not become a plausible prediction."""
     if not math.isfinite(value) or value < 0:
         raise invalid(what, f"gave {value} seconds; it must be finite and not negative")
     return value
+
+
+class Visit(NamedTuple):
+    """One service. `kind` is "prefill", "decode", "head", "send" or "return"; `piece` is the prompt's slice."""
+
+    station: str
+    micro_batch: int
+    kind: str
+    token: int
+    start_s: float
+    end_s: float
+    piece: int = 0

@@ -8,15 +8,15 @@ from dataclasses import replace
 from itertools import permutations
 from types import MappingProxyType
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.devices import (
     NO_NEIGHBOUR_BPS,
-    Box,
     Cluster,
+    ClusterNode,
     Link,
-    box_like,
-    with_boxes,
-    without_boxes,
+    node_like,
+    with_nodes,
+    without_nodes,
 )
 from edgeshard.planning.problem import PlanProblem
 
@@ -43,9 +43,9 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
             or not 0 < int(number) <= MOST_ADDED
         ):
             raise InvalidArgumentError(
-                f'--what-if {change!r} is not a change: say "+2 orin-nx", or "-BOX" to take one away', field="what_if"
+                f'--what-if {change!r} is not a change: say "+2 orin-nx", or "-NODE" to take one away', field="what_if"
             )
-        problem = _with_boxes(problem, kind.strip(), int(number))
+        problem = _with_nodes(problem, kind.strip(), int(number))
     return problem
 
 
@@ -59,12 +59,12 @@ def typical_link(cluster: Cluster) -> Link:
     )
 
 
-def _with_boxes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
+def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
     """A box like a measured one takes the same times."""
-    before, like = problem.cluster, box_like(problem.cluster, kind)
+    before, like = problem.cluster, node_like(problem.cluster, kind)
     described = before.default_link.bandwidth_bps > 0
-    after = with_boxes(before if described else _open(before), kind, count, "what_if")
-    added = [box.name for box in after.boxes[len(before.boxes) :]]
+    after = with_nodes(before if described else _open(before), kind, count, "what_if")
+    added = [node.name for node in after.nodes[len(before.nodes) :]]
     if like is not None and described:
         after = _linked_like(after, like, added)
     if like is None or like.name not in problem.times:
@@ -73,7 +73,7 @@ def _with_boxes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
     return replace(problem, cluster=after, times=MappingProxyType({**problem.times, **times}))
 
 
-def _linked_like(cluster: Cluster, like: Box, added: Sequence[str]) -> Cluster:
+def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> Cluster:
     """The added boxes with the links of `like`; among themselves and with it those of its group."""
     links = dict(cluster.links)
     for (sender, receiver), link in cluster.links.items():
@@ -81,7 +81,7 @@ def _linked_like(cluster: Cluster, like: Box, added: Sequence[str]) -> Cluster:
             links |= {(name, receiver): link for name in added}
         elif receiver == like.name:
             links |= {(sender, name): link for name in added}
-    mate = next((box for box in cluster.boxes if box.group == like.group and box is not like), None)
+    mate = next((node for node in cluster.nodes if node.group == like.group and node is not like), None)
     within = cluster.links.get((like.name, mate.name)) if mate is not None else None
     if within is not None:
         links |= dict.fromkeys(permutations((like.name, *added), 2), within)
@@ -90,7 +90,7 @@ def _linked_like(cluster: Cluster, like: Box, added: Sequence[str]) -> Cluster:
 
 def _without(problem: PlanProblem, name: str) -> PlanProblem:
     """Without a box, and what was asked of it."""
-    cluster = without_boxes(problem.cluster, name, "what_if")
+    cluster = without_nodes(problem.cluster, name, "what_if")
     return replace(
         problem,
         cluster=cluster,
@@ -102,6 +102,6 @@ def _without(problem: PlanProblem, name: str) -> PlanProblem:
 
 def _open(cluster: Cluster) -> Cluster:
     """A site's cluster with a link for boxes to come; the pairs it has keep theirs, or keep having none."""
-    pairs = [(x, y) for x in cluster.boxes for y in cluster.boxes if x is not y]
+    pairs = [(x, y) for x in cluster.nodes for y in cluster.nodes if x is not y]
     links = {(x.name, y.name): cluster.link(x, y) for x, y in pairs}
     return replace(cluster, default_link=typical_link(cluster), links=MappingProxyType(links))

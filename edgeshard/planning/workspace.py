@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgeshard.dtypes import DType
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.step import MAX_STEP_TOKENS, STEP_TOKENS
 from edgeshard.planning.shapes import ModelSpec
-from edgeshard.step import MAX_STEP_TOKENS, STEP_TOKENS
 
 SLACK_BYTES = 64 << 20
 """Buffers and the allocator's slack of a stage, whatever the model."""

@@ -1,4 +1,4 @@
-"""Client channels: keepalive that notices a dead link in about a second, retries for idempotent calls."""
+"""Client channels: keepalive that notices a dead link within seconds, retries for idempotent calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from edgeshard.rpc.tls import TlsFiles, check_secure
 
 MESSAGE_LIMIT_BYTES = 8 << 20
 KEEPALIVE_S = 1.0
+CONTROL_PING_TIMEOUT_S = 15.0
+"""Longer than a box may be silent: one that stands still for a moment keeps its control stream."""
 
-# Without data a ping every second, and one more second for its answer: a silently dead link is noticed in about 1.2 s.
+# Without data a ping every second. Where even TCP does not acknowledge it, as when a cable was pulled, the link counts
+# as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP does and the other
+# side's gRPC does not answer, as behind a proxy or when the process stands still, gRPC waits a minute. A channel may
+# wait less (`ping_timeout_s`) if it carries little: behind bulk on a slow link the answer takes as long as the bulk.
 KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
@@ -49,10 +54,15 @@ _SERVICE_CONFIG = json.dumps(
 )
 
 
-def open_channel(target: str, tls: TlsFiles | None, field: str = "address") -> grpc.aio.Channel:
-    """A channel to `host:port`. Plaintext is refused beyond loopback (DeniedError naming `field`)."""
+def open_channel(
+    target: str, tls: TlsFiles | None, field: str = "address", ping_timeout_s: float | None = None
+) -> grpc.aio.Channel:
+    """A channel to `host:port`. Plaintext is refused beyond loopback (DeniedError naming `field`).
+
+    A peer that leaves a ping unanswered for `ping_timeout_s` counts as gone; None leaves it at gRPC's minute.
+    """
     check_secure(target, tls, field)
-    options = [
+    options: list[tuple[str, int | str]] = [
         *KEEPALIVE_OPTIONS,
         ("grpc.service_config", _SERVICE_CONFIG),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -63,6 +73,8 @@ def open_channel(target: str, tls: TlsFiles | None, field: str = "address") -> g
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     ]
+    if ping_timeout_s is not None:
+        options.append(("grpc.http2.ping_timeout_ms", int(ping_timeout_s * 1000)))
     if tls is None:
         return grpc.aio.insecure_channel(target, options)
     return grpc.aio.secure_channel(target, tls.channel_credentials(), options)

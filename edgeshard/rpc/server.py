@@ -10,7 +10,7 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from edgeshard.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
 from edgeshard.rpc.channel import KEEPALIVE_OPTIONS
 from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
 from edgeshard.wire.status import abort

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from edgeshard.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class TlsFiles:
     key: Path
 
     def check(self) -> None:
-        """Raise InvalidArgumentError naming the file that is not what it should be, or a key of another certificate."""
+        """Raise InvalidArgumentError naming a file of the wrong kind, or a key that belongs to another certificate."""
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             if b"-----BEGIN " not in _read(path, field):
                 raise InvalidArgumentError(f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE")

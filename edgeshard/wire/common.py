@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
-from edgeshard.device import DeviceFacts, Node, StagePhase, StageStatus
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName
-from edgeshard.model import LayerRange
-from edgeshard.placement import ExplicitStage, PlacedStage, Placement, Prediction
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.device import DeviceFacts, Node, StagePhase, StageStatus
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, Prediction
+from edgeshard.domain.step_cost import StageCost
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
-from edgeshard.step_cost import StageCost
 from edgeshard.wire.status import from_failure, to_failure
 
 _DTYPES = {
@@ -25,6 +25,21 @@ _STAGE_PHASES_BACK = {number: phase for phase, number in _STAGE_PHASES.items()}
 _DEPLOYMENT_PHASES = {phase: getattr(admin_pb2, f"DEPLOYMENT_PHASE_{phase.name}") for phase in DeploymentPhase}
 _DEPLOYMENT_PHASES_BACK = {number: phase for phase, number in _DEPLOYMENT_PHASES.items()}
 
+# Fields of a spec that are the same on the wire; None is absent there.
+_SPEC_SCALARS = (
+    "privacy",
+    "objective",
+    "mode",
+    "max_context",
+    "max_new_tokens",
+    "concurrency",
+    "max_time_per_token_s",
+    "max_inter_token_latency_s",
+    "kv_overcommit",
+    "prefix_cache",
+    "micro_batches",
+)
+
 
 def dtype_to_wire(dtype: DType) -> pb.DataType:
     return _DTYPES[dtype]
@@ -34,6 +49,10 @@ def dtype_from_wire(number: int, field: str = "dtype") -> DType:
     if number not in _DTYPES_BACK:
         raise InvalidArgumentError(f"{field}: unknown data type {number}", field=field, reason="UNKNOWN_DTYPE")
     return _DTYPES_BACK[number]
+
+
+def quantisation_to_wire(quantisation: Quantisation | None) -> str:
+    return quantisation or ""
 
 
 def quantisation_from_wire(text: str) -> Quantisation | None:
@@ -248,19 +267,9 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         name=spec.name,
         model=spec.model,
         source=spec.source,
-        privacy=spec.privacy,
-        objective=spec.objective,
+        **{name: getattr(spec, name) for name in _SPEC_SCALARS},
         dtype=dtype_to_wire(spec.dtype),
-        kv_dtype=dtype_to_wire(spec.effective_kv_dtype),
-        max_context=spec.max_context,
-        max_new_tokens=spec.max_new_tokens,
-        concurrency=spec.concurrency,
-        max_time_per_token_s=spec.max_time_per_token_s or 0.0,
-        max_inter_token_latency_s=spec.max_inter_token_latency_s or 0.0,
-        kv_overcommit=spec.kv_overcommit,
-        prefix_cache=spec.prefix_cache,
-        mode=spec.mode,
-        micro_batches=spec.micro_batches,
+        kv_dtype=dtype_to_wire(spec.kv_dtype) if spec.kv_dtype is not None else None,
         exclude=spec.exclude,
         reserve=spec.reserve,
         quantisation=spec.quantisation,
@@ -269,25 +278,11 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
 
 
 def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
-    """A spec from a message; a field left at its zero takes the spec's default. Raises InvalidArgumentError."""
+    """A spec from a message; a field that is absent takes the spec's default. Raises InvalidArgumentError."""
     values: dict[str, object] = {"name": message.name, "model": message.model, "source": message.source}
-    for name in (
-        "privacy",
-        "objective",
-        "mode",
-        "max_context",
-        "max_new_tokens",
-        "concurrency",
-        "max_time_per_token_s",
-        "max_inter_token_latency_s",
-        "kv_overcommit",
-        "prefix_cache",
-        "micro_batches",
-    ):
-        if getattr(message, name):
-            values[name] = getattr(message, name)
+    values |= {name: getattr(message, name) for name in _SPEC_SCALARS if message.HasField(name)}
     for name in ("dtype", "kv_dtype"):
-        if getattr(message, name):
+        if message.HasField(name):
             values[name] = dtype_from_wire(getattr(message, name), name)
     values["exclude"] = tuple(message.exclude)
     values["reserve"] = dict(message.reserve)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, assert_never
 
-from edgeshard.commands import (
+from edgeshard.domain.commands import (
     ActivateHead,
-    Command,
+    AgentMessage,
     CommandProgress,
     CommandResult,
+    ControlHello,
+    ControlMessage,
+    DumpPart,
     Heartbeat,
     MeasureCompute,
     Peer,
@@ -18,12 +21,22 @@ from edgeshard.commands import (
     ProfileReport,
     Registration,
     ReleaseStage,
+    TakeDump,
     TraceSteps,
 )
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, check_digest, check_name
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Epoch,
+    NodeId,
+    NodeName,
+    OperationId,
+    check_digest,
+    check_id,
+    check_name,
+)
+from edgeshard.domain.trace import check_seconds
 from edgeshard.proto.v1 import coordinator_pb2 as pb
-from edgeshard.trace import check_seconds
 from edgeshard.wire.common import (
     dtype_from_wire,
     dtype_to_wire,
@@ -32,11 +45,13 @@ from edgeshard.wire.common import (
     placement_from_wire,
     placement_to_wire,
     quantisation_from_wire,
+    quantisation_to_wire,
     spec_from_wire,
     spec_to_wire,
     stage_status_from_wire,
     stage_status_to_wire,
 )
+from edgeshard.wire.debug import dump_part_from_wire, dump_part_to_wire
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,
@@ -45,17 +60,6 @@ from edgeshard.wire.profile import (
 )
 from edgeshard.wire.status import from_failure, to_failure
 from edgeshard.wire.trace import trace_from_wire, trace_to_wire
-
-MAX_ID_LENGTH = 128
-
-
-def check_id(text: str, field: str) -> str:
-    """Return an opaque id that is neither empty nor long; raises InvalidArgumentError naming `field`."""
-    if not 0 < len(text) <= MAX_ID_LENGTH:
-        raise InvalidArgumentError(
-            f"{field} must have 1 to {MAX_ID_LENGTH} characters, not {len(text)}", field=field, reason="INVALID_ID"
-        )
-    return text
 
 
 def registration_to_wire(registration: Registration) -> pb.RegisterRequest:
@@ -99,7 +103,7 @@ def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
     )
 
 
-def command_to_wire(operation_id: OperationId, command: Command) -> pb.ControlResponse:
+def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.ControlResponse:
     match command:
         case PrepareStage():
             prepare = pb.PrepareStage(
@@ -122,7 +126,7 @@ def command_to_wire(operation_id: OperationId, command: Command) -> pb.ControlRe
                 dtype=dtype_to_wire(command.dtype),
                 quick=command.quick,
                 again=command.again,
-                quantisation=command.quantisation or "",
+                quantisation=quantisation_to_wire(command.quantisation),
             )
             return pb.ControlResponse(operation_id=operation_id, measure=measure)
         case ProbeLinks():
@@ -131,11 +135,13 @@ def command_to_wire(operation_id: OperationId, command: Command) -> pb.ControlRe
         case TraceSteps():
             trace = pb.TraceSteps(deployment=command.deployment, epoch=command.epoch, seconds=command.seconds)
             return pb.ControlResponse(operation_id=operation_id, trace=trace)
+        case TakeDump():
+            return pb.ControlResponse(operation_id=operation_id, dump=pb.TakeDump())
         case _:
             assert_never(command)
 
 
-def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Command]:
+def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, ControlMessage]:
     """The command and the id to answer with. Raises InvalidArgumentError for one that is unknown or malformed."""
     operation_id = OperationId(message.operation_id)
     match message.WhichOneof("command"):
@@ -171,6 +177,8 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Command
             trace = message.trace
             seconds = check_seconds(trace.seconds)
             return operation_id, TraceSteps(DeploymentName(trace.deployment), Epoch(trace.epoch), seconds)
+        case "dump":
+            return operation_id, TakeDump()
         case _:
             raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
 
@@ -218,37 +226,50 @@ def report_from_wire(message: pb.ReportProfileRequest) -> ProfileReport:
     )
 
 
-def hello_to_wire(node_id: NodeId, incarnation: str) -> pb.ControlRequest:
-    """The first message of a control stream."""
-    return pb.ControlRequest(hello=pb.ControlHello(node_id=node_id, incarnation=incarnation))
+def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
+    match message:
+        case ControlHello():
+            hello = pb.ControlHello(node_id=message.node_id, incarnation=message.incarnation)
+            return pb.ControlRequest(hello=hello)
+        case CommandResult():
+            return pb.ControlRequest(result=_result_to_wire(message))
+        case CommandProgress():
+            progress = pb.CommandProgress(
+                operation_id=message.operation_id, done=message.done, total=message.total, what=message.what
+            )
+            return pb.ControlRequest(progress=progress)
+        case DumpPart():
+            return pb.ControlRequest(dump=dump_part_to_wire(message))
+        case _:
+            assert_never(message)
 
 
-def result_to_wire(result: CommandResult) -> pb.ControlRequest:
-    """Every later message of a control stream."""
-    return pb.ControlRequest(
-        result=pb.CommandResult(
-            operation_id=result.operation_id,
-            failure=to_failure(result.failure) if result.failure is not None else None,
-            stage=stage_status_to_wire(result.stage) if result.stage is not None else None,
-            trace=trace_to_wire(result.trace) if result.trace is not None else None,
-        )
+def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
+    """None for a message of a kind this version does not know. Raises InvalidArgumentError for an impossible trace."""
+    match message.WhichOneof("message"):
+        case "hello":
+            return ControlHello(NodeId(message.hello.node_id), message.hello.incarnation)
+        case "result":
+            return _result_from_wire(message.result)
+        case "progress":
+            told = message.progress
+            return CommandProgress(OperationId(told.operation_id), told.done, told.total, told.what)
+        case "dump":
+            return dump_part_from_wire(message.dump)
+        case _:
+            return None
+
+
+def _result_to_wire(result: CommandResult) -> pb.CommandResult:
+    return pb.CommandResult(
+        operation_id=result.operation_id,
+        failure=to_failure(result.failure) if result.failure is not None else None,
+        stage=stage_status_to_wire(result.stage) if result.stage is not None else None,
+        trace=trace_to_wire(result.trace) if result.trace is not None else None,
     )
 
 
-def progress_to_wire(progress: CommandProgress) -> pb.ControlRequest:
-    return pb.ControlRequest(
-        progress=pb.CommandProgress(
-            operation_id=progress.operation_id, done=progress.done, total=progress.total, what=progress.what
-        )
-    )
-
-
-def progress_from_wire(message: pb.CommandProgress) -> CommandProgress:
-    return CommandProgress(OperationId(message.operation_id), message.done, message.total, message.what)
-
-
-def result_from_wire(message: pb.CommandResult) -> CommandResult:
-    """Raises InvalidArgumentError for a trace that cannot be."""
+def _result_from_wire(message: pb.CommandResult) -> CommandResult:
     return CommandResult(
         operation_id=OperationId(message.operation_id),
         failure=from_failure(message.failure) if message.HasField("failure") else None,

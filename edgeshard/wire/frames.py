@@ -13,11 +13,21 @@ from dataclasses import dataclass, field
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import DataLossError, InvalidArgumentError
-from edgeshard.generation import StageTiming
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError
+from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.step import (
+    ForwardStep,
+    KvGrant,
+    ReturnedStep,
+    SampledToken,
+    Span,
+    StepPlan,
+    StepResult,
+    Tensor,
+    WireStep,
+)
 from edgeshard.proto.v1 import stage_pb2 as pb
-from edgeshard.step import KvGrant, SampledToken, Span, StepPlan, StepResult
 from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
 from edgeshard.wire.generation import (
     sampling_from_wire,
@@ -47,36 +57,6 @@ class FrameRefusedError(InvalidArgumentError):
     """An intact frame that breaks the contract: the sender is wrong, and resending would not help."""
 
     default_reason = "FRAME_REFUSED"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """Raw row-major little-endian elements."""
-
-    dtype: DType
-    shape: tuple[int, ...]
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardStep:
-    """A step on its way from stage to stage: hidden states [tokens, width], absent when the plan has no spans."""
-
-    number: int
-    plan: StepPlan
-    hidden: Tensor | None
-    timings: tuple[StageTiming, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnedStep:
-    """A step that has been through every stage, on its way back to the head."""
-
-    number: int
-    result: StepResult
-
-
-WireStep = ForwardStep | ReturnedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +100,16 @@ def encode_step(pipeline: str, epoch: int, step: WireStep) -> list[pb.Frame]:
         rest = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts)
         frames.append(_seal(rest, data[part * PART_BYTES : (part + 1) * PART_BYTES]))
     return frames
+
+
+def payload_bytes(frame: pb.Frame) -> int:
+    """Bytes of tensor in a frame."""
+    return len(frame.payload)
+
+
+def frame_bytes(frame: pb.Frame) -> int:
+    """Bytes of a frame, its header included."""
+    return frame.ByteSize()
 
 
 def _seal(header: pb.FrameHeader, payload: bytes) -> pb.Frame:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from edgeshard.generation import (
+from google.protobuf.message import Message
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import (
     Finished,
     FinishReason,
+    GenerateRequest,
     Generation,
     GenerationEvent,
     Sampling,
@@ -14,8 +19,9 @@ from edgeshard.generation import (
     Started,
     Token,
     TokenLogprob,
+    option_fields,
 )
-from edgeshard.ids import DeploymentName, RequestId
+from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.common import placement_from_wire, placement_to_wire
@@ -33,28 +39,12 @@ def reason_from_wire(number: int) -> FinishReason:
 
 
 def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        logprobs=sampling.logprobs,
-        top_logprobs=sampling.top_logprobs,
-    )
+    return pb.Sampling(**_options_to_wire(sampling))
 
 
 def sampling_from_wire(message: pb.Sampling) -> Sampling:
-    """Zero `top_p` and `repetition_penalty` mean off, so an empty message is greedy sampling."""
-    return Sampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p or 1.0,
-        repetition_penalty=message.repetition_penalty or 1.0,
-        seed=message.seed,
-        logprobs=message.logprobs,
-        top_logprobs=message.top_logprobs,
-    )
+    """What is absent takes its default, so an empty message is greedy sampling."""
+    return Sampling(**_options_from_wire(message, Sampling))
 
 
 def generation_to_wire(generation: Generation) -> head_pb2.Generation:
@@ -64,24 +54,44 @@ def generation_to_wire(generation: Generation) -> head_pb2.Generation:
         prompt=text,
         prompt_tokens=tokens,
         sampling=sampling_to_wire(generation.sampling),
-        max_new_tokens=generation.max_new_tokens,
-        stop_tokens=generation.stop_tokens,
-        stop_strings=generation.stop_strings,
-        ignore_eos=generation.ignore_eos,
-        priority=generation.priority,
+        **_options_to_wire(generation),
     )
 
 
 def generation_from_wire(message: head_pb2.Generation) -> Generation:
+    """What is absent takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
+    if message.prompt and message.prompt_tokens:
+        raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
     return Generation(
         prompt=tuple(message.prompt_tokens) if message.prompt_tokens else message.prompt,
-        max_new_tokens=message.max_new_tokens,
         sampling=sampling_from_wire(message.sampling),
-        stop_tokens=tuple(message.stop_tokens),
-        stop_strings=tuple(message.stop_strings),
-        ignore_eos=message.ignore_eos,
-        priority=message.priority,
+        **_options_from_wire(message, Generation),
     )
+
+
+def generate_request_to_wire(request: GenerateRequest) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(
+        model=request.model, generation=generation_to_wire(request.generation), request_id=request.request_id
+    )
+
+
+def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
+    return GenerateRequest(message.model, generation_from_wire(message.generation), message.request_id)
+
+
+def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:
+    """The options of a value, which have the names they have on the wire."""
+    return {item.name: getattr(value, item.name) for item in option_fields(type(value))}
+
+
+def _options_from_wire(message: Message, owner: type[Sampling] | type[Generation]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in option_fields(owner):
+        if isinstance(item.default, tuple):
+            values[item.name] = tuple(getattr(message, item.name))
+        elif message.HasField(item.name):
+            values[item.name] = getattr(message, item.name)
+    return values
 
 
 def timings_to_wire(timings: Iterable[StageTiming]) -> list[pb.StageTiming]:

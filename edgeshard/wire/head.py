@@ -2,75 +2,138 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import assert_never
 
-from edgeshard.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.generation import FinishReason, Generation, Token
-from edgeshard.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import Token
+from edgeshard.domain.head import (
+    CancelRequest,
+    HeadAccepted,
+    HeadCommand,
+    HeadFailed,
+    HeadFinished,
+    HeadHello,
+    HeadMessage,
+    HeadToken,
+    HeadTokens,
+    StartRequest,
+)
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.wire.generation import (
     generation_from_wire,
+    generation_to_wire,
+    reason_from_wire,
     reason_to_wire,
+    timings_from_wire,
     timings_to_wire,
+    top_from_wire,
     top_to_wire,
 )
-from edgeshard.wire.status import to_failure
+from edgeshard.wire.status import from_failure, to_failure
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Begin a request. `emitted_tokens` were streamed by a former head; `client` is whom it is for."""
-
-    request_id: RequestId
-    generation: Generation
-    emitted_tokens: tuple[int, ...] = ()
-    client: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    request_id: RequestId
+def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
+    if isinstance(command, CancelRequest):
+        return pb.AttachResponse(cancel=pb.CancelRequest(request_id=command.request_id))
+    start = pb.StartRequest(
+        request_id=command.request_id,
+        generation=generation_to_wire(command.generation),
+        emitted_tokens=command.emitted_tokens,
+        client=command.client,
+    )
+    return pb.AttachResponse(start=start)
 
 
-def command_from_wire(message: pb.AttachResponse) -> Start | Cancel:
-    kind = message.WhichOneof("message")
-    if kind == "start":
-        start = message.start
-        generation = generation_from_wire(start.generation)
-        return Start(RequestId(start.request_id), generation, tuple(start.emitted_tokens), start.client)
-    if kind == "cancel":
-        return Cancel(RequestId(message.cancel.request_id))
-    raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
+def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
+    """Raises InvalidArgumentError for a command of a kind this version does not know."""
+    match message.WhichOneof("message"):
+        case "start":
+            start = message.start
+            generation = generation_from_wire(start.generation)
+            return StartRequest(RequestId(start.request_id), generation, tuple(start.emitted_tokens), start.client)
+        case "cancel":
+            return CancelRequest(RequestId(message.cancel.request_id))
+        case _:
+            raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
 
 
-def hello_to_wire(node_id: NodeId, deployment: DeploymentName, epoch: Epoch) -> pb.AttachRequest:
-    return pb.AttachRequest(hello=pb.HeadHello(node_id=node_id, deployment=deployment, epoch=epoch))
+def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
+    match message:
+        case HeadToken():
+            return pb.AttachRequest(token=_token_to_wire(message))
+        case HeadTokens():
+            return pb.AttachRequest(tokens=pb.HeadTokens(tokens=[_token_to_wire(token) for token in message.tokens]))
+        case HeadHello():
+            hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch)
+            return pb.AttachRequest(hello=hello)
+        case HeadAccepted():
+            accepted = pb.HeadAccepted(
+                request_id=message.request_id, epoch=message.epoch, prompt_tokens=message.prompt_tokens
+            )
+            return pb.AttachRequest(accepted=accepted)
+        case HeadFinished():
+            finished = pb.HeadFinished(
+                request_id=message.request_id,
+                epoch=message.epoch,
+                reason=reason_to_wire(message.reason),
+                text=message.text,
+            )
+            return pb.AttachRequest(finished=finished)
+        case HeadFailed():
+            failed = pb.HeadFailed(
+                request_id=message.request_id, epoch=message.epoch, failure=to_failure(message.failure)
+            )
+            return pb.AttachRequest(failed=failed)
+        case _:
+            assert_never(message)
 
 
-def accepted_to_wire(request_id: RequestId, epoch: Epoch, prompt_tokens: list[int]) -> pb.AttachRequest:
-    return pb.AttachRequest(accepted=pb.HeadAccepted(request_id=request_id, epoch=epoch, prompt_tokens=prompt_tokens))
+def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
+    """None for a message of a kind this version does not know."""
+    match message.WhichOneof("message"):
+        case "token":
+            return _token_from_wire(message.token)
+        case "tokens":
+            return HeadTokens(tuple(_token_from_wire(token) for token in message.tokens.tokens))
+        case "hello":
+            hello = message.hello
+            return HeadHello(NodeId(hello.node_id), DeploymentName(hello.deployment), Epoch(hello.epoch))
+        case "accepted":
+            accepted = message.accepted
+            return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))
+        case "finished":
+            finished = message.finished
+            reason = reason_from_wire(finished.reason)
+            return HeadFinished(RequestId(finished.request_id), Epoch(finished.epoch), reason, finished.text)
+        case "failed":
+            failed = message.failed
+            return HeadFailed(RequestId(failed.request_id), Epoch(failed.epoch), from_failure(failed.failure))
+        case _:
+            return None
 
 
-def token_to_wire(request_id: RequestId, epoch: Epoch, token: Token) -> pb.AttachRequest:
-    return pb.AttachRequest(
-        token=pb.HeadToken(
-            request_id=request_id,
-            epoch=epoch,
-            position=token.position,
-            token=token.token,
-            logprob=token.logprob,
-            top=top_to_wire(token.top),
-            text=token.text,
-            timings=timings_to_wire(token.timings),
-        )
+def _token_to_wire(message: HeadToken) -> pb.HeadToken:
+    token = message.token
+    return pb.HeadToken(
+        request_id=message.request_id,
+        epoch=message.epoch,
+        position=token.position,
+        token=token.token,
+        logprob=token.logprob,
+        top=top_to_wire(token.top),
+        text=token.text,
+        timings=timings_to_wire(token.timings),
     )
 
 
-def finished_to_wire(request_id: RequestId, epoch: Epoch, reason: FinishReason, text: str) -> pb.AttachRequest:
-    return pb.AttachRequest(
-        finished=pb.HeadFinished(request_id=request_id, epoch=epoch, reason=reason_to_wire(reason), text=text)
+def _token_from_wire(message: pb.HeadToken) -> HeadToken:
+    token = Token(
+        position=message.position,
+        token=message.token,
+        text=message.text,
+        logprob=message.logprob,
+        top=top_from_wire(message.top),
+        timings=timings_from_wire(message.timings),
     )
-
-
-def failed_to_wire(request_id: RequestId, epoch: Epoch, error: EdgeShardError) -> pb.AttachRequest:
-    return pb.AttachRequest(failed=pb.HeadFailed(request_id=request_id, epoch=epoch, failure=to_failure(error)))
+    return HeadToken(RequestId(message.request_id), Epoch(message.epoch), token)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import NodeId
-from edgeshard.profile import (
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.profile import (
     ComputeProfile,
     EnergyProfile,
     LayerKind,
@@ -21,7 +21,7 @@ from edgeshard.profile import (
     StepOverhead,
 )
 from edgeshard.proto.v1 import profile_pb2 as pb
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, quantisation_from_wire
+from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, quantisation_from_wire, quantisation_to_wire
 
 _KINDS = frozenset(kind.value for kind in LayerKind)
 
@@ -51,7 +51,7 @@ def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
             if energy is not None
             else None
         ),
-        quantisation=profile.quantisation or "",
+        quantisation=quantisation_to_wire(profile.quantisation),
     )
 
 
@@ -80,8 +80,7 @@ def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
     )
 
 
-def link_to_wire(link: MeasuredLink, age_s: float = 0.0) -> pb.MeasuredLink:
-    """`age_s` is the time since it was reported, for what the coordinator tells of it."""
+def link_to_wire(link: MeasuredLink) -> pb.MeasuredLink:
     profile = link.profile
     return pb.MeasuredLink(
         sender_id=link.sender,
@@ -93,7 +92,6 @@ def link_to_wire(link: MeasuredLink, age_s: float = 0.0) -> pb.MeasuredLink:
             samples=profile.samples,
             largest_bytes=profile.largest_bytes,
         ),
-        age_s=age_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors to gRPC statuses and back, by the one table in `edgeshard.errors`.
+"""Errors to gRPC statuses and back, by the one table in `edgeshard.domain.errors`.
 
 A status carries google.rpc details: ErrorInfo (reason, domain, field), BadRequest (the field) and RetryInfo.
 """
@@ -11,7 +11,7 @@ import grpc
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from edgeshard.errors import (
+from edgeshard.domain.errors import (
     ERROR_BY_CODE,
     Code,
     DeadlineError,
@@ -35,7 +35,8 @@ def to_failure(error: EdgeShardError) -> pb.Failure:
         code=int(error.code),
         reason=error.reason,
         field=error.field,
-        message=error.message,
+        # A path in it may hold bytes that are no text, which a message cannot.
+        message=error.message.encode("utf-8", "replace").decode(),
         retry_after_s=error.retry_after_s or 0.0,
     )
 

@@ -1,4 +1,7 @@
-"""Manifests: message <-> value <-> JSON file. What comes in is checked as far as it can be without its blobs."""
+"""Manifests and blobs: message <-> value; manifests <-> JSON file.
+
+What comes in is checked as far as it can be without its blobs.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import re
 from google.protobuf import json_format
 
 from edgeshard.architectures import check_manifest, parse_config
-from edgeshard.blobs import blob_sizes, manifest_items
-from edgeshard.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, parse_json_object
-from edgeshard.errors import DataLossError, EdgeShardError, InvalidArgumentError
-from edgeshard.ids import Digest, ModelName, check_digest, check_name
-from edgeshard.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
+from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
+from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.site import BlobHeader, BlobRange, MissingBlob, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
+from edgeshard.storage.blobs import blob_sizes, manifest_items
+from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, parse_json_object
 from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]")
@@ -85,6 +89,40 @@ def manifest_from_json(text: str, expected: Digest) -> ModelManifest:
     if manifest is None or manifest.digest() != expected:
         raise DataLossError(f"the stored manifest {expected} is damaged", field="manifest_digest")
     return manifest
+
+
+def model_registration_to_wire(registration: ModelRegistration) -> pb.RegisterModelResponse:
+    return pb.RegisterModelResponse(
+        registered=registration.registered,
+        manifest_digest=registration.manifest_digest,
+        missing=[pb.MissingBlob(sha256=m.digest, size=m.size, offset=m.received) for m in registration.missing],
+    )
+
+
+def model_registration_from_wire(message: pb.RegisterModelResponse) -> ModelRegistration:
+    return ModelRegistration(
+        registered=message.registered,
+        manifest_digest=Digest(message.manifest_digest),
+        missing=tuple(MissingBlob(Digest(m.sha256), m.size, m.offset) for m in message.missing),
+    )
+
+
+def blob_header_to_wire(header: BlobHeader) -> pb.BlobHeader:
+    return pb.BlobHeader(sha256=header.digest, size=header.size, offset=header.offset)
+
+
+def blob_header_from_wire(message: pb.BlobHeader) -> BlobHeader:
+    """Raises InvalidArgumentError for a digest that cannot be."""
+    return BlobHeader(check_digest(message.sha256), message.size, message.offset)
+
+
+def blob_range_to_wire(blob: BlobRange) -> pb.ReadBlobRequest:
+    return pb.ReadBlobRequest(sha256=blob.digest, offset=blob.offset, length=blob.length)
+
+
+def blob_range_from_wire(message: pb.ReadBlobRequest) -> BlobRange:
+    """Raises InvalidArgumentError for a digest that cannot be."""
+    return BlobRange(check_digest(message.sha256), message.offset, message.length)
 
 
 def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:

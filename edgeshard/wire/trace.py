@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.trace import MOST_RECORDS, StageTrace, StepRecord
 from edgeshard.proto.v1 import trace_pb2 as pb
-from edgeshard.trace import MOST_RECORDS, StageTrace, StepRecord
 from edgeshard.wire.common import layers_from_wire, layers_to_wire
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
+from tests.support.scripted_site import site
 
-_SITE = Path(__file__).parents[1] / "client" / "conftest.py"
-_spec = importlib.util.spec_from_file_location("edgeshard_scripted_site", _SITE)
-assert _spec is not None and _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-site = _module.site
+__all__ = ["site"]
 
 Edgectl = Callable[..., Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from edgeshard.cli.deploy import option_of
-from edgeshard.deployment import DeploymentPhase, DeploymentSpec
-from edgeshard.device import StagePhase
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import PlacementError, ResourceExhaustedError
-from edgeshard.placement import parse_layers
+from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.device import StagePhase
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
+from edgeshard.domain.placement import parse_layers
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
 from edgeshard.wire.common import spec_to_wire
 
@@ -96,9 +96,9 @@ def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> N
         ("--quantise a=none", "--quantise 'a=none': "),
         ("--quantise int8 --quantise int4", "--quantise 'int4': "),
         ("--quantise a=int8 --quantise a=int4", "--quantise 'a=int4': "),
-        ("--reserve a", "--reserve 'a' is not BOX=VALUE"),
+        ("--reserve a", "--reserve 'a' is not NODE=VALUE"),
         ("--reserve a=lots", "--reserve.a 'lots' is not a size"),
-        ("--layers a=4", "--layers: 'a=4' is not BOX=FIRST:END"),
+        ("--layers a=4", "--layers: 'a=4' is not NODE=FIRST:END"),
     ],
 )
 def test_a_wrong_option_is_named(edgectl: Any, site: Any, arguments: str, message: str) -> None:

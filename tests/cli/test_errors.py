@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edgeshard import errors
 from edgeshard.cli.main import app, hoist_global_options
+from edgeshard.domain import errors
 
 EXIT_CODES = {
     errors.InvalidArgumentError: 2,

@@ -49,6 +49,11 @@ def test_import_edgeshard_loads_nothing_heavy() -> None:
     assert not modules_after("import edgeshard; edgeshard.WIRE_VERSION")[0] & set(HEAVY)
 
 
+def test_the_errors_of_the_sdk_are_there_without_anything_heavy() -> None:
+    modules, _ = modules_after("from edgeshard import errors; assert issubclass(errors.NotFoundError, Exception)")
+    assert not modules & set(HEAVY)
+
+
 def test_the_client_is_there_on_first_use_without_torch() -> None:
     modules, _ = modules_after("from edgeshard import Client, SyncClient; assert Client and SyncClient")
     assert "grpc" in modules and not modules & {"torch", "transformers", "ortools", "fastapi"}

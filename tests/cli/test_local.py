@@ -11,8 +11,14 @@ import pytest
 
 from edgeshard.cli import demo
 from edgeshard.cli.local import Daemon
-from edgeshard.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError, UnavailableError
-from edgeshard.placement import check_cover
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from edgeshard.domain.placement import check_cover
 
 READY = """
 import json, os, signal, sys, time
@@ -37,34 +43,34 @@ def alive(pid: int) -> bool:
 
 
 async def test_it_is_ready_when_its_file_says_so_and_sigterm_ends_it(tmp_path: Path) -> None:
-    box = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
-    await box.start()
-    assert await box.wait_ready(60) == box.address == "127.0.0.1:41234"
-    pid = box.pid
+    node = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
+    await node.start()
+    assert await node.wait_ready(60) == node.address == "127.0.0.1:41234"
+    pid = node.pid
     assert pid is not None and alive(pid)
-    await box.stop()
-    assert box.pid is None and not alive(pid)
-    await box.stop()
+    await node.stop()
+    assert node.pid is None and not alive(pid)
+    await node.stop()
 
 
 async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    box = daemon(tmp_path, READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RENAME + "time.sleep(60)\n")
-    await box.start()
-    await box.wait_ready(60)
-    pid = box.pid
+    node = daemon(tmp_path, READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RENAME + "time.sleep(60)\n")
+    await node.start()
+    await node.wait_ready(60)
+    pid = node.pid
     assert pid is not None
-    await box.stop(grace_s=0.1)
+    await node.stop(grace_s=0.1)
     assert not alive(pid)
 
 
 async def test_a_killed_one_can_be_started_again(tmp_path: Path) -> None:
-    box = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
+    node = daemon(tmp_path, READY + RENAME + "signal.pause()\n")
     pids = []
     for _ in range(2):
-        await box.start()
-        await box.wait_ready(60)
-        pids.append(box.pid)
-        await box.kill()
+        await node.start()
+        await node.wait_ready(60)
+        pids.append(node.pid)
+        await node.kill()
     assert pids[0] != pids[1]
 
 
@@ -87,29 +93,29 @@ async def test_a_killed_one_can_be_started_again(tmp_path: Path) -> None:
 async def test_an_early_end_is_a_typed_error_with_the_reason(
     tmp_path: Path, source: str, kind: type[EdgeShardError], message: str
 ) -> None:
-    box = daemon(tmp_path, source)
-    await box.start()
+    node = daemon(tmp_path, source)
+    await node.start()
     with pytest.raises(kind) as caught:
-        await box.wait_ready(60)
+        await node.wait_ready(60)
     assert message in caught.value.message
 
 
 async def test_one_that_never_gets_ready_is_a_deadline_error_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "box.log").write_text("still fetching\n")
-    box = daemon(tmp_path, "import time\ntime.sleep(60)\n")
-    await box.start()
+    node = daemon(tmp_path, "import time\ntime.sleep(60)\n")
+    await node.start()
     with pytest.raises(DeadlineError, match="still fetching"):
-        await box.wait_ready(0.05)
-    await box.kill()
+        await node.wait_ready(0.05)
+    await node.kill()
 
 
 async def test_the_operators_daemon_settings_do_not_leak_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESHARD__AGENT__MEMORY", "1GiB")
     monkeypatch.setenv("UNRELATED_SETTING", "kept")
-    box = daemon(tmp_path, "import os\nprint(sorted(k for k in os.environ if 'E' in k))\nraise SystemExit(1)\n")
-    await box.start()
+    node = daemon(tmp_path, "import os\nprint(sorted(k for k in os.environ if 'E' in k))\nraise SystemExit(1)\n")
+    await node.start()
     with pytest.raises(FailedPreconditionError) as caught:
-        await box.wait_ready(60)
+        await node.wait_ready(60)
     assert "UNRELATED_SETTING" in caught.value.message and "EDGESHARD__" not in caught.value.message
 
 

@@ -18,7 +18,7 @@ from edgeshard.cli.output import (
     printable,
     table,
 )
-from edgeshard.deployment import parse_spec
+from edgeshard.domain.deployment import parse_spec
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ROW_FIELDS = (
     "time_per_token_s",
     "throughput_tps",
     "ttft_s",
-    "boxes",
+    "nodes",
     "placement",
     "gap",
     "reason",
@@ -63,7 +63,9 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
 
 def test_a_plan_as_json_yaml_table_and_name() -> None:
     values = data()
-    assert values["feasible"] and values["placement"] == ",".join(f"{s['box']}={s['layers']}" for s in values["stages"])
+    assert values["feasible"] and values["placement"] == ",".join(
+        f"{s['node']}={s['layers']}" for s in values["stages"]
+    )
     assert values["bottleneck"] and values["gap"] == 0 and len(values["alternatives"]) == 2
     assert "datasheet" in values["figures"]["rtx-3090"]
     assert yaml.safe_load(run("-o", "yaml").stdout) == values
@@ -83,11 +85,11 @@ def test_explain_says_why() -> None:
 def test_options_reach_the_planner() -> None:
     assert "cloud=" not in data("--exclude", "cloud")["placement"]
     assert "cloud=" not in data("--reserve", "cloud=21.5GB")["placement"]
-    assert data("--max-boxes", "1")["placement"] == "agx-1=0:32"
+    assert data("--max-nodes", "1")["placement"] == "agx-1=0:32"
     assert data("--source", "nx-1")["placement"].startswith("nx-1=0:")
     assert data("--dtype", "bfloat16")["time_per_token_s"] < data()["time_per_token_s"]
     share = data("--max-share", "cloud=0.25")
-    assert all(eval_layers(s["layers"]) <= 8 for s in share["stages"] if s["box"] == "cloud")
+    assert all(eval_layers(s["layers"]) <= 8 for s in share["stages"] if s["node"] == "cloud")
     many = data("--objective", "auto", "--concurrency", "4")
     assert 1 < many["batch"] * many["micro_batches"] <= 4
     assert data("--objective", "auto", "--concurrency", "4", "--batch", "1")["batch"] == 1
@@ -191,7 +193,7 @@ def test_a_wrong_cluster_file_exits_2_and_names_the_field(tmp_path: Path, text: 
         (["--reserve", "agx-1=lots"], "reserve.agx-1"),
         (["--max-share", "agx-1=half"], "--max-share"),
         (["--max-share", "agx-1=2"], "max_share.agx-1"),
-        (["--min-boxes", "0"], "min_boxes"),
+        (["--min-nodes", "0"], "min_nodes"),
         (["--what-if", "2 orin-nx"], "--what-if"),
         (["--what-if", "+0 orin-nx"], "--what-if"),
         (["--what-if", "+2 orin-mega"], "what_if"),

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
-from edgeshard.dtypes import Quantisation
+from edgeshard.domain.dtypes import Quantisation
 from edgeshard.proto.v1 import admin_pb2
 
 
@@ -64,7 +64,7 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
     times = [point["time_per_token_s"] for point in points if point["strategy"] == "edgeshard"]
     assert times[0] > times[-1] and all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(times))
     assert (tmp_path / "sweep.svg").exists()
-    assert data("--max-boxes", "1")["placement"] == "a=0:12"
+    assert data("--max-nodes", "1")["placement"] == "a=0:12"
     assert data("--reserve", "b=4GiB")["time_per_token_s"] > data()["time_per_token_s"]
 
 

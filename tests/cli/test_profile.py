@@ -14,9 +14,9 @@ import yaml
 from rich.console import Console
 
 from edgeshard.cli.profile import progress_on
-from edgeshard.client import BoxProgress
-from edgeshard.errors import UnavailableError
-from edgeshard.ids import NodeName
+from edgeshard.client import NodeProgress
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import NodeName
 from edgeshard.proto.v1 import admin_pb2, common_pb2
 
 
@@ -39,9 +39,9 @@ def test_progress_goes_to_stderr_and_figures_to_stdout(edgectl: Any, measured: A
     said = result.stderr.splitlines()
     assert said[0] == "a: 0 of 40, block: prefill 0" and {"a: measured", "b: measured"} < set(said)
     assert sum(line.startswith("a: ") for line in said) == 6, "a line for each tenth, not for each figure"
-    boxes, links = result.stdout.split("\n\n")
-    assert boxes.splitlines()[0].split() == ["BOX", "DECODE", "PREFILL", "STEP", "SPREAD", "RESULT"]
-    assert boxes.splitlines()[2].split() == [
+    nodes, links = result.stdout.split("\n\n")
+    assert nodes.splitlines()[0].split() == ["BOX", "DECODE", "PREFILL", "STEP", "SPREAD", "RESULT"]
+    assert nodes.splitlines()[2].split() == [
         "b", "531", "us/layer", "256", "tokens", "2.50", "ms/layer", "100", "us", "2.0%",
         "measured", "1", "h", "ago,", "1", "link",
     ]  # fmt: skip
@@ -61,7 +61,7 @@ def test_options_reach_the_server(edgectl: Any, measured: Any) -> None:
 
 
 def test_a_box_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgectl: Any, measured: Any) -> None:
-    failure = UnavailableError("box b went away; start its agent and profile it again", field="b", reason="BOX_AWAY")
+    failure = UnavailableError("box b went away; start its agent and profile it again", field="b", reason="NODE_AWAY")
     measured.progress = [
         measured.told("b", 3, "", finished=True, failure=failure),
         measured.told("a", 40, "", finished=True),
@@ -70,11 +70,11 @@ def test_a_box_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgec
     assert result.exit_code == 1
     assert "b: failed: box b went away" in result.stderr and "a: measured" in result.stderr
     a, b = json.loads(result.stdout)
-    assert (a["box"], a["failure"], a["profile"]["fingerprint"]) == ("a", None, "f" * 16)
+    assert (a["node"], a["failure"], a["profile"]["fingerprint"]) == ("a", None, "f" * 16)
     assert b["profile"] is None, "what was known of it before is no result"
     assert a["links"][0] | {"from": "a", "to": "b", "bandwidth_bps": 1e8} == a["links"][0]
     assert b["failure"] == {
-        "reason": "BOX_AWAY", "field": "b", "message": "box b went away; start its agent and profile it again",
+        "reason": "NODE_AWAY", "field": "b", "message": "box b went away; start its agent and profile it again",
     }  # fmt: skip
     assert "failed: box b went away" in edgectl("profile", "--model", "fairy-tales").stdout
 
@@ -131,9 +131,9 @@ def test_a_terminal_shows_a_bar_for_each_box() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system=None, width=120)
     with progress_on(console) as reporter:
-        reporter.show(BoxProgress(NodeName("a"), 10, 40, "block: prefill 64"))
-        reporter.show(BoxProgress(NodeName("b"), 7, 40, "waiting [in line]\x1b[2J"))
-        reporter.show(BoxProgress(NodeName("a"), 40, 40, "", finished=True))
+        reporter.show(NodeProgress(NodeName("a"), 10, 40, "block: prefill 64"))
+        reporter.show(NodeProgress(NodeName("b"), 7, 40, "waiting [in line]\x1b[2J"))
+        reporter.show(NodeProgress(NodeName("a"), 40, 40, "", finished=True))
     drawn = screen.getvalue()
     assert "40/40" in drawn and "measured" in drawn
     assert "7/40" in drawn and "waiting [in line][2J" in drawn, "neither markup nor escapes of an agent's words count"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.errors import ResourceExhaustedError
-from edgeshard.placement import Prediction
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.placement import Prediction
 
 
 def test_nodes_as_a_table(edgectl: Any) -> None:
@@ -56,11 +56,11 @@ def test_an_empty_list_is_valid_json_and_a_note_on_stderr(edgectl: Any, site: An
 
 
 def test_a_deployments_json_holds_its_spec_and_failure(edgectl: Any, site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="BOX_MEMORY")
+    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [site.deployment_in(DeploymentPhase.FAILED, failure)]
     value = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)
     assert value["phase"] == "failed"
-    assert value["failure"] == {"reason": "BOX_MEMORY", "field": "b", "message": "box b lacks 2 GiB"}
+    assert value["failure"] == {"reason": "NODE_MEMORY", "field": "b", "message": "box b lacks 2 GiB"}
     assert value["spec"]["dtype"] == "float32"
     assert [stage["layers"] for stage in value["placement"]["stages"]] == ["0:4", "4:9"]
 
@@ -72,10 +72,10 @@ def test_describe_node(edgectl: Any) -> None:
 
 
 def test_describe_deployment_shows_why_it_failed_and_who_holds_what(edgectl: Any, site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="BOX_MEMORY")
+    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [site.deployment_in(DeploymentPhase.FAILED, failure)]
     text = edgectl("describe", "deployment", "tales").stdout
-    assert "BOX_MEMORY: box b lacks 2 GiB" in text
+    assert "NODE_MEMORY: box b lacks 2 GiB" in text
     assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["a", "0:4"], ["b", "4:9"]]
 
 

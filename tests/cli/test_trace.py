@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.device import StagePhase
-from edgeshard.errors import NotFoundError
-from edgeshard.model import LayerRange
-from edgeshard.trace import StageTrace, StepRecord
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.device import StagePhase
+from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.trace import StageTrace, StepRecord
 
 COMPUTE_S, SEND_S = 0.010, 0.002
 LAP_S = 2 * (COMPUTE_S + SEND_S)

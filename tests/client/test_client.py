@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from edgeshard import Client, errors
-from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.device import StagePhase
-from edgeshard.dtypes import DType
-from edgeshard.errors import (
+from edgeshard import Client
+from edgeshard.domain import errors
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.device import StagePhase
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import (
     DeadlineError,
     DeniedError,
     EdgeShardError,
@@ -24,7 +25,7 @@ from edgeshard.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.generation import FinishReason, Started, Token
+from edgeshard.domain.generation import FinishReason, Started, Token
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
 SPEC = DeploymentSpec(name="tales", model="fairy-tales", source="a")
@@ -271,7 +272,7 @@ async def test_deploy_waits_until_it_is_ready_and_tells_every_change(site: Any) 
 
 
 async def test_deploy_raises_the_deployments_own_failure(site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="BOX_MEMORY")
+    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [
         site.deployment_in(DeploymentPhase.LOADING),
         site.deployment_in(DeploymentPhase.FAILED, failure),
@@ -279,7 +280,7 @@ async def test_deploy_raises_the_deployments_own_failure(site: Any) -> None:
     async with Client(site.address) as client:
         with pytest.raises(ResourceExhaustedError) as caught:
             await client.deploy(SPEC)
-    assert (caught.value.message, caught.value.field, caught.value.reason) == ("box b lacks 2 GiB", "b", "BOX_MEMORY")
+    assert (caught.value.message, caught.value.field, caught.value.reason) == ("box b lacks 2 GiB", "b", "NODE_MEMORY")
 
 
 async def test_deploy_without_waiting_returns_the_first_state(site: Any) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edgeshard.client.completion import Completion, CompletionBuilder
-from edgeshard.errors import InternalError
-from edgeshard.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token
 
 
 def build(site: Any, times_s: list[float], **options: Any) -> Completion:

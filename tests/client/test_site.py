@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edgeshard import Client, SyncClient
-from edgeshard.client import BoxProgress
-from edgeshard.dtypes import DType
-from edgeshard.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.client import NodeProgress
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2
 
 
@@ -58,7 +58,7 @@ async def test_a_config_that_is_not_an_object_is_the_coordinators_fault(site: An
 
 
 async def test_profiling_tells_how_far_every_box_is_and_which_failed(site: Any) -> None:
-    failure = UnavailableError("box b is away", field="b", reason="BOX_AWAY")
+    failure = UnavailableError("box b is away", field="b", reason="NODE_AWAY")
     site.progress = [
         site.told("a", 3, "block: 64 tokens"),
         site.told("b", 0, "", finished=True, failure=failure),
@@ -66,10 +66,10 @@ async def test_profiling_tells_how_far_every_box_is_and_which_failed(site: Any) 
     ]
     async with Client(site.address) as client:
         events = [event async for event in client.profile("fairy-tales", ["a", "b"], dtype=DType.FLOAT16, quick=True)]
-    assert events[0] == BoxProgress("a", 3, 40, "block: 64 tokens")  # type: ignore[arg-type]
+    assert events[0] == NodeProgress("a", 3, 40, "block: 64 tokens")  # type: ignore[arg-type]
     assert [(event.node, event.finished) for event in events] == [("a", False), ("b", True), ("a", True)]
     assert [event.missed for event in events] == [(), (), ("b",)]
-    assert isinstance(events[1].failure, UnavailableError) and events[1].failure.reason == "BOX_AWAY"
+    assert isinstance(events[1].failure, UnavailableError) and events[1].failure.reason == "NODE_AWAY"
     (request,) = site.sent(admin_pb2.ProfileRequest)
     assert (request.quick, request.again, list(request.nodes)) == (True, False, ["a", "b"])
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edgeshard import SyncClient
-from edgeshard.deployment import DeploymentSpec
-from edgeshard.errors import NotFoundError
-from edgeshard.generation import Started, Token
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.generation import Started, Token
 
 
 def client_threads() -> list[threading.Thread]:

@@ -20,23 +20,26 @@ from edgeshard_coordinator.core.state import Timings, validate_state
 
 from edgeshard import WIRE_VERSION
 from edgeshard.architectures import expected_tensors
-from edgeshard.commands import (
+from edgeshard.domain.commands import (
     ActivateHead,
-    Command,
     CommandProgress,
     CommandResult,
+    ControlHello,
+    ControlMessage,
     Heartbeat,
     PrepareStage,
     ProfileReport,
     Registration,
     ReleaseStage,
 )
-from edgeshard.deployment import parse_spec
-from edgeshard.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.dtypes import DType
-from edgeshard.errors import EdgeShardError, NotFoundError
-from edgeshard.ids import Digest, ModelName, NodeId, NodeName, OperationId
-from edgeshard.model import ModelManifest, TensorInfo
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.model import ModelManifest, TensorInfo
+from edgeshard.domain.trace import StageTrace
+from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -47,19 +50,16 @@ from edgeshard.proto.v1 import (
     inference_pb2_grpc,
 )
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.clock import SystemClock
 from edgeshard.rpc.server import Server
-from edgeshard.trace import StageTrace
 from edgeshard.wire.common import spec_to_wire
 from edgeshard.wire.control import (
+    agent_message_to_wire,
     command_from_wire,
     heartbeat_to_wire,
-    hello_to_wire,
-    progress_to_wire,
     registration_to_wire,
     report_to_wire,
-    result_to_wire,
 )
+from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error, to_failure
 
 GIB = 1 << 30
@@ -118,7 +118,7 @@ class MemoryModels:
         del self.manifests[name]
 
 
-Answer = Callable[[Command], EdgeShardError | None]
+Answer = Callable[[ControlMessage], EdgeShardError | None]
 
 
 class FakeAgent:
@@ -131,12 +131,12 @@ class FakeAgent:
     def __init__(self, channel: grpc.aio.Channel, registration: Registration) -> None:
         self.registration = registration
         self.stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
-        self.commands: list[Command] = []
+        self.commands: list[ControlMessage] = []
         self.held: set[type] = set()
-        self.pending: list[tuple[OperationId, Command]] = []
+        self.pending: list[tuple[OperationId, ControlMessage]] = []
         self.operation_ids: list[OperationId] = []
         self.answer: Answer = lambda command: None
-        self.measured: Callable[[Command], ProfileReport | None] = lambda command: None
+        self.measured: Callable[[ControlMessage], ProfileReport | None] = lambda command: None
         self.changed = asyncio.Condition()
         self.heads: list[FakeHead] = []
         self._channel = channel
@@ -153,7 +153,7 @@ class FakeAgent:
     async def connect(self) -> None:
         await self.register()
         self._call = self.stub.Control()
-        await self._call.write(hello_to_wire(self.node_id, self.registration.incarnation))
+        await self._call.write(agent_message_to_wire(ControlHello(self.node_id, self.registration.incarnation)))
         self._task = asyncio.create_task(self._serve(self._call))
 
     async def heartbeat(self, *stages: StageStatus) -> bool:
@@ -184,7 +184,7 @@ class FakeAgent:
     async def reply(
         self,
         operation_id: OperationId,
-        command: Command,
+        command: ControlMessage,
         failure: EdgeShardError | None = None,
         trace: StageTrace | None = None,
     ) -> None:
@@ -206,19 +206,23 @@ class FakeAgent:
         report = self.measured(command) if failure is None else None
         if report is not None:
             await self.report(report)
-        await self._call.write(result_to_wire(CommandResult(operation_id, failure, stage, trace)))
+        await self._call.write(agent_message_to_wire(CommandResult(operation_id, failure, stage, trace)))
+
+    async def send_dump(self, operation_id: OperationId, text: bytes) -> None:
+        for part in parts_of(operation_id, text):
+            await self._call.write(agent_message_to_wire(part))
 
     async def report(self, report: ProfileReport) -> None:
         await self.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
 
     async def progress(self, operation_id: OperationId, done: int, total: int, what: str) -> None:
-        await self._call.write(progress_to_wire(CommandProgress(operation_id, done, total, what)))
+        await self._call.write(agent_message_to_wire(CommandProgress(operation_id, done, total, what)))
 
     async def until(self, condition: Callable[[FakeAgent], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
-    async def take_pending(self) -> tuple[OperationId, Command]:
+    async def take_pending(self) -> tuple[OperationId, ControlMessage]:
         await self.until(lambda agent: bool(agent.pending))
         return self.pending.pop(0)
 
@@ -437,7 +441,7 @@ async def open_site(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         async def start(
             backlog_limit: int = 4096,
             placer: Placer = PlanningPlacer(),  # noqa: B008
-            **timings: float,
+            **timings: Any,
         ) -> Site:
             site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer)
             await site.start()

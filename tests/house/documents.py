@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
+_FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _REASON = re.compile(r"^ *<!-- not run: (?P<reason>.+) -->$")
 
 
@@ -48,3 +49,9 @@ def blocks(path: Path) -> list[Block]:
         start = None
     assert start is None, f"{path}: the block opened on line {(start or 0) + 1} is never closed"
     return found
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link may name behind a #: the document's headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -10,8 +10,8 @@ import pytest
 from bench.engine_report import charts, document
 from bench.engine_streams import Arrival, Sample, Stream, median_sample, percentile, sample_of
 from bench.engine_theory import ideal_tokens_per_s, simulated_tokens_per_s
-from edgeshard.generation import StageTiming
-from edgeshard.planning.timing import Mode
+from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.mode import Mode
 
 
 def stream(first_s: float, every_s: float, tokens: int, *compute_s: float, wait_s: float = 0.0) -> Stream:
@@ -124,7 +124,7 @@ def test_the_page_has_ratios_and_leaves_out_what_was_not_measured() -> None:
 
 def test_the_page_tells_of_a_promised_latency() -> None:
     rows = [row(), row(dtype="int8")]
-    limit = {
+    limit: dict[str, Any] = {
         "max_inter_token_latency_s": 0.25,
         "p99_inter_token_latency_s": 0.271,
         "largest_inter_token_latency_s": 0.3,

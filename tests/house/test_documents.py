@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import random
 import re
@@ -16,16 +15,12 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("house_documents", Path(__file__).with_name("documents.py"))
-assert _spec is not None and _spec.loader is not None
-documents = importlib.util.module_from_spec(_spec)
-sys.modules["house_documents"] = documents
-_spec.loader.exec_module(documents)
+from tests.house import documents
 
 ROOT: Path = documents.ROOT
 # A document may name a daemon's file from within its package.
 ROOMS = [ROOT, ROOT / "agent" / "edgeshard_agent", ROOT / "coordinator" / "edgeshard_coordinator"]
-LANGUAGES = {"bash", "console", "python", "toml", "json", "text"}
+LANGUAGES = {"bash", "console", "python", "toml", "yaml", "json", "text", "mermaid"}
 TIMEOUT_S = 400
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
 RUNNABLE = [n for n in NAMES if any(b.language in ("bash", "python") for b in documents.blocks(ROOT / n))]
@@ -106,9 +101,13 @@ def test_every_block_is_run_or_says_why_not(name: str) -> None:
 def test_links_lead_somewhere(name: str) -> None:
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
-        link = (target[0] or target[1]).partition("#")[0]
-        if link and "://" not in link:
-            assert ((ROOT / name).parent / link).exists(), f"{name} links to {link}, which does not exist"
+        link, _, anchor = (target[0] or target[1]).partition("#")
+        if "://" in link:
+            continue
+        page = (ROOT / name).parent / link if link else ROOT / name
+        assert page.exists(), f"{name} links to {link}, which does not exist"
+        if anchor and page.suffix == ".md":
+            assert anchor in documents.anchors(page), f"{name} links to #{anchor}, no heading of {page.name}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,6 +118,15 @@ def test_files_and_make_targets_named_exist(name: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"\bmake ([a-z][a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):
         assert (target[0] or target[1]) in targets, f"{name} names `make {target[0] or target[1]}`"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_begins_a_paragraph(name: str) -> None:
+    """Behind a line of text it would be text as well, and the line is likely one that was cut."""
+    lines = (ROOT / name).read_text().splitlines()
+    for number, line in enumerate(lines):
+        if re.fullmatch(r"\|( -+:? \|)+", line) and number > 1:
+            assert not lines[number - 2].strip(), f"{name}:{number}: put an empty line in front of the table"
 
 
 def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration_types() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import copy
 import importlib.util
 import os
@@ -14,9 +15,23 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("help", "setup", "demo", "test", "check", "proto", "proto-baseline", "bench", "bench-plan", "soak", "format")
+TARGETS = (
+    "help",
+    "setup",
+    "demo",
+    "test",
+    "check",
+    "proto",
+    "proto-baseline",
+    "phases",
+    "bench",
+    "bench-plan",
+    "soak",
+    "format",
+)
 
 
 @pytest.fixture
@@ -114,3 +129,30 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
     assert "set -euo pipefail" in lines
     steps = [line for line in lines if line.startswith("make ")]
     assert steps.index("make setup") < steps.index("make check") < steps.index("make test")
+
+
+def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:
+    """So that no hook asks for more than `make check`, and none goes to the network for a tool."""
+    check = subprocess.run(["make", "--dry-run", "check"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    hooks = [
+        hook
+        for repository in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+        for hook in repository["hooks"]
+        if repository["repo"] == "local"
+    ]
+    assert len(hooks) >= 5
+    for hook in hooks:
+        assert (hook["language"], hook["pass_filenames"]) == ("system", False), hook["id"]
+        assert hook["entry"] in check.splitlines(), f"{hook['id']}: {hook['entry']!r} is no line of `make check`"
+
+
+def test_no_hook_comes_from_elsewhere() -> None:
+    configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {repository["repo"] for repository in configuration["repos"]} == {"local"}
+
+
+def test_editors_are_told_what_the_formatter_holds(project: dict[str, Any]) -> None:
+    parser = configparser.ConfigParser()
+    parser.read_string("[DEFAULT]\n" + (ROOT / ".editorconfig").read_text())
+    assert parser["*.{py,pyi,cpp,h}"]["max_line_length"] == str(project["tool"]["ruff"]["line-length"])
+    assert parser["Makefile"]["indent_style"] == "tab"

@@ -95,7 +95,7 @@ def test_edgectl_help(clean: Path, tmp_path: Path) -> None:
 def test_edgectl_plans_offline(clean: Path, tmp_path: Path) -> None:
     """Fifteen boxes, from data sheets: no daemon, no weights, and none of the extras, solvers' included."""
     shutil.copy(ROOT / "deploy" / "examples" / "paper-testbed.toml", tmp_path)
-    command = [clean / "edgectl", "plan", "--cluster", "paper-testbed.toml", "--model", "llama2-7b"]
+    command: list[str | Path] = [clean / "edgectl", "plan", "--cluster", "paper-testbed.toml", "--model", "llama2-7b"]
     rows = {row["strategy"]: row for row in json.loads(checked(*command, "--compare", "-o", "json", cwd=tmp_path))}
     assert rows["edgeshard"]["feasible"] and rows["edgeshard"]["gap"] == 0
     assert rows["edgeshard"]["time_per_token_s"] < 0.6 * rows["edge-solo"]["time_per_token_s"]

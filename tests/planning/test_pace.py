@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from bench.hpipe import slicing_seconds
+from edgeshard.domain.step_cost import StageCost, inter_token_s
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.pace import prompt_slices, slice_unit, stage_costs
-from edgeshard.planning.problem import Phase, PlanProblem
+from edgeshard.planning.problem import PlanProblem, StepShape
 from edgeshard.planning.scoring import score
 from edgeshard.planning.shapes import built_in_model
-from edgeshard.planning.slicing import slicing_seconds
-from edgeshard.step_cost import StageCost, inter_token_s
 
 CUT = Cut((0, 1), (16, 32))
 EVEN = StageCost((1, 2048), (0.01, 0.02), (0.01, 2.057), 0.0, 1e-6, 0.001, 0.0, 1e-5)
@@ -52,11 +52,11 @@ def test_tokens_come_as_the_plan_says(costs: Costs, load: Load) -> None:
 
 @pytest.mark.parametrize(("tokens", "before"), [(64, 0), (300, 0), (512, 512), (1500, 0)])
 def test_a_chunk_costs_what_the_model_says(costs: Costs, tokens: int, before: int) -> None:
-    phase = Phase.of_spans([(tokens, before)])
+    phase = StepShape.of_spans([(tokens, before)])
     for index, stage in enumerate(stage_costs(costs, CUT)):
-        times = costs.times_of(costs.boxes[index])
+        times = costs.times_of(costs.nodes[index])
         exact = sum(times.block_s(block, phase) for block in costs.problem.model.blocks[16 * index : 16 * index + 16])
-        exact += times.step_s(0) + (times.embedding_s(phase) if index == 0 else times.head_s(Phase(1, 1, 1, 1)))
+        exact += times.step_s(0) + (times.embedding_s(phase) if index == 0 else times.head_s(StepShape(1, 1, 1, 1)))
         assert stage.step_s([(before, tokens)]) == pytest.approx(exact, rel=0.1)
 
 
@@ -84,7 +84,7 @@ def test_a_long_prompt_is_sliced_and_gains() -> None:
         computing = [lambda first, count: EVEN.step_s([(first * unit, count * unit)])] * 2
         return slicing_seconds(computing, [part // unit for part in parts], lambda count: EVEN.transfer_s(count * unit))
 
-    # papers.md section 2: two even stages can halve the time at best.
+    # docs/papers.md#slices-of-long-prompts: two equal stages can halve the time at best.
     assert 0.5 < seconds(lengths) / seconds((4608,)) < 0.75
 
 

@@ -10,8 +10,8 @@ from bench.edgeshard_paper import by_lab
 from bench.edgeshard_paper.__main__ import MEASURED
 from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, profiling, table, unlimited
 from bench.edgeshard_paper.paper_numbers import PERFORMANCE
-from edgeshard.cli.lab_site import Measured
-from edgeshard.planning.timing import Mode
+from edgeshard.cli.lab_site import LabFigures
+from edgeshard.domain.mode import Mode
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def test_at_1_mbps_the_best_cut_with_the_cloud_is_the_source_alone(small: dict[s
 
 
 def test_the_plan_goes_around_the_slow_link_and_needs_less_than_six_tenths(small: dict[str, Row]) -> None:
-    boxes = [stage.split("=")[0] for stage in small["edgeshard"].latency.placement.split(",")]
-    assert boxes[0] == "agx-1"
-    assert "cloud" in boxes[2:]
+    nodes = [stage.split("=")[0] for stage in small["edgeshard"].latency.placement.split(",")]
+    assert nodes[0] == "agx-1"
+    assert "cloud" in nodes[2:]
     assert milliseconds(small["edgeshard"]) < 0.6 * milliseconds(small["edge-solo"])
 
 
@@ -56,7 +56,7 @@ def test_only_many_boxes_hold_the_largest_model() -> None:
     for name in ("edge-solo", "cloud-edge-even", "cloud-edge-opt"):
         assert rows[name].ms_per_token is None
         assert "short" in rows[name].latency.reason
-    assert rows["edgeshard"].latency.boxes >= 10
+    assert rows["edgeshard"].latency.nodes >= 10
 
 
 def test_which_profile_is_used_hardly_matters() -> None:
@@ -94,7 +94,7 @@ def test_the_lab_is_asked_for_the_planners_own_figures(small: dict[str, Row]) ->
 
 def test_measurements_come_back_from_their_file_as_they_were(small: dict[str, Row], tmp_path: Path) -> None:
     rows = by_lab.lab_rows([small["edgeshard"]], {})
-    measured = {row.run: Measured(0.5, 2 * row.predicted.time_per_token_s, 3.0) for row in rows}
+    measured = {row.run: LabFigures(0.5, 2 * row.predicted.time_per_token_s, 3.0) for row in rows}
     by_lab.write(tmp_path / "lab.json", measured)
     assert by_lab.read(tmp_path / "lab.json") == measured
     assert by_lab.read(tmp_path / "nothing.json") == {}

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import cloud_of, compare, cut_of, even
 from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, Costs, Load, frame_bytes
-from edgeshard.planning.devices import Cluster, parse_cluster, with_bandwidth, with_boxes
+from edgeshard.planning.devices import Cluster, parse_cluster, with_bandwidth, with_nodes
 from edgeshard.planning.explain import bottleneck, explain
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import PlanResult, plan, predict
@@ -48,8 +48,8 @@ def cluster_of(*devices: dict[str, Any], bandwidth_bps: float = 100e6, latency_s
 
 
 def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
-    more = {"prompt_tokens": 32, "new_tokens": 32, "dtype": DType.FLOAT32, "model": SMALL} | more
-    return PlanProblem(cluster=cluster, **more)
+    values: dict[str, Any] = {"prompt_tokens": 32, "new_tokens": 32, "dtype": DType.FLOAT32, "model": SMALL} | more
+    return PlanProblem(cluster=cluster, **values)
 
 
 def check_plan(result: PlanResult) -> None:
@@ -57,9 +57,9 @@ def check_plan(result: PlanResult) -> None:
     problem = result.problem
     assert result.prediction is not None
     load, model, item = result.prediction.load, problem.model, problem.dtype.itemsize
-    by_name = {box.name: box for box in problem.cluster.boxes}
-    assert result.stages[0].box == problem.cluster.source
-    assert len({stage.box for stage in result.stages}) == len(result.stages)
+    by_name = {node.name: node for node in problem.cluster.nodes}
+    assert result.stages[0].node == problem.cluster.source
+    assert len({stage.node for stage in result.stages}) == len(result.stages)
     done = 0
     for index, stage in enumerate(result.stages):
         assert stage.layers.first == done
@@ -69,8 +69,8 @@ def check_plan(result: PlanResult) -> None:
         tokens = load.batch * load.micro_batches * (problem.prompt_tokens + problem.new_tokens)
         kv = tokens * 2 * len(stage.layers) * model.shape.kv_heads * model.shape.head_dim * item
         assert stage.memory.weights == weights * item and stage.memory.kv >= kv
-        assert weights * item + kv + SLACK_BYTES <= by_name[stage.box].device.usable_bytes
-        assert stage.memory.needed <= stage.memory.usable <= by_name[stage.box].device.usable_bytes
+        assert weights * item + kv + SLACK_BYTES <= by_name[stage.node].device.usable_bytes
+        assert stage.memory.needed <= stage.memory.usable <= by_name[stage.node].device.usable_bytes
     assert done == model.layer_count
     assert result.gap is not None and 0 <= result.gap < 1
 
@@ -133,7 +133,7 @@ def test_the_formula_of_two_phases() -> None:
 def test_a_measured_box_is_taken_as_measured() -> None:
     class Measured:
         def block_s(self, block: Any, phase: Any) -> float:
-            return 0.001 * phase.tokens
+            return 0.001 * float(phase.tokens)
 
         def embedding_s(self, phase: Any) -> float:
             return 0.01
@@ -161,8 +161,8 @@ def brute(problem: PlanProblem, load: Load) -> float:
     costs = Costs(problem)
     instance, layers = costs.decode(load), problem.model.layer_count
     best = float("inf")
-    for count in range(1, len(costs.boxes) + 1):
-        for rest in itertools.permutations([i for i in range(len(costs.boxes)) if i != costs.source], count - 1):
+    for count in range(1, len(costs.nodes) + 1):
+        for rest in itertools.permutations([i for i in range(len(costs.nodes)) if i != costs.source], count - 1):
             for ends in itertools.combinations(range(1, layers), count - 1):
                 cut = Cut((costs.source, *rest), (*ends, layers))
                 if not violations(instance, cut):
@@ -181,8 +181,8 @@ def brute(problem: PlanProblem, load: Load) -> float:
 def test_properties_of_latency_plans(
     layers: tuple[float, ...], speeds: tuple[float, ...], rate: float, latency: float
 ) -> None:
-    boxes = [device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)]
-    cluster = cluster_of(*boxes, bandwidth_bps=rate, latency_s=latency)
+    nodes = [device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)]
+    cluster = cluster_of(*nodes, bandwidth_bps=rate, latency_s=latency)
     problem = problem_of(cluster)
     result = plan(problem)
     expected = brute(problem, Load())
@@ -194,9 +194,9 @@ def test_properties_of_latency_plans(
     found = result.prediction.time_per_token_s
     assert found == pytest.approx(expected)
     # Another order of the boxes changes nothing; more bandwidth or another box never hurts.
-    swapped = plan(replace(problem, cluster=replace(cluster, boxes=cluster.boxes[::-1])))
+    swapped = plan(replace(problem, cluster=replace(cluster, nodes=cluster.nodes[::-1])))
     faster = plan(replace(problem, cluster=with_bandwidth(cluster, 2 * rate, None)))
-    wider = plan(replace(problem, cluster=with_boxes(cluster, "b", 1, "what_if")))
+    wider = plan(replace(problem, cluster=with_nodes(cluster, "b", 1, "what_if")))
     for other in (swapped, faster, wider):
         assert other.prediction is not None
         assert other.prediction.time_per_token_s <= found * (1 + 1e-9)
@@ -213,9 +213,9 @@ def test_properties_of_latency_plans(
 def test_properties_of_auto_plans(
     layers: tuple[float, ...], speeds: tuple[float, ...], rate: float, concurrency: int
 ) -> None:
-    boxes = [device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)]
+    nodes = [device(name, room, speed) for name, room, speed in zip("abc", layers, speeds, strict=True)]
     problem = problem_of(
-        cluster_of(*boxes, bandwidth_bps=rate), objective=Objective.AUTO, concurrency=concurrency, batch=4
+        cluster_of(*nodes, bandwidth_bps=rate), objective=Objective.AUTO, concurrency=concurrency, batch=4
     )
     result = plan(problem)
     if result.prediction is None:
@@ -271,9 +271,9 @@ def test_limits_are_kept() -> None:
     assert "b=" not in plan(problem_of(cluster, exclude=("b",))).placement
     assert "b=" not in plan(problem_of(cluster, reserve={"b": 100e9})).placement
     shared = plan(problem_of(cluster, max_share={"b": 0.5}))
-    assert all(len(stage.layers) <= 4 for stage in shared.stages if stage.box == "b")
-    assert len(plan(problem_of(cluster, min_boxes=3)).stages) == 3
-    assert plan(problem_of(cluster, max_boxes=1)).placement == "a=0:8"
+    assert all(len(stage.layers) <= 4 for stage in shared.stages if stage.node == "b")
+    assert len(plan(problem_of(cluster, min_nodes=3)).stages) == 3
+    assert plan(problem_of(cluster, max_nodes=1)).placement == "a=0:8"
     hidden = plan(problem_of(cluster, head_on_source=True))
     assert hidden.stages[0].memory.weights > free.stages[0].memory.weights
     assert hidden.stages[-1].memory.weights < free.stages[-1].memory.weights
@@ -329,8 +329,8 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
 @pytest.mark.parametrize(
     ("more", "constraint", "words"),
     [
-        ({"max_boxes": 2}, "max_boxes", "max_boxes is 2, but the model needs 3; allow 1 more"),
-        ({"min_boxes": 5}, "min_boxes", "only 3 boxes can take part"),
+        ({"max_nodes": 2}, "max_nodes", "max_nodes is 2, but the model needs 3; allow 1 more"),
+        ({"min_nodes": 5}, "min_nodes", "only 3 boxes can take part"),
         ({"max_share": {"b": 0.125, "c": 0.125}}, "max_share", "max_share leaves no box for"),
         ({"reserve": {"a": 100e9}}, "source_memory", "source a is"),
         ({"exclude": ("b", "c")}, "memory", "short"),
@@ -358,8 +358,8 @@ def test_the_constraint_that_is_short_is_named(
         ({"prompt_tokens": 5000}, "prompt_tokens"),
         ({"batch": 0}, "batch"),
         ({"concurrency": 0}, "concurrency"),
-        ({"min_boxes": 0}, "min_boxes"),
-        ({"min_boxes": 3, "max_boxes": 2}, "max_boxes"),
+        ({"min_nodes": 0}, "min_nodes"),
+        ({"min_nodes": 3, "max_nodes": 2}, "max_nodes"),
         ({"max_time_per_token_s": float("nan")}, "max_time_per_token_s"),
         ({"max_time_per_token_s": -1.0}, "max_time_per_token_s"),
         ({"exclude": ("z",)}, "exclude"),

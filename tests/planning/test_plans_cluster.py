@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.planning.catalogue import CATALOGUE
 from edgeshard.planning.costs import Roofline
-from edgeshard.planning.devices import parse_cluster, with_bandwidth, with_boxes, without_boxes
-from edgeshard.planning.problem import Phase
+from edgeshard.planning.devices import parse_cluster, with_bandwidth, with_nodes, without_nodes
+from edgeshard.planning.problem import StepShape
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ GOOD: dict[str, Any] = {
 
 def test_a_cluster_says_what_it_means() -> None:
     cluster = parse_cluster(GOOD)
-    a, first, second = cluster.boxes
+    a, first, second = cluster.nodes
     assert cluster.names == ("a", "jetson-1", "jetson-2")
     assert cluster.link(a, second).bandwidth_bps == 10e6, "a group's name stands for its boxes"
     assert cluster.link(second, a).bandwidth_bps == 20e6, "only one direction was changed; the uplink caps the other"
@@ -51,7 +52,7 @@ def test_a_cluster_says_what_it_means() -> None:
 def test_overrides_keep_the_rest_and_say_where_figures_are_from() -> None:
     values = copy.deepcopy(GOOD)
     values["device"][1]["bandwidth_bytes_per_s"] = 90e9
-    device = parse_cluster(values).boxes[1].device
+    device = parse_cluster(values).nodes[1].device
     assert device.bandwidth_bytes_per_s == 90e9 and device.memory_bytes == CATALOGUE["orin-nx"].memory_bytes
     assert "datasheet" in device.source and "bandwidth_bytes_per_s: cluster file" in device.source
 
@@ -136,36 +137,40 @@ def test_what_is_wrong_is_refused_by_name(path: tuple[Any, ...], value: Any, fie
 
 def test_what_if_changes() -> None:
     cluster = parse_cluster(GOOD)
-    more = with_boxes(cluster, "jetson", 2, "what_if")
-    assert more.names[-2:] == ("jetson-new-1", "jetson-new-2") and more.boxes[-1].device == cluster.boxes[1].device
-    assert with_boxes(cluster, "h200", 1, "what_if").boxes[-1].device == CATALOGUE["h200"]
-    assert without_boxes(cluster, "jetson-1", "what_if").names == ("a", "jetson-2")
-    for change in (lambda: with_boxes(cluster, "z", 1, "what_if"), lambda: without_boxes(cluster, "a", "what_if")):
+    more = with_nodes(cluster, "jetson", 2, "what_if")
+    assert more.names[-2:] == ("jetson-new-1", "jetson-new-2") and more.nodes[-1].device == cluster.nodes[1].device
+    assert with_nodes(cluster, "h200", 1, "what_if").nodes[-1].device == CATALOGUE["h200"]
+    assert without_nodes(cluster, "jetson-1", "what_if").names == ("a", "jetson-2")
+    changes: list[Callable[[], object]] = [
+        lambda: with_nodes(cluster, "z", 1, "what_if"),
+        lambda: without_nodes(cluster, "a", "what_if"),
+    ]
+    for change in changes:
         with pytest.raises(InvalidArgumentError) as caught:
             change()
         assert caught.value.field == "what_if"
-    a, first, _ = cluster.boxes
+    a, first, _ = cluster.nodes
     assert with_bandwidth(cluster, 5e6, None).link(a, first).bandwidth_bps == 5e6
     one = with_bandwidth(cluster, 5e6, ("a", "jetson-1"))
     assert one.link(a, first).bandwidth_bps == one.link(first, a).bandwidth_bps == 5e6
-    assert one.link(a, one.boxes[2]).bandwidth_bps == 10e6
+    assert one.link(a, one.nodes[2]).bandwidth_bps == 10e6
 
 
 def test_the_paper_testbed_is_the_papers() -> None:
     cluster = parse_cluster(tomllib.loads((ROOT / "deploy/examples/paper-testbed.toml").read_text()))
-    kinds = [box.device.kind for box in cluster.boxes]
+    kinds = [node.device.kind for node in cluster.nodes]
     assert (kinds.count("agx-orin"), kinds.count("orin-nx"), kinds.count("rtx-3090")) == (12, 2, 1)
-    by_name = {box.name: box for box in cluster.boxes}
+    by_name = {node.name: node for node in cluster.nodes}
     source, cloud = by_name[cluster.source], by_name[cluster.cloud or ""]
     slow = [
         (s.name, r.name)
-        for s in cluster.boxes
-        for r in cluster.boxes
+        for s in cluster.nodes
+        for r in cluster.nodes
         if s is not r and cluster.link(s, r).bandwidth_bps != 50e6
     ]
     assert sorted(slow) == sorted([(source.name, cloud.name), (cloud.name, source.name)])
     assert cluster.link(source, cloud).bandwidth_bps == 1e6
-    usable = {box.device.kind: box.device.usable_bytes for box in cluster.boxes}
+    usable = {node.device.kind: node.device.usable_bytes for node in cluster.nodes}
     assert usable == {"agx-orin": 29e9, "orin-nx": 13e9, "rtx-3090": 22e9}
 
 
@@ -224,7 +229,7 @@ def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
 
     def seconds(model: ModelSpec, context: int) -> float:
         times = Roofline(device, model, DType.FLOAT16, None, kv_bytes, device.flops[DType.FLOAT16])
-        return times.block_s(model.blocks[0], Phase(1, 1, context, context))
+        return times.block_s(model.blocks[0], StepShape(1, 1, context, context))
 
     assert seconds(sliding, 400) == seconds(full, 400)
     assert seconds(sliding, 3000) == pytest.approx(seconds(full, 512))
@@ -234,12 +239,12 @@ def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
 def test_a_windowed_prompt_sees_as_many_keys_as_are_counted_one_by_one() -> None:
     tokens, before, window = 100, 30, 50
     seen = [min(before + position, window) for position in range(1, tokens + 1)]
-    whole = Phase(1, tokens, before + (tokens + 1) / 2, before + tokens)
+    whole = StepShape(1, tokens, before + (tokens + 1) / 2, before + tokens)
     bounded = whole.within(window)
     assert bounded.context == pytest.approx(sum(seen) / tokens)
     # The first query still sees all that were there before it.
     assert bounded.kv_tokens == 130
-    assert Phase(1, 10, 95.5, 100).within(window).kv_tokens == 59
+    assert StepShape(1, 10, 95.5, 100).within(window).kv_tokens == 59
     assert whole.within(0) is whole and whole.within(130) is whole
 
 

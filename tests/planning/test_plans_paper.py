@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.dtypes import DType
+from edgeshard.domain.dtypes import DType
 from edgeshard.planning.baselines import STRATEGIES, StrategyRow, compare
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import parse_cluster, with_bandwidth
@@ -55,8 +55,8 @@ def test_7b() -> None:
     assert milliseconds(rows["cloud-edge-opt"]) == milliseconds(rows["edge-solo"])
     assert milliseconds(rows["edgeshard"]) == pytest.approx(48.5, rel=0.12)
     assert milliseconds(rows["edgeshard"]) < 0.6 * milliseconds(rows["edge-solo"])
-    boxes = [stage.partition("=")[0] for stage in rows["edgeshard"].placement.split(",")]
-    assert boxes[0] == "agx-1" and "cloud" in boxes[2:], "the cloud is reached through another box"
+    nodes = [stage.partition("=")[0] for stage in rows["edgeshard"].placement.split(",")]
+    assert nodes[0] == "agx-1" and "cloud" in nodes[2:], "the cloud is reached through another box"
     assert any("around the slow link agx-1 -> cloud" in line for line in explain(plan(paper("llama2-7b"))))
     assert rows["edgeshard"].gap == 0
     assert milliseconds(rows["edgeshard-paper"]) >= milliseconds(rows["edgeshard"])
@@ -77,11 +77,11 @@ def test_70b_needs_many_boxes() -> None:
     rows = table("llama2-70b")
     assert not any(rows[name].feasible for name in ("edge-solo", "cloud-edge-even", "cloud-edge-opt"))
     assert milliseconds(rows["edgeshard"]) == pytest.approx(1311, rel=0.02)
-    assert rows["edgeshard"].boxes >= 10
-    few = plan(replace(paper("llama2-70b"), max_boxes=rows["edgeshard"].boxes - 1))
-    assert few.shortage is not None or (few.prediction is not None and len(few.stages) < rows["edgeshard"].boxes)
-    none = plan(replace(paper("llama2-70b"), max_boxes=9))
-    assert none.shortage is not None and none.shortage.constraint == "max_boxes"
+    assert rows["edgeshard"].nodes >= 10
+    few = plan(replace(paper("llama2-70b"), max_nodes=rows["edgeshard"].nodes - 1))
+    assert few.shortage is not None or (few.prediction is not None and len(few.stages) < rows["edgeshard"].nodes)
+    none = plan(replace(paper("llama2-70b"), max_nodes=9))
+    assert none.shortage is not None and none.shortage.constraint == "max_nodes"
 
 
 @pytest.mark.parametrize("model", ["llama2-7b", "llama2-13b", "llama2-70b"])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from edgeshard.architectures import expected_tensors, held_bytes
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import UnsupportedModelError
-from edgeshard.ids import Digest
-from edgeshard.model import LayerRange, TensorInfo
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import UnsupportedModelError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange, TensorInfo
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.instance import Cut

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, parse_cluster
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import predict
-from edgeshard.planning.problem import ComputeTimes, Phase, PlanProblem
+from edgeshard.planning.problem import ComputeTimes, PlanProblem, StepShape
 from edgeshard.planning.rings import ring, serving_ring, traffic
 from edgeshard.planning.scoring import score
 from edgeshard.planning.serving import Schedule, ServedRequest, StepSpan, serve
@@ -75,13 +75,13 @@ def test_a_box_that_computes_and_sends_in_turn_is_one_station() -> None:
 
 def test_a_measured_box_is_simulated_with_its_own_times() -> None:
     class Measured:
-        def block_s(self, block: BlockSpec, phase: Phase) -> float:
+        def block_s(self, block: BlockSpec, phase: StepShape) -> float:
             return 0.001 * phase.step_tokens + 1e-5 * phase.kv_tokens
 
-        def embedding_s(self, phase: Phase) -> float:
+        def embedding_s(self, phase: StepShape) -> float:
             return 0.5
 
-        def head_s(self, phase: Phase) -> float:
+        def head_s(self, phase: StepShape) -> float:
             return 0.25
 
         def step_s(self, hidden_bytes: float) -> float:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.planning.serving import Schedule, ServedRequest, Serving, ServingRing, StepSpan, serve
+from bench.made_rings import linear_hop
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.planning.serving import Schedule, ServedRequest, Serving, ServingRing, StepSpan, percentile, serve
 from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic, linear_hop
+from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
 
 
 def a_second_a_token(spans: Sequence[StepSpan]) -> float:
@@ -43,6 +45,13 @@ def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
     assert result.bubble_share == 0
 
 
+def test_a_prompt_goes_in_slices_beyond_the_budget_while_nobody_decodes() -> None:
+    schedule = Schedule(batch=2, token_budget=4, slices=lambda tokens: (tokens - 3, 3), slice_budget=6)
+    result = serve(ALONE, [ServedRequest(0.0, 8, 4), ServedRequest(9.5, 8, 1)], schedule)
+    # Both slices of A and two decodes; what the budget leaves to B beside the third; the rest of B in slices again.
+    assert [[span.tokens for span in step.spans] for step in result.steps] == [[5], [3], [1], [1], [1, 3], [2], [3]]
+
+
 def test_a_prompt_that_arrives_is_fitted_in_between_decodes() -> None:
     """Steps of A: its prompt 0-1, a decode 1-2, then three decodes with two tokens of B each: 2-5, 5-8, 8-11."""
     arrivals = [ServedRequest(0.0, 1, 5), ServedRequest(1.5, 6, 2)]
@@ -50,9 +59,9 @@ def test_a_prompt_that_arrives_is_fitted_in_between_decodes() -> None:
     assert result.token_s == ((1.0, 2.0, 5.0, 8.0, 11.0), (11.0, 12.0))
     assert result.ttft_s == (1.0, 9.5)
     assert result.inter_token_s == (1.0, 3.0, 3.0, 3.0, 1.0)
-    assert result.inter_token_percentile(50) == 3.0
-    assert result.ttft_percentile(100) == 9.5
-    assert result.ttft_percentile(50) == pytest.approx(5.25)
+    assert percentile(result.inter_token_s, 50) == 3.0
+    assert percentile(result.ttft_s, 100) == 9.5
+    assert percentile(result.ttft_s, 50) == pytest.approx(5.25)
 
 
 def test_a_larger_budget_gives_the_first_token_sooner_and_holds_the_others_up_longer() -> None:
@@ -69,7 +78,7 @@ def test_two_micro_batches_keep_two_equal_stages_at_work() -> None:
     requests = [ServedRequest(0.0, 1, 3)] * 2
     result = serve(ring, requests, Schedule(micro_batches=2, token_budget=1))
     assert result.token_s == ((2.0, 4.0, 6.0), (3.0, 5.0, 7.0))
-    assert result.box_utilisation == pytest.approx([6 / 7, 6 / 7])
+    assert result.node_utilisation == pytest.approx([6 / 7, 6 / 7])
     assert result.bubble_share == pytest.approx(1 / 7)
     one_by_one = serve(ring, requests, Schedule(token_budget=1))
     assert one_by_one.token_s == ((2.0, 4.0, 6.0), (8.0, 10.0, 12.0)), "one place: the second waits for the first"
@@ -111,13 +120,15 @@ def test_a_batch_that_starts_together_is_the_simulators(seed: int) -> None:
     )
     pipeline = Pipeline(
         tuple(
-            StageTimes(lambda tokens, _, s=s: seconds(s, tokens), lambda count, _, s=s: seconds(s, count))
+            StageTimes(
+                partial(lambda s, tokens, _: seconds(s, tokens), s), partial(lambda s, count, _: seconds(s, count), s)
+            )
             for s in range(stages)
         ),
         hops,
     )
     ring = ServingRing(
-        tuple(lambda spans, s=s: seconds(s, sum(span.tokens for span in spans)) for s in range(stages)), hops
+        tuple(partial(lambda s, spans: seconds(s, sum(x.tokens for x in spans)), s) for s in range(stages)), hops
     )
     expected = simulate(pipeline, Traffic(batch, micro_batches, prompt, new))
     schedule = Schedule(batch, micro_batches, token_budget=batch * prompt)
@@ -210,4 +221,4 @@ def test_nothing_to_serve_and_no_such_percentile_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="requests"):
         serve(ALONE, [], Schedule())
     with pytest.raises(InvalidArgumentError, match="percent"):
-        serve(ALONE, [ServedRequest(0, 1, 1)], Schedule()).ttft_percentile(101)
+        percentile((1.0,), 101)

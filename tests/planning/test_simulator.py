@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,17 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.planning.simulator import Simulation, Visit, simulate
+from bench.made_rings import TimeTable, linear_hop, steady_stage
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.mode import Mode
+from edgeshard.planning.simulator import Simulation, simulate
 from edgeshard.planning.timing import (
     HopTimes,
-    Mode,
     Pipeline,
     StageTimes,
-    TimeTable,
     Traffic,
-    linear_hop,
-    steady_stage,
+    Visit,
 )
 
 
@@ -145,7 +145,7 @@ def test_a_single_stage_has_no_links() -> None:
     assert result.tokens_per_s == pytest.approx(22 / (0.51 + 10 * 0.11))
     assert result.time_per_token_s == pytest.approx((0.51 + 10 * 0.11) / 11)
     assert result.link_utilisation == ()
-    assert result.box_utilisation == pytest.approx([1.0])
+    assert result.node_utilisation == pytest.approx([1.0])
     assert result.bubble_share == pytest.approx(0.0)
 
 
@@ -178,8 +178,8 @@ def cases(draw: st.DrawFn, head: bool = True) -> tuple[Pipeline, Traffic]:
         per_token, growth, decode, overhead = (draw(seconds) for _ in range(4))
         stages.append(
             StageTimes(
-                lambda tokens, context, a=per_token, g=growth: tokens * (a + 0.01 * g * context),
-                lambda batch, context, d=decode, g=growth: batch * (d + 0.01 * g * context),
+                partial(lambda a, g, tokens, context: tokens * (a + 0.01 * g * context), per_token, growth),
+                partial(lambda d, g, batch, context: batch * (d + 0.01 * g * context), decode, growth),
                 overhead,
             )
         )
@@ -238,8 +238,8 @@ def check_stations(timeline: list[Visit]) -> None:
 
 def check_passages(pipeline: Pipeline, traffic: Traffic, timeline: list[Visit]) -> None:
     """Every step of every micro-batch is at each of its stations once, in order, and a token after the one before."""
-    boxes = pipeline.box_names
-    links = pipeline.link_names if pipeline.asynchronous else boxes
+    nodes = pipeline.node_names
+    links = pipeline.link_names if pipeline.asynchronous else nodes
     steps: dict[tuple[int, int, int], list[Visit]] = defaultdict(list)
     for visit in timeline:
         steps[visit.micro_batch, visit.token, visit.piece].append(visit)
@@ -254,7 +254,7 @@ def check_passages(pipeline: Pipeline, traffic: Traffic, timeline: list[Visit]) 
     last_end: dict[tuple[int, int], float] = defaultdict(float)
     for (micro_batch, token, piece), visits in sorted(steps.items()):
         kind = "decode" if token or traffic.decode_only else "prefill"
-        places = path(boxes, links, kind, pipeline.head_s is not None, token == 0 and piece < pieces - 1)
+        places = path(nodes, links, kind, pipeline.head_s is not None, token == 0 and piece < pieces - 1)
         visits.sort(key=lambda visit: places.index((visit.station, visit.kind)))
         assert [(visit.station, visit.kind) for visit in visits] == places
         for place, (before, after) in enumerate(pairwise(visits)):
@@ -266,21 +266,21 @@ def check_passages(pipeline: Pipeline, traffic: Traffic, timeline: list[Visit]) 
 
 
 def path(
-    boxes: tuple[str, ...], links: tuple[str, ...], kind: str, head: bool, ends_early: bool
+    nodes: tuple[str, ...], links: tuple[str, ...], kind: str, head: bool, ends_early: bool
 ) -> list[tuple[str, str]]:
     """(station, kind) of a step, in order; a slice that `ends_early` stops at the last stage."""
-    last = len(boxes) - 1
+    last = len(nodes) - 1
     found = []
-    for stage, box in enumerate(boxes):
-        found.append((box, kind))
+    for stage, node in enumerate(nodes):
+        found.append((node, kind))
         if last and not (ends_early and stage == last):
             found.append((links[stage], "return" if stage == last else "send"))
-    return [*found, (boxes[0], "head")] if head and not ends_early else found
+    return [*found, (nodes[0], "head")] if head and not ends_early else found
 
 
 def check_figures(result: Simulation) -> None:
     assert 0 <= result.bubble_share <= close(1.0)
-    for share in (*result.box_utilisation, *result.link_utilisation):
+    for share in (*result.node_utilisation, *result.link_utilisation):
         assert 0 <= share <= close(1.0)
     busy: dict[str, float] = defaultdict(float)
     for visit in result.timeline:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from edgeshard.device import DeviceFacts, Node
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
-from edgeshard.ids import NodeId, NodeName
+from edgeshard.domain.device import DeviceFacts, Node
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.profile import LinkProfile, MeasuredLink
 from edgeshard.planning.catalogue import CATALOGUE, recognise
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
@@ -21,7 +22,6 @@ from edgeshard.planning.problem import PlanProblem
 from edgeshard.planning.scoring import stage_bytes
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, model_from_config
 from edgeshard.planning.site import LOADING_ITEMSIZE, NOT_MEASURED, SiteCluster, site_cluster, site_problem
-from edgeshard.profile import LinkProfile, MeasuredLink
 
 MODEL = "llama2-7b"
 CONFIG = BUILT_IN_CONFIGS[MODEL]
@@ -63,7 +63,7 @@ def test_measured_boxes_have_their_times_and_the_memory_that_is_left(cluster: An
     site = cluster(nodes=(node("c", free=7 * GB), *NODES[1:]), links=(*LINKS[1:], link("a", "b", 5e6, 0.02)))
     assert site.cluster.names == ("b", "a", "c"), "the source first, the others by name"
     assert set(site.times) == {"a", "b", "c"} and not site.estimated and not site.unmeasured
-    memory = {box.name: box.device.usable_bytes for box in site.cluster.boxes}
+    memory = {known.name: known.device.usable_bytes for known in site.cluster.nodes}
     assert memory == {"a": 40 * GB, "b": 40 * GB, "c": 7 * GB}
     known = site.cluster.links[("a", "b")]
     assert (known.bandwidth_bps, known.latency_s) == (5e6, 0.02)
@@ -85,7 +85,7 @@ def test_a_box_that_nobody_measured_makes_the_site_unplannable_by_name(cluster: 
 def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
     site = cluster(nodes=(node("b"), node("a", model="NVIDIA GeForce RTX 4090", free=20 * GB)), measured="b")
     assert site.estimated == ("a",) and set(site.times) == {"b"}
-    device = site.cluster.boxes[1].device
+    device = site.cluster.nodes[1].device
     assert device.bandwidth_bytes_per_s == CATALOGUE["rtx-4090"].bandwidth_bytes_per_s
     assert device.usable_bytes == 20 * GB, "what the coordinator says is left, not what the data sheet has"
 
@@ -137,10 +137,10 @@ def test_where_no_link_was_measured_there_is_none(cluster: Any) -> None:
     site = cluster(nodes=nodes, links=measured)
     assert site.unmeasured == (("b", "a"),)
     result = plan(problem(site))
-    assert result.feasible and [stage.box for stage in result.stages][:2] == ["b", "c"]
+    assert result.feasible and [stage.node for stage in result.stages][:2] == ["b", "c"]
     # Nobody can return to the source but c.
     only = [link("b", "a"), link("a", "c"), link("c", "b")]
-    assert [stage.box for stage in plan(problem(cluster(nodes=nodes, links=only))).stages] == ["b", "a", "c"]
+    assert [stage.node for stage in plan(problem(cluster(nodes=nodes, links=only))).stages] == ["b", "a", "c"]
     assert not plan(problem(cluster(nodes=nodes, links=[link("b", "a")]))).feasible
 
 
@@ -153,7 +153,7 @@ def test_a_source_that_cannot_be(cluster: Any) -> None:
     assert away.value.field == "source"
     assert cluster(source="id-a").cluster.source == "a", "an id names a box as well"
     namesakes = (node("b", connected=False, free=1), node("b"))
-    assert cluster(nodes=namesakes).cluster.boxes[0].device.usable_bytes == 40 * GB
+    assert cluster(nodes=namesakes).cluster.nodes[0].device.usable_bytes == 40 * GB
 
 
 def test_no_plan_of_a_site_relays(cluster: Any) -> None:

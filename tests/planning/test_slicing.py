@@ -9,9 +9,10 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from edgeshard.errors import InvalidArgumentError
+from bench.hpipe import balanced_partition, half_layers, slicing_seconds
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.simulator import simulate
-from edgeshard.planning.slicing import balanced_partition, best_slices, half_layers, slicing_seconds
+from edgeshard.planning.slicing import best_slices
 from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
 
 
@@ -32,7 +33,9 @@ def test_no_slicing_is_better(seed: int) -> None:
     units, count = int(rng.integers(1, 13)), int(rng.integers(1, 5))
     if seed % 2:  # any times at all: nothing about their growth is assumed
         table = rng.uniform(0.1, 3, (count, units + 1, units + 1))
-        devices = [partial(lambda j, start, length: float(table[j, start, length]), j) for j in range(count)]
+        devices: list[Callable[[int, int], float]] = [
+            partial(lambda j, start, length: float(table[j, start, length]), j) for j in range(count)
+        ]
     else:
         devices = [growing(*(float(x) for x in rng.uniform((0, 0.1, 0), (1, 2, 0.3)))) for _ in range(count)]
     hops = [partial(lambda rate, length: rate * length, float(rng.uniform(0, 0.5))) for _ in range(count - 1)]

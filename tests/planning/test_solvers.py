@@ -14,7 +14,7 @@ from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from edgeshard.planning import solvers
 from edgeshard.planning.instance import Instance, Solution
 from edgeshard.planning.scoring import score, violations
-from edgeshard.planning.solvers import classes, labels, subset
+from edgeshard.planning.solvers import classes, general, subset
 from edgeshard.planning.solvers.problem import equal_kinds
 
 SAME = 1e-9
@@ -24,7 +24,7 @@ SAME = 1e-9
 def reference(seed: int) -> tuple[Solution | None, Solution | None]:
     """Subset DP's latency and throughput."""
     instance = random_instance(seed)
-    return subset.solve_latency(instance), subset.solve_throughput(instance, random_micro_batches(seed))
+    return subset.solve_round(instance), subset.solve_throughput(instance, random_micro_batches(seed))
 
 
 def check_plan(instance: Instance, found: Solution, m: int | None) -> None:
@@ -48,12 +48,12 @@ def check_same(found: Solution | None, expected: Solution | None, instance: Inst
 def test_the_random_instances_cover_the_cases() -> None:
     made = [random_instance(seed) for seed in RANDOM_SEEDS]
     solved = [reference(seed)[0] for seed in RANDOM_SEEDS]
-    assert {one.boxes for one in made} == set(range(2, 9))
+    assert {one.nodes for one in made} == set(range(2, 9))
     assert {one.layers for one in made} == set(range(4, 25))
     for flag in ("relays", "asynchronous", "head_on_source"):
         assert {getattr(one, flag) for one in made} == {True, False}
     assert 5 < sum(one is None for one in solved) < 40
-    assert sum(one is not None and len(one.cut.boxes) >= 4 for one in solved) > 30
+    assert sum(one is not None and len(one.cut.nodes) >= 4 for one in solved) > 30
     assert any(0 in np.diff((0, *one.cut.ends)) for one in solved if one is not None), "no plan uses a relay"
 
 
@@ -62,17 +62,17 @@ def test_class_dp_equals_subset_dp(part: int) -> None:
     for seed in RANDOM_SEEDS[part::4]:
         instance, m = random_instance(seed), random_micro_batches(seed)
         latency, throughput = reference(seed)
-        check_same(classes.solve_latency(instance), latency, instance, None)
+        check_same(classes.solve_round(instance), latency, instance, None)
         check_same(classes.solve_throughput(instance, m), throughput, instance, m)
 
 
 def test_subset_dp_equals_every_plan_counted_out() -> None:
     compared = 0
     for seed in RANDOM_SEEDS:
-        boxes, layers = 2 + seed % 4, 4 + seed % 7
-        instance, m = random_instance(seed, boxes, layers), random_micro_batches(seed)
+        nodes, layers = 2 + seed % 4, 4 + seed % 7
+        instance, m = random_instance(seed, nodes, layers), random_micro_batches(seed)
         for found, wanted in (
-            (subset.solve_latency(instance), brute.best(instance)[0]),
+            (subset.solve_round(instance), brute.best(instance)[0]),
             (subset.solve_throughput(instance, m), brute.best(instance, m)[0]),
         ):
             assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME)
@@ -113,8 +113,8 @@ def test_label_dp_never_claims_more_than_it_proves() -> None:
     for seed in RANDOM_SEEDS[::2]:
         instance, m = random_instance(seed), random_micro_batches(seed)
         for expected, found, count in (
-            (reference(seed)[0], labels.solve_latency(instance), None),
-            (reference(seed)[1], labels.solve_throughput(instance, m), m),
+            (reference(seed)[0], general.solve_round(instance), None),
+            (reference(seed)[1], general.solve_throughput(instance, m), m),
         ):
             if expected is None:
                 assert found is None
@@ -129,7 +129,7 @@ def test_label_dp_never_claims_more_than_it_proves() -> None:
 
 
 def four_layers() -> Instance:
-    """papers.md: source 10 ms a layer, a fast box 1 ms with room for two, the forward hop 5 ms, the return free."""
+    """docs/papers.md#the-papers-own-algorithms: the source takes 10 ms a layer, a fast box 1 ms with room for two."""
     hop = np.full((2, 2), 5e-3)
     return Instance(
         compute_s=np.repeat([[10e-3], [1e-3]], 4, axis=1),
@@ -149,11 +149,11 @@ def four_layers() -> Instance:
     )
 
 
-@pytest.mark.parametrize("solver", [subset, classes, labels, solvers])
+@pytest.mark.parametrize("solver", [subset, classes, general, solvers])
 def test_the_four_layer_case_takes_27_ms(solver: ModuleType) -> None:
-    found = solver.solve_latency(four_layers())
+    found = solver.solve_round(four_layers())
     assert found.value_s == pytest.approx(27e-3, rel=SAME)
-    assert (found.cut.boxes, found.cut.ends) == ((0, 1), (2, 4))
+    assert (found.cut.nodes, found.cut.ends) == ((0, 1), (2, 4))
 
 
 def test_the_least_bottleneck_is_not_the_best_rate() -> None:
@@ -177,15 +177,15 @@ def test_the_least_bottleneck_is_not_the_best_rate() -> None:
 def grouped(seed: int) -> Instance:
     """A random instance whose boxes come in threes that nothing tells apart; box 0 is alone."""
     rng = np.random.default_rng(seed)
-    base = random_instance(seed, boxes=4, layers=int(rng.integers(5, 14)))
+    base = random_instance(seed, nodes=4, layers=int(rng.integers(5, 14)))
     kind = np.array([0, 1, 1, 2, 2, 2, 3, 3])[rng.permutation(8)]
     kind = np.concatenate([[0], kind[kind != 0]])
     spread = np.ix_(kind, kind)
-    per_box = ("compute_s", "embed_s", "head_s", "overhead_s", "max_layers")
+    per_node = ("compute_s", "embed_s", "head_s", "overhead_s", "max_layers")
     links = ("hop_s", "return_s", "latency_s")
     return replace(
         base,
-        **{name: getattr(base, name)[kind] for name in per_box},
+        **{name: getattr(base, name)[kind] for name in per_node},
         **{name: getattr(base, name)[spread] for name in links},
         capacity_bytes=np.ceil(base.capacity_bytes[kind] / 1.6),
     )
@@ -197,22 +197,22 @@ def test_class_dp_on_real_classes_equals_subset_dp() -> None:
         instance, m = grouped(seed), random_micro_batches(seed)
         kinds = equal_kinds(instance, 8)
         assert kinds is not None and sorted(map(len, kinds.members)) == [1, 2, 2, 3]
-        expected = subset.solve_latency(instance)
-        check_same(classes.solve_latency(instance, kinds), expected, instance, None)
+        expected = subset.solve_round(instance)
+        check_same(classes.solve_round(instance, kinds=kinds), expected, instance, None)
         check_same(classes.solve_throughput(instance, m, kinds), subset.solve_throughput(instance, m), instance, m)
-        shared += expected is not None and len(expected.cut.boxes) > 4
+        shared += expected is not None and len(expected.cut.nodes) > 4
     assert shared > 5, "no plan used two boxes of a class"
 
 
 @pytest.mark.parametrize("bounds", [(1, 2), (3, 8), (2, 3), (1, 1)])
 def test_stage_bounds_hold(bounds: tuple[int, int]) -> None:
     for seed in range(40):
-        instance = replace(random_instance(seed, 2 + seed % 4, 4 + seed % 6), min_boxes=bounds[0], max_boxes=bounds[1])
+        instance = replace(random_instance(seed, 2 + seed % 4, 4 + seed % 6), min_nodes=bounds[0], max_nodes=bounds[1])
         wanted, _ = brute.best(instance)
         for solver in (subset, classes):
-            found = solver.solve_latency(instance)
+            found = solver.solve_round(instance)
             assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)
-            assert found is None or bounds[0] <= len(found.cut.boxes) <= bounds[1]
+            assert found is None or bounds[0] <= len(found.cut.nodes) <= bounds[1]
 
 
 def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
@@ -220,10 +220,10 @@ def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
         made = random_instance(seed, 2 + seed % 4, 4 + seed % 6)
         rng = np.random.default_rng(seed)
         hop = np.where(rng.random(made.hop_s.shape) < 0.4, np.inf, made.hop_s)
-        most = rng.integers(0, made.layers + 1, made.boxes)
+        most = rng.integers(0, made.layers + 1, made.nodes)
         most[0] = max(most[0], 1)
         instance = replace(made, hop_s=hop, max_layers=most)
         wanted, _ = brute.best(instance)
         for solver in (subset, classes):
-            found = solver.solve_latency(instance)
+            found = solver.solve_round(instance)
             assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeshard.errors import InvalidArgumentError
+from bench.made_rings import linear_hop, steady_stage
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.simulator import simulate
 from edgeshard.planning.svg import WIDTH, bar_chart, line_chart, timeline
-from edgeshard.planning.timing import Pipeline, Traffic, linear_hop, steady_stage
+from edgeshard.planning.timing import Pipeline, Traffic
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 import pytest
 
 from edgeshard.planning.catalogue import CATALOGUE
-from edgeshard.planning.devices import Box, Cluster, Link, parse_cluster, with_bandwidth
-from edgeshard.planning.problem import Phase, PlanProblem
+from edgeshard.planning.devices import Cluster, ClusterNode, Link, parse_cluster, with_bandwidth
+from edgeshard.planning.problem import PlanProblem, StepShape
 from edgeshard.planning.shapes import BlockSpec, built_in_model
 from edgeshard.planning.what_if import changed, typical_link
 
@@ -23,13 +23,13 @@ LINKS = {
 class Times:
     """Of a measured box."""
 
-    def block_s(self, block: BlockSpec, phase: Phase) -> float:
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         return 1.0
 
-    def embedding_s(self, phase: Phase) -> float:
+    def embedding_s(self, phase: StepShape) -> float:
         return 0.0
 
-    def head_s(self, phase: Phase) -> float:
+    def head_s(self, phase: StepShape) -> float:
         return 0.0
 
     def step_s(self, hidden_bytes: float) -> float:
@@ -41,14 +41,14 @@ def problem() -> PlanProblem:
     """Three boxes, of which a and b were measured; only the links of LINKS were."""
     model = built_in_model("llama2-7b")
     assert model is not None
-    boxes = tuple(Box(name, CATALOGUE["orin-nx"], name) for name in "abc")
-    cluster = Cluster(boxes, Link(0.0), "a", MappingProxyType(LINKS))
+    nodes = tuple(ClusterNode(name, CATALOGUE["orin-nx"], name) for name in "abc")
+    cluster = Cluster(nodes, Link(0.0), "a", MappingProxyType(LINKS))
     return PlanProblem(model, cluster, times={"a": Times(), "b": Times()})
 
 
 def link(problem: PlanProblem, sender: str, receiver: str) -> Link:
-    boxes = {box.name: box for box in problem.cluster.boxes}
-    return problem.cluster.link(boxes[sender], boxes[receiver])
+    nodes = {node.name: node for node in problem.cluster.nodes}
+    return problem.cluster.link(nodes[sender], nodes[receiver])
 
 
 def test_a_box_like_a_measured_one_takes_its_times(problem: PlanProblem) -> None:
@@ -70,12 +70,12 @@ def test_a_new_box_has_the_sites_median_link_and_nothing_else_changes(problem: P
 
 
 def test_a_site_without_links_gives_new_boxes_a_gigabit(problem: PlanProblem) -> None:
-    assert typical_link(Cluster(problem.cluster.boxes[:1], Link(0.0), "a")) == Link(1e9)
+    assert typical_link(Cluster(problem.cluster.nodes[:1], Link(0.0), "a")) == Link(1e9)
 
 
 def test_a_sweep_makes_no_link_where_there_is_none(problem: PlanProblem) -> None:
     swept = with_bandwidth(problem.cluster, 5e6, None)
-    a, b, c = swept.boxes
+    a, b, c = swept.nodes
     assert swept.link(a, b) == Link(5e6, 0.001)
     assert swept.link(a, c).bandwidth_bps == 0
     assert with_bandwidth(problem.cluster, 5e6, ("a", "c")).link(a, c).bandwidth_bps == 5e6, "asked for by name"

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from edgeshard.dtypes import DType
+from edgeshard.domain.dtypes import DType
 from edgeshard.planning.shapes import ModelSpec, built_in_model
 from edgeshard.planning.workspace import SLACK_BYTES, largest_step_tokens, logits_bytes, workspace_bytes
 
-LLAMA = built_in_model("llama2-7b")
+
+def built_in(name: str) -> ModelSpec:
+    model = built_in_model(name)
+    assert model is not None
+    return model
+
+
+LLAMA = built_in("llama2-7b")
 WORKLOAD: dict[str, Any] = {"model": LLAMA, "dtype": DType.BFLOAT16, "step_tokens": 2048, "micro_batches": 0}
 
 
@@ -28,7 +35,7 @@ def test_frames_are_there_for_every_micro_batch_sent_and_received() -> None:
 
 @pytest.mark.parametrize("name", ["llama2-13b", "llama2-70b"])
 def test_a_wider_model_or_dtype_needs_more(name: str) -> None:
-    model: ModelSpec = built_in_model(name)
+    model = built_in(name)
     assert workspace_bytes(**{**WORKLOAD, "model": model}) > workspace_bytes(**WORKLOAD)
     assert workspace_bytes(**{**WORKLOAD, "dtype": DType.FLOAT32}) > workspace_bytes(**WORKLOAD)
 

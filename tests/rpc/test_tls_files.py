@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edgeshard.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles, check_secure, tls_from_options
 
@@ -41,7 +41,7 @@ def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> TlsFiles:
-    cert, key = write_pair(tmp_path, "box")
+    cert, key = write_pair(tmp_path, "node")
     return TlsFiles(cert, cert, key)
 
 

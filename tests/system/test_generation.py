@@ -6,16 +6,18 @@ import asyncio
 import hashlib
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from edgeshard.architectures import stage_tensors
-from edgeshard.deployment import Deployment
-from edgeshard.dtypes import DType
-from edgeshard.errors import DeadlineError, InvalidArgumentError, NotFoundError
-from edgeshard.generation import Finished, FinishReason, Token
-from edgeshard.model import parameter_bytes
+from edgeshard.domain.deployment import Deployment
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.generation import Finished, FinishReason, Token
+from tests.support.site import Site
+from tests.support.sizes import parameter_bytes
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 
@@ -29,7 +31,7 @@ def reference() -> dict[str, tuple[list[int], list[int]]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
     made = {}
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt")
@@ -39,7 +41,9 @@ def reference() -> dict[str, tuple[list[int], list[int]]]:
     return made
 
 
-async def test_every_request_gets_the_unsplit_models_tokens(site, tales, reference) -> None:
+async def test_every_request_gets_the_unsplit_models_tokens(
+    site: Site, tales: Deployment, reference: dict[str, tuple[list[int], list[int]]]
+) -> None:
     """All at once, so that their steps interleave in the ring."""
     answers = await asyncio.gather(*(site.client.complete("tales", p, max_new_tokens=64) for p in PROMPTS))
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -48,8 +52,8 @@ async def test_every_request_gets_the_unsplit_models_tokens(site, tales, referen
     assert answers[0].finish_reason is FinishReason.LENGTH
 
 
-async def test_seeded_sampling_repeats_itself_whoever_else_is_there(site, tales) -> None:
-    options = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "seed": 11}
+async def test_seeded_sampling_repeats_itself_whoever_else_is_there(site: Site, tales: Deployment) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "seed": 11}
     alone = await site.client.complete("tales", PROMPTS[0], **options)
     crowd = await asyncio.gather(
         site.client.complete("tales", PROMPTS[0], **options),
@@ -59,7 +63,7 @@ async def test_seeded_sampling_repeats_itself_whoever_else_is_there(site, tales)
     assert len({answer.token_ids for answer in crowd[1:]}) > 1
 
 
-async def test_text_stop_strings_and_logprobs(site, tales) -> None:
+async def test_text_stop_strings_and_logprobs(site: Site, tales: Deployment) -> None:
     whole = await site.client.complete("tales", PROMPTS[0], max_new_tokens=40)
     word = whole.text.split()[6]
     stopped = await site.client.complete("tales", PROMPTS[0], max_new_tokens=40, stop=(word,))
@@ -76,9 +80,9 @@ async def test_text_stop_strings_and_logprobs(site, tales) -> None:
         assert [timing.stage for timing in token.timings] == [0, 1, 2]
 
 
-async def test_each_box_holds_its_tensors_and_no_others(site, tales: Deployment) -> None:
-    from edgeshard.checkpoint import build_manifest, open_checkpoint
-    from edgeshard.ids import ModelName
+async def test_each_box_holds_its_tensors_and_no_others(site: Site, tales: Deployment) -> None:
+    from edgeshard.domain.ids import ModelName
+    from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 
     manifest = build_manifest(ModelName("fairy-tales"), open_checkpoint(DEMO_MODEL))
     for stage in tales.placement.stages:
@@ -95,7 +99,7 @@ async def test_each_box_holds_its_tensors_and_no_others(site, tales: Deployment)
         assert status.layers == stage.layers
 
 
-async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site, tales) -> None:
+async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: Deployment) -> None:
 
     async def left_while_all_held_some() -> bool:
         """False where the request was over before every box had said that it holds KV."""
@@ -111,7 +115,7 @@ async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site, tales) -> None
     await site.kv_gone()
 
 
-async def test_cancel_during_prefill_leaves_no_kv(site, tales) -> None:
+async def test_cancel_during_prefill_leaves_no_kv(site: Site, tales: Deployment) -> None:
     """Cancelled from another call as soon as the head has accepted it: its prompt is on its way through the stages."""
     prompt = [5 + i % 4000 for i in range(480)]
 
@@ -129,7 +133,7 @@ async def test_cancel_during_prefill_leaves_no_kv(site, tales) -> None:
     assert not await site.client.cancel("to-cancel"), "it is gone"
 
 
-async def test_a_deadline_ends_the_request_everywhere(site, tales) -> None:
+async def test_a_deadline_ends_the_request_everywhere(site: Site, tales: Deployment) -> None:
     with pytest.raises(DeadlineError):
         await site.client.complete("tales", PROMPTS[0], max_new_tokens=450, ignore_eos=True, timeout_s=0.4)
     await site.kv_gone()
@@ -152,7 +156,9 @@ async def test_a_deadline_ends_the_request_everywhere(site, tales) -> None:
     ],
     ids=str,
 )
-async def test_a_wrong_request_is_refused_by_name(site, tales, options, kind, field) -> None:
+async def test_a_wrong_request_is_refused_by_name(
+    site: Site, tales: Deployment, options: dict[str, Any], kind: type[EdgeShardError], field: str
+) -> None:
     before = await site.state()
     arguments = {"model": "tales", "prompt": PROMPTS[0], "max_new_tokens": 4, **options}
     with pytest.raises(kind) as refusal:

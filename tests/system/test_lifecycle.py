@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeshard import WIRE_VERSION, Client
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.errors import (
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import (
     AbortedError,
     AlreadyExistsError,
     DataLossError,
@@ -30,6 +31,7 @@ from edgeshard.proto.v1 import common_pb2, coordinator_pb2
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.wire.status import from_rpc_error
+from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
@@ -54,7 +56,9 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
     ],
     ids=str,
 )
-async def test_a_wrong_deployment_is_refused_and_changes_nothing(site, make_spec, changes, kind, reason) -> None:
+async def test_a_wrong_deployment_is_refused_and_changes_nothing(
+    site: Site, make_spec: MakeSpec, changes: dict[str, Any], kind: type[EdgeShardError], reason: str | None
+) -> None:
     before = await site.state()
     with pytest.raises((InvalidArgumentError, kind)) as refusal:
         await site.client.deploy(make_spec(**changes))
@@ -63,29 +67,31 @@ async def test_a_wrong_deployment_is_refused_and_changes_nothing(site, make_spec
     assert await site.state() == before
 
 
-async def test_a_box_without_memory_for_its_share_says_how_much_is_short(site, make_spec) -> None:
+async def test_a_box_without_memory_for_its_share_says_how_much_is_short(site: Site, make_spec: MakeSpec) -> None:
     with pytest.raises(ResourceExhaustedError) as refusal:
         await site.client.deploy(make_spec(reserve={"b": 2**40}))
     assert "b" in refusal.value.message and "short" in refusal.value.message
 
 
-async def test_layers_in_proportion_to_memory_when_none_are_given(site, make_spec) -> None:
+async def test_layers_in_proportion_to_memory_when_none_are_given(site: Site, make_spec: MakeSpec) -> None:
     placement = await site.client.plan(make_spec(layers=None))
     assert placement.stages[0].node_name == "a"
     assert sum(len(stage.layers) for stage in placement.stages) == 12
     assert not await site.client.deployments(), "a plan deploys nothing"
 
 
-async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_others(site, make_spec) -> None:
-    box = site.cluster.agents["c"]
+async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_others(
+    site: Site, make_spec: MakeSpec
+) -> None:
+    agent = site.cluster.agents["c"]
 
     async def loading() -> bool:
         """False where the box had been standing still for so long that it counted as gone before it was needed."""
-        box.send_signal(signal.SIGSTOP)
+        agent.send_signal(signal.SIGSTOP)
         try:
             deployment = await site.client.deploy(make_spec(), wait=False)
         except (UnavailableError, AbortedError):
-            box.send_signal(signal.SIGCONT)
+            agent.send_signal(signal.SIGCONT)
             await site.until(lambda: is_connected("c"))
             return False
         assert deployment.phase is DeploymentPhase.LOADING
@@ -95,7 +101,7 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
         return (await site.client.node(name)).connected
 
     await site.until(loading)
-    await box.kill()
+    await agent.kill()
 
     async def failed() -> bool:
         return (await site.client.deployment("tales")).phase is DeploymentPhase.FAILED
@@ -116,7 +122,7 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
     assert node.node_id == node_id, "a restarted box is the same box"
 
 
-async def test_a_lost_box_is_named_and_the_deployment_returns_with_it(site, make_spec) -> None:
+async def test_a_lost_box_is_named_and_the_deployment_returns_with_it(site: Site, make_spec: MakeSpec) -> None:
     await site.client.deploy(make_spec())
 
     async def phase_is(phase: DeploymentPhase) -> bool:
@@ -150,7 +156,7 @@ async def test_a_lost_box_is_named_and_the_deployment_returns_with_it(site, make
     assert len(answer.token_ids) == 4
 
 
-async def test_a_restarted_coordinator_takes_its_deployments_up_again(site, make_spec) -> None:
+async def test_a_restarted_coordinator_takes_its_deployments_up_again(site: Site, make_spec: MakeSpec) -> None:
     """Continues with the deployment of the test before; the agents stay up and keep their weights."""
     address = site.cluster.address
     await site.cluster.coordinator.kill()
@@ -176,7 +182,7 @@ async def test_a_restarted_coordinator_takes_its_deployments_up_again(site, make
         await site.until(released)
 
 
-async def test_an_agent_of_another_wire_version_is_refused(site) -> None:
+async def test_an_agent_of_another_wire_version_is_refused(site: Site) -> None:
     async with open_channel(site.cluster.address, None) as channel:
         request = coordinator_pb2.RegisterRequest(
             node_id="stranger",
@@ -205,7 +211,9 @@ async def test_an_agent_of_another_wire_version_is_refused(site) -> None:
     ],
     ids=str,
 )
-async def test_an_agent_that_cannot_start_says_why(site, tmp_path, arguments, exit_code, names) -> None:
+async def test_an_agent_that_cannot_start_says_why(
+    site: Site, tmp_path: Path, arguments: list[str], exit_code: int, names: str
+) -> None:
     base = {"--name": "d", "--listen": "127.0.0.1:0", "--coordinator": site.cluster.address}
     merged = {**base, **dict(zip(arguments[::2], arguments[1::2], strict=True)), "--state-dir": str(tmp_path)}
     process = await asyncio.create_subprocess_exec(
@@ -219,7 +227,7 @@ async def test_an_agent_that_cannot_start_says_why(site, tmp_path, arguments, ex
     assert last.startswith("error: ") and names in last
 
 
-async def test_two_agents_do_not_share_a_state_directory(site) -> None:
+async def test_two_agents_do_not_share_a_state_directory(site: Site) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edgeshard_agent", "--name", "d", "--coordinator", site.cluster.address,
         "--state-dir", str(site.cluster.directory / "a"), stderr=asyncio.subprocess.PIPE,
@@ -230,7 +238,7 @@ async def test_two_agents_do_not_share_a_state_directory(site) -> None:
     assert (await site.client.node("a")).connected
 
 
-async def test_a_taken_port_is_named(site, tmp_path) -> None:
+async def test_a_taken_port_is_named(site: Site, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edgeshard_coordinator", "--listen", site.cluster.address, "--state-dir", str(tmp_path),
         stderr=asyncio.subprocess.PIPE,
@@ -240,7 +248,7 @@ async def test_a_taken_port_is_named(site, tmp_path) -> None:
     assert process.returncode == 5 and b"in use" in stderr
 
 
-async def test_models_that_cannot_be_run_are_refused_when_added(site, tmp_path) -> None:
+async def test_models_that_cannot_be_run_are_refused_when_added(site: Site, tmp_path: Path) -> None:
     def copy(name: str, **config: object) -> Path:
         path = tmp_path / name
         shutil.copytree(DEMO_MODEL, path)
@@ -249,7 +257,7 @@ async def test_models_that_cannot_be_run_are_refused_when_added(site, tmp_path) 
         return path
 
     before = await site.state()
-    bad = {
+    bad: dict[str, dict[str, Any]] = {
         "arch": {"model_type": "bert"},
         "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         "layers": {"num_hidden_layers": 13},

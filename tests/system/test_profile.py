@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
-from edgeshard.deployment import parse_spec
+from edgeshard.domain.deployment import parse_spec
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "concurrency": 2, "max_context": 256}
@@ -70,13 +70,13 @@ async def test_before_anything_is_measured_the_plan_says_how_to(site: Measured) 
 async def test_profiling_measures_every_box_and_every_direction(site: Measured) -> None:
     code, stdout, stderr = site.profiled
     assert code == 0, stderr
-    rows = {row["box"]: row for row in json.loads(stdout)}
+    rows = {row["node"]: row for row in json.loads(stdout)}
     assert set(rows) == {"a", "b"} and "a: measured" in stderr and "b: measured" in stderr
-    for box, other in (("a", "b"), ("b", "a")):
-        assert rows[box]["failure"] is None and rows[box]["profile"]["quick"]
-        assert {layer["kind"] for layer in rows[box]["profile"]["layers"]} == {"embedding", "block", "head"}
-        (link,) = rows[box]["links"]
-        assert (link["from"], link["to"]) == (box, other) and link["bandwidth_bps"] > 1e6
+    for node, other in (("a", "b"), ("b", "a")):
+        assert rows[node]["failure"] is None and rows[node]["profile"]["quick"]
+        assert {layer["kind"] for layer in rows[node]["profile"]["layers"]} == {"embedding", "block", "head"}
+        (link,) = rows[node]["links"]
+        assert (link["from"], link["to"]) == (node, other) and link["bandwidth_bps"] > 1e6
 
 
 async def test_describe_node_shows_it(site: Measured) -> None:
@@ -92,10 +92,10 @@ async def test_describe_node_shows_it(site: Measured) -> None:
 async def test_the_plan_stands_on_what_was_measured(site: Measured) -> None:
     plan = await site.data("plan", "--model", "fairy-tales", "--source", "a")
     assert plan["feasible"] and plan["placement"].startswith("a=0:") and plan["figures"] == {}
-    assert plan["measured"] == [stage["box"] for stage in plan["stages"]]
+    assert plan["measured"] == [stage["node"] for stage in plan["stages"]]
     # Not faster than the blocks alone on the boxes they are given to, by their own measurements.
-    profiles = {row["box"]: row["profile"] for row in json.loads(site.profiled[1])}
-    floor = sum(layers_of(stage) * quickest_block(profiles[stage["box"]]) for stage in plan["stages"])
+    profiles = {row["node"]: row["profile"] for row in json.loads(site.profiled[1])}
+    floor = sum(layers_of(stage) * quickest_block(profiles[stage["node"]]) for stage in plan["stages"])
     assert plan["time_per_token_s"] > 0.5 * floor > 0
     rows = await site.data("plan", "--model", "fairy-tales", "--source", "a", "--compare")
     assert rows[-1]["strategy"] == "edgeshard" and rows[-1]["time_per_token_s"] == plan["time_per_token_s"]

@@ -15,10 +15,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from edgeshard.deployment import DeploymentPhase, DeploymentSpec
-from edgeshard.errors import ResourceExhaustedError, UnavailableError
-from edgeshard.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
+from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token
 from edgeshard.rpc.channel import KEEPALIVE_S
+from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
@@ -28,7 +29,7 @@ BLOCK_TOKENS = 16
 LONG_S = 200.0
 """For what is tried again where the machine was too busy for it to happen."""
 CROWD, PAIR = "crowd", "pair"
-TWO_BOXES = "a=0:6,b=6:12"
+TWO_NODES = "a=0:6,b=6:12"
 
 
 class Unsplit:
@@ -82,7 +83,7 @@ class Answer:
 class Reader:
     """A client's request, read as far as the client likes."""
 
-    def __init__(self, site: Any, deployment: str, prompt: Sequence[int], **options: Any) -> None:
+    def __init__(self, site: Site, deployment: str, prompt: Sequence[int], **options: Any) -> None:
         self.answer = Answer()
         self._events = site.client.generate(deployment, prompt, **{"ignore_eos": True, **options})
 
@@ -99,7 +100,7 @@ class Reader:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def crowd(site, make_spec) -> AsyncIterator[None]:
+async def crowd(site: Site, make_spec: MakeSpec) -> AsyncIterator[None]:
     """A deployment with 24 blocks of KV: two requests at their longest, and four may run."""
     pool = {"concurrency": 2, "max_context": 192, "kv_overcommit": True, "prefix_cache": True}
     async with deployed(site, make_spec(name=CROWD, **pool)):
@@ -107,7 +108,7 @@ async def crowd(site, make_spec) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def deployed(site: Any, *specs: DeploymentSpec) -> AsyncIterator[None]:
+async def deployed(site: Site, *specs: DeploymentSpec) -> AsyncIterator[None]:
     """These deployments, and after them no KV on any box."""
     for spec in specs:
         await site.client.deploy(spec)
@@ -119,7 +120,7 @@ async def deployed(site: Any, *specs: DeploymentSpec) -> AsyncIterator[None]:
             await site.client.delete_deployment(spec.name)
 
 
-async def positions_run(site: Any) -> int:
+async def positions_run(site: Site) -> int:
     """Positions that went through first stages so far, once every box has let go of all KV."""
     await site.kv_gone()
     return sum(stage.tokens_done for stage in (await site.client.node("a")).stages)
@@ -139,7 +140,7 @@ class Visit:
     goes_after: int | None = None
     cancels: bool = False
 
-    async def make(self, site: Any, name: str) -> Answer:
+    async def make(self, site: Site, name: str) -> Answer:
         await asyncio.sleep(self.comes_at_s)
         while True:
             try:
@@ -148,7 +149,7 @@ class Visit:
                 assert full.retry_after_s
                 await asyncio.sleep(full.retry_after_s)
 
-    async def _ask(self, site: Any, name: str) -> Answer:
+    async def _ask(self, site: Site, name: str) -> Answer:
         reader = Reader(site, CROWD, self.prompt, request_id=name, **self.options)
         if self.goes_after is None:
             return await reader.read()
@@ -174,7 +175,7 @@ def visits(chance: random.Random, count: int) -> list[Visit]:
     return made
 
 
-async def test_random_arrivals_all_get_the_unsplit_models_tokens(site, crowd, unsplit) -> None:
+async def test_random_arrivals_all_get_the_unsplit_models_tokens(site: Site, crowd: None, unsplit: Unsplit) -> None:
     """They join, leave, cancel, come back when refused, begin alike, give way; sampled ones get what they get alone."""
     all_visits = visits(random.Random(3), 30)
     alone = {
@@ -195,7 +196,9 @@ async def test_random_arrivals_all_get_the_unsplit_models_tokens(site, crowd, un
     await site.kv_gone()
 
 
-async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(site, crowd, unsplit) -> None:
+async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(
+    site: Site, crowd: None, unsplit: Unsplit
+) -> None:
     """Four with 12 blocks each at their end, where 24 are: some positions had to be run more than once."""
     chance = random.Random(4)
 
@@ -212,7 +215,7 @@ async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(site,
     await site.until(outgrew, LONG_S)
 
 
-async def test_a_shared_beginning_is_run_once(site, crowd, unsplit) -> None:
+async def test_a_shared_beginning_is_run_once(site: Site, crowd: None, unsplit: Unsplit) -> None:
     beginning = story(random.Random(5), 4 * BLOCK_TOKENS)
     answers, run = [], [await positions_run(site)]
     for tail in ([7, 8, 9], [11, 12, 13]):
@@ -222,11 +225,13 @@ async def test_a_shared_beginning_is_run_once(site, crowd, unsplit) -> None:
     assert not unsplit.objections(answers)
 
 
-async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(site, make_spec, unsplit) -> None:
+async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(
+    site: Site, make_spec: MakeSpec, unsplit: Unsplit
+) -> None:
     """Its tokens wait between it and the coordinator; its memory on the boxes does not wait for it."""
     chance = random.Random(6)
     prompts = [story(chance, 12) for _ in range(4)]
-    async with deployed(site, make_spec(name=PAIR, layers=TWO_BOXES)):
+    async with deployed(site, make_spec(name=PAIR, layers=TWO_NODES)):
         stalled = Reader(site, PAIR, prompts[0], max_new_tokens=300)
         await stalled.read(1)
         others = await asyncio.gather(*(Reader(site, PAIR, p, max_new_tokens=40).read() for p in prompts[1:]))
@@ -237,7 +242,9 @@ async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(site, mak
     assert not unsplit.objections([answer, *others])
 
 
-async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(site, make_spec, unsplit) -> None:
+async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
+    site: Site, make_spec: MakeSpec, unsplit: Unsplit
+) -> None:
     """Two fill it, eight wait for their end, and one more is refused, with a hint that is true."""
     chance = random.Random(7)
 
@@ -270,15 +277,17 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(site, make_
         assert not unsplit.objections(answers)
         return refusal is not None
 
-    async with deployed(site, make_spec(name=PAIR, layers=TWO_BOXES, concurrency=2, max_context=256)):
+    async with deployed(site, make_spec(name=PAIR, layers=TWO_NODES, concurrency=2, max_context=256)):
         await site.until(was_refused, LONG_S)
 
 
-async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(site, make_spec, unsplit) -> None:
+async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(
+    site: Site, make_spec: MakeSpec, unsplit: Unsplit
+) -> None:
     """Box b is halted under three streams; another deployment with the same head goes on, and then the three do."""
     chance = random.Random(8)
-    slow, other = make_spec(name=PAIR, layers=TWO_BOXES), make_spec(name="other", layers="a=0:6,c=6:12")
-    box = site.cluster.agents["b"]
+    slow, other = make_spec(name=PAIR, layers=TWO_NODES), make_spec(name="other", layers="a=0:6,c=6:12")
+    node = site.cluster.agents["b"]
     clock = asyncio.get_running_loop().time
 
     async def ready() -> bool:
@@ -290,14 +299,14 @@ async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests
         for reader in readers:
             await reader.read(5)
         began = clock()
-        box.send_signal(signal.SIGSTOP)
+        node.send_signal(signal.SIGSTOP)
         try:
             halt = asyncio.create_task(asyncio.sleep(0.5))
             meanwhile = await Reader(site, "other", story(chance, 10), max_new_tokens=6).read()
             await halt
             active = (await site.client.deployment(PAIR)).active_requests
         finally:
-            box.send_signal(signal.SIGCONT)
+            node.send_signal(signal.SIGCONT)
         halted_s = clock() - began
         try:
             answers = [await reader.read() for reader in readers]

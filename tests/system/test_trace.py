@@ -15,10 +15,10 @@ import pytest_asyncio
 
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
-from edgeshard.deployment import parse_spec
-from edgeshard.errors import AbortedError
-from edgeshard.model import LayerRange
-from edgeshard.trace import StepRecord, aligned, most_in_flight, summarised
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.errors import AbortedError
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.trace import StepRecord, aligned, most_in_flight, summarised
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 STREAMS = 4

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import NodeId, NodeName, OperationId
-from edgeshard.model import LayerRange
-from edgeshard.placement import PlacedStage, Placement, Prediction
-from edgeshard.profile import (
+from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement, Prediction
+from edgeshard.domain.profile import (
     ComputeProfile,
     EnergyProfile,
     LayerKind,
@@ -24,13 +24,13 @@ from edgeshard.profile import (
     Sample,
     StepOverhead,
 )
-from edgeshard.step_cost import StageCost
+from edgeshard.domain.step_cost import StageCost
 from edgeshard.wire.common import placement_from_wire, placement_to_wire
 from edgeshard.wire.control import (
+    agent_message_from_wire,
+    agent_message_to_wire,
     command_from_wire,
     command_to_wire,
-    progress_from_wire,
-    progress_to_wire,
     report_from_wire,
     report_to_wire,
 )
@@ -119,7 +119,7 @@ def test_a_quantisation_this_version_does_not_know_is_refused() -> None:
 
 def test_progress_arrives() -> None:
     progress = CommandProgress(OperationId("op"), 3, 8, "block, decode")
-    assert progress_from_wire(progress_to_wire(progress).progress) == progress
+    assert agent_message_from_wire(agent_message_to_wire(progress)) == progress
 
 
 @pytest.mark.parametrize("gap", [None, 0.0, 0.03])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from edgeshard.deployment import DeploymentSpec
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.generation import Generation, Sampling
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import Generation, Sampling
+from edgeshard.domain.head import StartRequest
+from edgeshard.domain.ids import RequestId
 from edgeshard.proto.v1 import head_pb2
 from edgeshard.wire.common import spec_from_wire, spec_to_wire
 from edgeshard.wire.generation import generation_from_wire, generation_to_wire
-from edgeshard.wire.head import Start, command_from_wire
+from edgeshard.wire.head import head_command_from_wire
 
 GENERATION = Generation(
     prompt=(1, 2),
@@ -31,7 +35,9 @@ def test_a_head_hears_for_whom_a_request_is() -> None:
     start = head_pb2.StartRequest(
         request_id="r", generation=generation_to_wire(GENERATION), emitted_tokens=[5, 6], client="tenant"
     )
-    assert command_from_wire(head_pb2.AttachResponse(start=start)) == Start("r", GENERATION, (5, 6), "tenant")
+    assert head_command_from_wire(head_pb2.AttachResponse(start=start)) == StartRequest(
+        RequestId("r"), GENERATION, (5, 6), "tenant"
+    )
 
 
 @pytest.mark.parametrize("priority", [-11, 11])
@@ -46,6 +52,6 @@ def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
     [{}, {"max_inter_token_latency_s": 0.25, "kv_overcommit": True, "prefix_cache": True, "micro_batches": 4}],
     ids=str,
 )
-def test_a_spec_comes_back_as_it_was(options: dict[str, object]) -> None:
+def test_a_spec_comes_back_as_it_was(options: dict[str, Any]) -> None:
     spec = DeploymentSpec(name="tales", model="m", source="a", **options)
-    assert spec_from_wire(spec_to_wire(spec)) == spec.model_copy(update={"kv_dtype": spec.effective_kv_dtype})
+    assert spec_from_wire(spec_to_wire(spec)) == spec

@@ -5,7 +5,14 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from edgeshard.errors import ERROR_BY_CODE, EdgeShardError, InvalidArgumentError, UnauthenticatedError, UnavailableError
+from edgeshard.domain.errors import (
+    ERROR_BY_CODE,
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from edgeshard.wire.status import DETAILS_KEY, from_failure, from_rpc_error, to_failure, to_status
 
 
@@ -14,7 +21,7 @@ def rpc_error(code: grpc.StatusCode, details: str, trailing: bytes | None = None
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details)
 
 
-@pytest.mark.parametrize("kind", sorted(set(ERROR_BY_CODE.values()), key=lambda k: k.__name__))
+@pytest.mark.parametrize("kind", sorted(set(ERROR_BY_CODE.values()), key=str))
 def test_an_error_arrives_as_it_was_raised(kind: type[EdgeShardError]) -> None:
     error = kind("too bad", field="prompt", reason="SOME_REASON", retry_after_s=1.5)
     grpc_code = next(code for code in grpc.StatusCode if code.value[0] == error.code)
@@ -38,3 +45,9 @@ def test_a_refused_certificate_is_told_from_a_handshake_cut_short() -> None:
 def test_an_untyped_refusal_keeps_its_code() -> None:
     error = from_rpc_error(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "no"))
     assert isinstance(error, InvalidArgumentError) and error.message == "no"
+
+
+def test_a_message_with_bytes_that_are_no_text_can_be_sent() -> None:
+    """As one that quotes a path: an answer that cannot be sent would end the box that gives it."""
+    failure = to_failure(InternalError("cannot read /models/caf\udce9"))
+    assert from_failure(failure).message == "cannot read /models/caf?"

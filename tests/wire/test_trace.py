@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from edgeshard.commands import CommandResult, TraceSteps
-from edgeshard.device import StagePhase, StageStatus
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import DeploymentName, Epoch, OperationId
-from edgeshard.model import LayerRange
+from edgeshard.domain.commands import CommandResult, TraceSteps
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.trace import MOST_RECORDS, StageTrace, StepRecord
 from edgeshard.proto.v1 import coordinator_pb2
-from edgeshard.trace import MOST_RECORDS, StageTrace, StepRecord
 from edgeshard.wire.common import stage_status_from_wire, stage_status_to_wire
-from edgeshard.wire.control import command_from_wire, command_to_wire, result_from_wire, result_to_wire
+from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wire, command_from_wire, command_to_wire
 from edgeshard.wire.trace import trace_from_wire, trace_to_wire
 
 NAME = DeploymentName("tales")
@@ -26,7 +27,7 @@ TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40
 def test_a_trace_comes_back_as_it_was() -> None:
     assert trace_from_wire(trace_to_wire(TRACE)) == TRACE
     result = CommandResult(OperationId("op"), trace=TRACE)
-    assert result_from_wire(result_to_wire(result).result) == result
+    assert agent_message_from_wire(agent_message_to_wire(result)) == result
 
 
 def test_the_command_comes_back_as_it_was() -> None:
@@ -54,7 +55,7 @@ def test_a_command_to_trace_for_ever_is_refused(seconds: float) -> None:
         {"returned_s": math.inf},
     ],
 )
-def test_times_that_cannot_be_are_refused(changes: dict[str, float]) -> None:
+def test_times_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     message = trace_to_wire(replace(TRACE, records=(replace(RECORD, **changes),)))
     with pytest.raises(InvalidArgumentError) as refused:
         trace_from_wire(message)

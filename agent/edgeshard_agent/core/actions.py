@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import CommandResult, PrepareStage
-from edgeshard.ids import DeploymentName, Epoch
-from edgeshard_agent.core.survey import StartSurvey, StopSurvey
+from edgeshard.domain.commands import CommandResult, PrepareStage
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard_agent.core.measuring import StartMeasuring, StopMeasuring
 from edgeshard_agent.core.tracing import StartTrace
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """Fetch and open this stage; what is held at a lower epoch gives way, its weights may be reused."""
+    """Fetch and open this stage; it replaces the stage of a lower epoch, whose weights may be reused."""
 
     prepare: PrepareStage
 
@@ -33,4 +33,4 @@ class SendResults:
     results: tuple[CommandResult, ...]
 
 
-Action = LoadStage | OpenHead | CloseStage | SendResults | StartSurvey | StopSurvey | StartTrace
+Action = LoadStage | OpenHead | CloseStage | SendResults | StartMeasuring | StopMeasuring | StartTrace

@@ -1,15 +1,15 @@
-"""What happens to an agent's state: commands that came, and what became of its actions."""
+"""What happens to an agent: commands that came, and outcomes of its actions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import Command
-from edgeshard.device import StageStatus
-from edgeshard.errors import EdgeShardError
-from edgeshard.ids import DeploymentName, Epoch, OperationId
+from edgeshard.domain.commands import Command
+from edgeshard.domain.device import StageStatus
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard_agent.core.actions import Action
-from edgeshard_agent.core.survey import SurveyEvent
+from edgeshard_agent.core.measuring import MeasuringEvent
 from edgeshard_agent.core.tracing import TraceEnded
 
 
@@ -57,4 +57,4 @@ class ActionStarted:
 
 
 StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-Event = CommandReceived | StageEvent | StageClosed | SurveyEvent | TraceEnded | ActionStarted
+Event = CommandReceived | StageEvent | StageClosed | MeasuringEvent | TraceEnded | ActionStarted

@@ -1,7 +1,8 @@
 """The agent's state machine: commands of the coordinator against what the box holds.
 
 `apply` folds an event into the state, `reconcile` says what to do about the difference; the executor reports back with
-events. One slot per deployment, since a box holds at most one stage of each; one survey, `edgeshard_agent.core.survey`.
+events. There is one slot per deployment, since a box holds at most one stage of each, and one measurement at a time
+(`edgeshard_agent.core.measuring`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from edgeshard.commands import (
+from edgeshard.domain.commands import (
     ActivateHead,
     CommandResult,
     MeasureCompute,
@@ -20,9 +21,9 @@ from edgeshard.commands import (
     StageCommand,
     TraceSteps,
 )
-from edgeshard.device import StageStatus
-from edgeshard.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
-from edgeshard.ids import DeploymentName, Epoch, OperationId
+from edgeshard.domain.device import StageStatus
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
+from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
@@ -35,15 +36,15 @@ from edgeshard_agent.core.events import (
     StageLoaded,
     StageLoadFailed,
 )
-from edgeshard_agent.core.survey import (
+from edgeshard_agent.core.measuring import (
     ControlLost,
-    Inquiry,
-    StartSurvey,
-    StopSurvey,
-    Survey,
-    SurveyEnded,
-    SurveyEvent,
-    SurveyStopped,
+    Measuring,
+    MeasuringEnded,
+    MeasuringEvent,
+    MeasuringStopped,
+    MeasuringTask,
+    StartMeasuring,
+    StopMeasuring,
     stage_came,
 )
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, WantedTrace, no_stage, replaced
@@ -53,7 +54,7 @@ NO_EPOCH = Epoch(0)
 """Below every real epoch; those begin at 1."""
 
 
-class Phase(StrEnum):
+class SlotPhase(StrEnum):
     EMPTY = "empty"
     LOADING = "loading"
     READY = "ready"
@@ -66,11 +67,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One deployment on this box: `wanted` is the newest prepare, None once released; `epoch` is of what is held."""
+    """One deployment on this box: `wanted` is the newest prepare, None once released; `epoch` is the held stage's."""
 
     wanted: PrepareStage | None = None
     activate: bool = False
-    phase: Phase = Phase.EMPTY
+    phase: SlotPhase = SlotPhase.EMPTY
     epoch: Epoch = NO_EPOCH
     prepares: tuple[OperationId, ...] = ()
     activates: tuple[OperationId, ...] = ()
@@ -83,7 +84,7 @@ class AgentState:
     results: dict[OperationId, CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
     unsent: tuple[CommandResult, ...] = ()
-    survey: Survey = field(default_factory=Survey)
+    measuring: Measuring = field(default_factory=Measuring)
     traces: dict[DeploymentName, WantedTrace] = field(default_factory=dict)
 
 
@@ -96,8 +97,8 @@ def apply(state: AgentState, event: Event) -> AgentState:
             return _started(state, event.action)
         case StageClosed():
             return _closed(state, event.deployment)
-        case SurveyEnded() | SurveyStopped() | ControlLost():
-            return _surveyed(state, event)
+        case MeasuringEnded() | MeasuringStopped() | ControlLost():
+            return _measuring_event(state, event)
         case TraceEnded():
             return _traced(state, event)
         case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
@@ -110,17 +111,17 @@ def apply(state: AgentState, event: Event) -> AgentState:
 
 
 def reconcile(state: AgentState) -> list[Action]:
-    """What to do now; each action is answered by an event, and is not named again once `ActionStarted` was applied."""
+    """The actions to start now. Each is answered by an event, and not named again once `ActionStarted` was applied."""
     actions: list[Action] = []
     for deployment, slot in state.slots.items():
         action = _slot_action(deployment, slot)
-        # What is being measured has the memory that the stage will need.
-        if action is not None and not (isinstance(action, LoadStage) and state.survey.measuring):
+        # A measurement of layers has the memory that the stage will need.
+        if action is not None and not (isinstance(action, LoadStage) and state.measuring.measures_layers):
             actions.append(action)
-    if state.survey.superfluous:
-        actions.append(StopSurvey())
-    if state.survey.startable is not None:
-        actions.append(StartSurvey(state.survey.startable))
+    if state.measuring.superfluous:
+        actions.append(StopMeasuring())
+    if state.measuring.startable is not None:
+        actions.append(StartMeasuring(state.measuring.startable))
     actions += [StartTrace(t.operation_id, t.command) for t in state.traces.values() if not t.started]
     if state.unsent:
         actions.append(SendResults(state.unsent))
@@ -128,13 +129,13 @@ def reconcile(state: AgentState) -> list[Action]:
 
 
 def _slot_action(deployment: DeploymentName, slot: Slot) -> Action | None:
-    if slot.phase is Phase.CLOSING:
+    if slot.phase is SlotPhase.CLOSING:
         return None
     if slot.wanted is None:
         return CloseStage(deployment)
-    if slot.phase is Phase.EMPTY or slot.wanted.epoch > slot.epoch:
+    if slot.phase is SlotPhase.EMPTY or slot.wanted.epoch > slot.epoch:
         return LoadStage(slot.wanted)
-    if slot.activate and slot.phase is Phase.READY:
+    if slot.activate and slot.phase is SlotPhase.READY:
         return OpenHead(deployment, slot.epoch)
     return None
 
@@ -145,21 +146,21 @@ def _command(state: AgentState, event: CommandReceived) -> AgentState:
         return replace(state, unsent=(*state.unsent, known))
     match event.command:
         case MeasureCompute() | ProbeLinks():
-            return _inquire(state, Inquiry(event.operation_id, event.command))
+            return _measure(state, MeasuringTask(event.operation_id, event.command))
         case TraceSteps():
             return _trace(state, WantedTrace(event.operation_id, event.command))
         case _:
             return _stage_command(state, event.operation_id, event.command)
 
 
-def _inquire(state: AgentState, inquiry: Inquiry) -> AgentState:
-    wanted = state.survey.wanted
-    if wanted is not None and wanted.operation_id == inquiry.operation_id:
+def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
+    wanted = state.measuring.wanted
+    if wanted is not None and wanted.operation_id == task.operation_id:
         return state  # being worked on; answered when done
-    refused = state.survey.refusal(inquiry, state.slots)
+    refused = state.measuring.refusal(task, state.slots)
     if refused is not None:
-        return _answer(state, inquiry.operation_id, refused)
-    return replace(state, survey=state.survey.asked(inquiry))
+        return _answer(state, task.operation_id, refused)
+    return replace(state, measuring=state.measuring.asked(task))
 
 
 def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
@@ -167,7 +168,7 @@ def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
     slot, former = state.slots.get(command.deployment), state.traces.get(command.deployment)
     if former is not None and former.operation_id == wanted.operation_id:
         return state  # being worked on; answered when done
-    held = slot is not None and slot.phase in (Phase.READY, Phase.ACTIVATING, Phase.ACTIVE)
+    held = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
     if slot is None or not held or slot.epoch != command.epoch:
         return _answer(state, wanted.operation_id, no_stage(command.deployment, command.epoch))
     if former is not None:
@@ -188,7 +189,7 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: StageC
         case ActivateHead():
             return _activate(state, slot, operation_id, command)
         case ReleaseStage():
-            if slot.phase is Phase.EMPTY and slot.wanted is None:
+            if slot.phase is SlotPhase.EMPTY and slot.wanted is None:
                 return _answer(state, operation_id)
             state = _answer_all(state, slot.prepares + slot.activates, _superseded())
             released = Slot(phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id))
@@ -199,17 +200,17 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: StageC
 
 def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: PrepareStage) -> AgentState:
     if slot.wanted is not None and slot.wanted.epoch == command.epoch:
-        if slot.epoch == command.epoch and slot.phase in (Phase.READY, Phase.ACTIVATING, Phase.ACTIVE):
+        if slot.epoch == command.epoch and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE):
             return _answer(state, operation_id)
-        if slot.epoch == command.epoch and slot.phase is Phase.BROKEN:
+        if slot.epoch == command.epoch and slot.phase is SlotPhase.BROKEN:
             return _answer(state, operation_id, _broken())
         slot = replace(slot, prepares=(*slot.prepares, operation_id))
         return _with_slot(state, command.deployment, slot)
     state = _answer_all(state, slot.prepares + slot.activates, _superseded())
-    wanted = state.survey.wanted
+    wanted = state.measuring.wanted
     if wanted is not None and isinstance(wanted.command, MeasureCompute):
         state = _answer(state, wanted.operation_id, stage_came())
-        state = replace(state, survey=state.survey.dropped())
+        state = replace(state, measuring=state.measuring.dropped())
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
 
@@ -220,9 +221,9 @@ def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command:
             f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
         )
         return _answer(state, operation_id, error)
-    if slot.phase is Phase.ACTIVE and slot.epoch == command.epoch:
+    if slot.phase is SlotPhase.ACTIVE and slot.epoch == command.epoch:
         return _answer(state, operation_id)
-    if slot.phase is Phase.BROKEN and slot.epoch == command.epoch:
+    if slot.phase is SlotPhase.BROKEN and slot.epoch == command.epoch:
         return _answer(state, operation_id, _broken())
     slot = replace(slot, activate=True, activates=(*slot.activates, operation_id))
     return _with_slot(state, command.deployment, slot)
@@ -234,16 +235,20 @@ def _started(state: AgentState, action: Action) -> AgentState:
             return replace(state, unsent=state.unsent[len(action.results) :])
         case LoadStage():
             slot = state.slots[action.prepare.deployment]
-            loading = replace(slot, phase=Phase.LOADING, epoch=action.prepare.epoch)
+            loading = replace(slot, phase=SlotPhase.LOADING, epoch=action.prepare.epoch)
             return _with_slot(state, action.prepare.deployment, loading)
         case OpenHead():
-            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=Phase.ACTIVATING))
+            return _with_slot(
+                state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.ACTIVATING)
+            )
         case CloseStage():
-            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=Phase.CLOSING))
-        case StartSurvey():
-            return replace(state, survey=state.survey.started(action.inquiry))
-        case StopSurvey():
-            return replace(state, survey=state.survey.told_to_stop())
+            return _with_slot(
+                state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.CLOSING)
+            )
+        case StartMeasuring():
+            return replace(state, measuring=state.measuring.started(action.task))
+        case StopMeasuring():
+            return replace(state, measuring=state.measuring.told_to_stop())
         case StartTrace():
             deployment = action.command.deployment
             started = replace(state.traces[deployment], started=True)
@@ -252,17 +257,17 @@ def _started(state: AgentState, action: Action) -> AgentState:
             assert_never(action)
 
 
-def _surveyed(state: AgentState, event: SurveyEvent) -> AgentState:
+def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
     match event:
-        case SurveyEnded():
-            after, unanswered = state.survey.ended(event.inquiry)
-            state = replace(state, survey=after)
-            return _answer(state, event.inquiry.operation_id, event.error) if unanswered else state
-        case SurveyStopped():
-            return replace(state, survey=state.survey.stopped())
+        case MeasuringEnded():
+            after, unanswered = state.measuring.ended(event.task)
+            state = replace(state, measuring=after)
+            return _answer(state, event.task.operation_id, event.error) if unanswered else state
+        case MeasuringStopped():
+            return replace(state, measuring=state.measuring.stopped())
         case ControlLost():
             # Nobody is left to answer; a trace under way ends by itself.
-            return replace(state, survey=state.survey.dropped(), traces={})
+            return replace(state, measuring=state.measuring.dropped(), traces={})
         case _:
             assert_never(event)
 
@@ -272,32 +277,32 @@ def _traced(state: AgentState, event: TraceEnded) -> AgentState:
     if wanted is None or wanted.operation_id != event.operation_id:
         return state  # replaced, or wanted no more
     others = {name: other for name, other in state.traces.items() if name != event.deployment}
-    # Not among the results remembered: it is large, and good for once.
+    # Not kept among the results: it is large, and used once.
     result = CommandResult(event.operation_id, event.error, trace=event.trace)
     return replace(state, traces=others, unsent=(*state.unsent, result))
 
 
 def _progressed(state: AgentState, slot: Slot, event: StageEvent) -> AgentState:
-    if slot.phase is Phase.CLOSING:
+    if slot.phase is SlotPhase.CLOSING:
         return state
     match event:
         case StageLoaded():
             state = _answer_all(state, slot.prepares, None, event.status)
-            return _with_slot(state, event.deployment, replace(slot, phase=Phase.READY, prepares=()))
+            return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
         case StageLoadFailed():
-            # Nothing is held, nothing is wanted any more: the coordinator decides what comes next.
+            # The box holds nothing and wants nothing: the coordinator decides what comes next.
             state = _answer_all(state, slot.prepares + slot.activates, event.error)
-            return _with_slot(state, event.deployment, Slot(phase=Phase.BROKEN, epoch=slot.epoch))
+            return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
         case HeadActivated():
-            if slot.phase is not Phase.ACTIVATING:
+            if slot.phase is not SlotPhase.ACTIVATING:
                 return state  # the stage broke meanwhile, which was the answer
             state = _answer_all(state, slot.activates, event.error)
-            phase = Phase.ACTIVE if event.error is None else Phase.READY
+            phase = SlotPhase.ACTIVE if event.error is None else SlotPhase.READY
             slot = replace(slot, phase=phase, activate=event.error is None, activates=())
             return _with_slot(state, event.deployment, slot)
         case StageBroke():
             state = _answer_all(state, slot.activates, _broken())
-            broken = replace(slot, phase=Phase.BROKEN, activate=False, activates=())
+            broken = replace(slot, phase=SlotPhase.BROKEN, activate=False, activates=())
             return _with_slot(state, event.deployment, broken)
         case _:
             assert_never(event)
@@ -310,7 +315,7 @@ def _closed(state: AgentState, deployment: DeploymentName) -> AgentState:
     state = _answer_all(state, slot.releases, None)
     if slot.wanted is None:
         return replace(state, slots={name: other for name, other in state.slots.items() if name != deployment})
-    return _with_slot(state, deployment, replace(slot, phase=Phase.EMPTY, releases=()))
+    return _with_slot(state, deployment, replace(slot, phase=SlotPhase.EMPTY, releases=()))
 
 
 def _superseded() -> EdgeShardError:

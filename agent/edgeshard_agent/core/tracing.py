@@ -1,21 +1,21 @@
 """Traces that the coordinator wants of this box's stages: one at a time of each, the newest. Pure.
 
-A trace changes nothing, so nothing of it is remembered: a command that is repeated after its answer traces once more.
+A trace changes nothing, so its answer is not kept: a command that is repeated after its answer traces once more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import TraceSteps
-from edgeshard.errors import AbortedError, EdgeShardError, FailedPreconditionError
-from edgeshard.ids import DeploymentName, Epoch, OperationId
-from edgeshard.trace import StageTrace
+from edgeshard.domain.commands import TraceSteps
+from edgeshard.domain.errors import AbortedError, EdgeShardError, FailedPreconditionError
+from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
+from edgeshard.domain.trace import StageTrace
 
 
 @dataclass(frozen=True, slots=True)
 class WantedTrace:
-    """A trace still to be answered; `started` says that the executor is at it."""
+    """A trace still to be answered; `started` once the executor runs it."""
 
     operation_id: OperationId
     command: TraceSteps
@@ -41,10 +41,10 @@ class StartTrace:
 
 
 def replaced(deployment: DeploymentName) -> EdgeShardError:
-    """The answer to a trace that a newer one took the place of."""
+    """The answer to a trace that a newer one replaced."""
     return AbortedError(f"another trace of {deployment} began meanwhile", reason="TRACE_REPLACED")
 
 
 def no_stage(deployment: DeploymentName, epoch: Epoch) -> EdgeShardError:
-    """The answer where no such stage runs, or not until the end."""
+    """The answer when no such stage runs, or when it ended during the trace."""
     return FailedPreconditionError(f"no stage of {deployment} runs at epoch {epoch}", reason="NO_STAGE")

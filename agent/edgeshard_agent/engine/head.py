@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from edgeshard.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.generation import Generation
-from edgeshard.ids import RequestId
-from edgeshard.wire.frames import ReturnedStep
-from edgeshard.wire.head import Start
-from edgeshard_agent.engine.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler, SchedulerStats
-from edgeshard_agent.engine.slices import PromptSlices
-from edgeshard_agent.engine.text import TextStream
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.domain.generation import Generation
+from edgeshard.domain.head import StartRequest
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.step import ReturnedStep
 from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler, SchedulerStats
+from edgeshard_agent.scheduler.slices import PromptSlices
+from edgeshard_agent.scheduler.text import TextStream
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ class Head:
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats
 
-    async def start_request(self, start: Start) -> None:
+    async def start_request(self, start: StartRequest) -> None:
         """Admit a request or emit its refusal."""
         request_id, generation, emitted = start.request_id, start.generation, start.emitted_tokens
         self._tokenising.add(request_id)
@@ -99,7 +99,7 @@ class Head:
             self._emit(RequestRefused(request_id, error))
             return
         except Exception as error:
-            # Nobody awaits this task: without an answer the client would wait for ever.
+            # No one awaits this task: without an answer the client would wait forever.
             log.error("request_crashed", request=request_id, error=type(error).__name__)
             self._emit(RequestRefused(request_id, InternalError(f"the head failed: {type(error).__name__}")))
             return
@@ -132,11 +132,11 @@ class Head:
             self.fail(error)
             return
         except Exception as error:
-            # The link has handed the step over and would not bring it again: without it the pipeline stands still.
+            # The link has delivered the step and will not bring it again: without it the pipeline stands still.
             log.error("result_crashed", step=step.number, error=type(error).__name__)
             self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
             return
-        # The stages first: what goes to the coordinator is written while they compute.
+        # The stages first: messages to the coordinator are written while they compute.
         self._pump()
         self._emit_all(events)
 
@@ -152,7 +152,7 @@ class Head:
             while self._failure is None and (step := self._scheduler.next_step()) is not None:
                 self._offer(step)
         except Exception as error:
-            # Stages run steps in order: behind one that was formed and never offered everything would stand still.
+            # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
 

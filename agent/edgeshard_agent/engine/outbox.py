@@ -1,10 +1,10 @@
-"""What a stage keeps of the steps it has sent, for a receiver that lost its stream."""
+"""The newest steps that a stage has sent, kept for a receiver that lost its stream."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from edgeshard.errors import InternalError
+from edgeshard.domain.errors import InternalError
 from edgeshard.wire.frames import Frame
 
 
@@ -14,8 +14,8 @@ class Outbox:
     `put` appends a step; `take` hands out the frames to write next on the current stream; `rewind` is called with the
     step a (re)connected receiver wants next; `repeat` forwards a kept step once more.
 
-    No acknowledgement is needed to forget a step: the head sends step n only after the result of step n - window came
-    back to it, so every stage has run that one by the time it is asked to run n.
+    A step can be forgotten without an acknowledgement: the head sends step n only after the result of step n - window
+    came back, so every stage has run step n - window by the time it is asked to run n.
     """
 
     def __init__(self, window: int) -> None:

@@ -1,12 +1,12 @@
-"""What a stage notes of its own work: how busy it is, always; and each step's times, while somebody wants a trace."""
+"""What a stage records of its work: always how busy it is, and each step's times during a trace."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeshard.clock import Clock
-from edgeshard.step import StepPlan
-from edgeshard.trace import MOST_RECORDS, StepRecord
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.step import StepPlan
+from edgeshard.domain.trace import MOST_RECORDS, StepRecord
 
 BUSY_WINDOW_S = 1.0
 
@@ -16,7 +16,7 @@ class BusyMeter:
 
     def __init__(self, now: float) -> None:
         self._busy_s = 0.0
-        # Readings (time, seconds computed until then): the share is from the older one on.
+        # Readings (time, seconds computed until then): the share is counted from the older one on.
         self._older = self._newer = (now, 0.0)
 
     def add(self, seconds: float) -> None:
@@ -31,7 +31,7 @@ class BusyMeter:
 
 
 class StepRecorder:
-    """The newest steps of a stage, in their order, never more than `most`. What it was not told of it leaves alone."""
+    """The newest steps of a stage, in their order, at most `most`. Calls about other steps are ignored."""
 
     def __init__(self, clock: Clock, most: int = MOST_RECORDS) -> None:
         self._clock = clock

@@ -13,32 +13,32 @@ import numpy as np
 import structlog
 import torch
 
-from edgeshard.clock import Clock
-from edgeshard.device import StagePhase, StageStatus
-from edgeshard.errors import EdgeShardError, InternalError
-from edgeshard.generation import StageTiming
-from edgeshard.ids import DeploymentName, Epoch
-from edgeshard.model import LayerRange
-from edgeshard.step import StepPlan, StepResult
-from edgeshard.wire.frames import ForwardStep, Frame, ReturnedStep, Tensor, WireStep, encode_step
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
+from edgeshard.wire.frames import Frame, encode_step
 from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
-from edgeshard_agent.engine.scheduler import HeadStep
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
+from edgeshard_agent.scheduler.scheduler import HeadStep
 
 log = structlog.get_logger()
 
 
-class Surrounding(Protocol):
-    """What a stage at work tells those around it. No call blocks."""
+class StageObserver(Protocol):
+    """Hears of a stage at work. No call blocks."""
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A finished step: to the next stage, or into the head of a one-stage pipeline."""
         ...
 
     def freed(self) -> None:
-        """KV was given back."""
+        """KV blocks were freed."""
         ...
 
     def broke(self, error: EdgeShardError) -> None:
@@ -52,7 +52,7 @@ Pace = Callable[[LayerRange, StepPlan], float]
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A step that was computed, as it goes on; the compute thread was at it from `began_s` to `ended_s`."""
+    """A computed step on its way out; the compute thread worked on it from `began_s` to `ended_s`."""
 
     result: WireStep
     frames: list[Frame]
@@ -64,8 +64,8 @@ class StageRunner:
     """One stage of one epoch.
 
     A step goes straight to the compute thread's queue, so that the next one begins there without a turn of the event
-    loop between them. The head keeps at most a window of steps in flight: no more than that wait, and `offer` never
-    does. A step that cannot be run fails the stage. Steps are told to `recorder` while there is one.
+    loop between them. The head keeps at most a window of steps in flight, so at most a window wait here, and
+    `offer` never blocks. A step that cannot be run fails the stage. `recorder`, if there is one, is told of each.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StageRunner:
         index: int,
         model: StageModel,
         worker: ComputeThread,
-        around: Surrounding,
+        around: StageObserver,
         clock: Clock,
         pace: Pace | None = None,
     ) -> None:
@@ -101,11 +101,11 @@ class StageRunner:
         self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
-        """Steps are told about on the event loop that runs now."""
+        """The observer is called on the event loop that runs now."""
         self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
-        """Stop after the step that is computing, if any; nothing is told of that one."""
+        """Stop after the step that is computing, if any; its result is dropped."""
         self._stopped = True
 
     def offer(self, step: HeadStep | ForwardStep) -> None:
@@ -155,13 +155,13 @@ class StageRunner:
             ran = error
         except Exception as error:
             ran = self._crashed(error)
-        # What is queued behind it would run on a pool that it left half done.
+        # Steps queued behind it would run on a pool that it left half done.
         self._broken = isinstance(ran, EdgeShardError)
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
     def _ended(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
-        """On the event loop: send what a step came to, or fail."""
+        """On the event loop: send the result of a step, or fail."""
         if self._has_ended:
             return
         if isinstance(ran, EdgeShardError):
@@ -194,7 +194,7 @@ class StageRunner:
         output = self._model.execute(step.plan, self._inputs(step))
         hidden = _tensor(output.hidden, self._model)
         if self._pace is not None:
-            # From when the device could have begun, so that this machine's own detours are not charged on top.
+            # From the time the device could have begun, so that this machine's own overhead is not added.
             could_begin = max(began - waited_s, self._free_at)
             self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, step.plan))
             time.sleep(max(0.0, self._free_at - self._clock.now()))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from edgeshard.errors import DataLossError, InvalidArgumentError
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 
 
 class Tokenizer:
@@ -25,7 +25,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens the model expects; raises InvalidArgumentError when there is none."""
-        # The library's `encode` holds the interpreter's lock for as long as it takes, its batch form does not.
+        # The library's `encode` holds the interpreter's lock until it is done; its batch form does not.
         ids: list[int] = self._tokenizer.encode_batch([text])[0].ids
         if not ids:
             raise InvalidArgumentError("prompt has no tokens", field="prompt", reason="EMPTY_PROMPT")

@@ -29,9 +29,9 @@ class ComputeThread:
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
     def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run a call on the thread and do not wait: what is to become of it, and of its errors, the call itself tells.
+        """Run a call on the thread and do not wait. The call itself must report its result and its errors.
 
-        A step goes this way. Waiting for it with `run` costs two more turns of the event loop, a tenth of a
+        Steps use this. Waiting for it with `run` costs two more turns of the event loop, a tenth of a
         millisecond each while the caches hold weights instead of Python.
         """
         self._executor.submit(function, *args, **kwargs)

@@ -19,23 +19,28 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from edgeshard.step import Span
-from edgeshard_agent.model.gathered import Gather, gathered_attention, softcapped
+from edgeshard.domain.step import Span
+from edgeshard_agent.model.gathered import Gather, explicit_attention, gathered_attention
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.ops import NativeBlock, can_keep, chunk_attention, paged_attention, run_blocks
 
 IMPLEMENTATION = "edgeshard"
+MOST_SCORE_BYTES = 32 << 20
+"""Of scores at a time, where they are computed in the open (caps, sinks): within the slack of a stage's workspace."""
+_BYTES_OF_A_SCORE = 10
+"""As the model's dtype, with the mask added, and in float32 for the softmax."""
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a step's positions, [T, rotary_dim] each."""
 
 
 class _Scores(NamedTuple):
-    """How queries and keys become weights; no window and no cap are None."""
+    """How queries and keys become weights; no window, no cap and no sinks are None."""
 
     scale: float
     window: int | None
     softcap: float | None
+    sinks: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +119,16 @@ class StepAttention:
         scaling: float | None,
         window: int | None,
         softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the step's keys and values, then attend.
 
         `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor. A
-        query at position p sees the positions in (p - window, p]. Returns [T, heads, head_dim], contiguous.
+        query at position p sees the positions in (p - window, p]. `sinks` [heads] are scores of a further position with
+        a value of 0, which every query sees. Returns [T, heads, head_dim], contiguous.
         """
         keys, values = self._arenas(layer)
-        scores = _Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap)
+        scores = _Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap, sinks)
         decodes = self._decodes
         if decodes is not None and not self._chunks:
             return self._decode(decodes, keys, values, query, key, value, scores)
@@ -160,12 +167,12 @@ class StepAttention:
     ) -> torch.Tensor:
         softcap = scores.softcap or 0.0
         window = scores.window or 0
-        if not self._native:
+        if not self._native or scores.sinks is not None:
             gather = self._gathers.get(window)
             if gather is None:
                 gather = Gather.of(decodes.tables, decodes.lengths, self._block_tokens, window, query.dtype)
                 self._gathers[window] = gather
-            return gathered_attention(query, keys, values, gather, scores.scale, softcap, key, value)
+            return gathered_attention(query, keys, values, gather, scores.scale, softcap, key, value, scores.sinks)
         return paged_attention(
             query,
             keys,
@@ -191,7 +198,7 @@ class StepAttention:
         scores: _Scores,
     ) -> torch.Tensor:
         """[count, heads, head_dim] of one chunk."""
-        if not self._native:
+        if not self._native or scores.sinks is not None:
             _write(chunk, keys, key)
             _write(chunk, values, value)
             return self._attend_gathered(chunk, keys, values, query, scores)
@@ -218,7 +225,7 @@ class StepAttention:
         scores: _Scores,
     ) -> torch.Tensor:
         """[count, heads, head_dim] of one chunk whose keys and values have been written, as accelerators do it."""
-        scale, window, softcap = scores
+        scale, window, softcap, sinks = scores
         start = 0 if window is None else max(0, chunk.first - window + 1)
         if chunk.slots is None:
             seen = slice(chunk.base + start, chunk.base + chunk.end)
@@ -230,16 +237,16 @@ class StepAttention:
             seen_keys, seen_values = seen_keys.to(query.dtype), seen_values.to(query.dtype)
         count, heads, head_dim = query.shape
         length, kv_heads, _ = seen_keys.shape
-        # KV heads in the place of the batch axis: a group's keys are repeated by a stride of 0.
         grouped = query.view(count, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+        if softcap is not None or sinks is not None:
+            attended = self._explicit(chunk, window, grouped, seen_keys, seen_values, scores)
+            return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
+        # KV heads in the place of the batch axis: a group's keys are repeated by a stride of 0.
         size = (kv_heads, heads // kv_heads, length, head_dim)
         seen_keys = seen_keys.transpose(0, 1).unsqueeze(1).expand(size)
         seen_values = seen_values.transpose(0, 1).unsqueeze(1).expand(size)
         plain_causal = window is None or chunk.end <= window
-        if softcap is not None:
-            mask = self._mask(chunk, start, window, query)
-            attended = softcapped(grouped, seen_keys, seen_values, mask, scale, softcap)
-        elif plain_causal and chunk.first == 0:
+        if plain_causal and chunk.first == 0:
             attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, is_causal=True, scale=scale)
         elif plain_causal:
             bias = self._lower_right(chunk)
@@ -248,6 +255,38 @@ class StepAttention:
             mask = self._mask(chunk, start, window, query)
             attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
         return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
+
+    def _explicit(
+        self,
+        chunk: _Chunk,
+        window: int | None,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        given: _Scores,
+    ) -> torch.Tensor:
+        """As `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head dim].
+
+        A KV head and some queries at a time, so that their scores stay within MOST_SCORE_BYTES.
+        """
+        kv_heads, group, count, _ = query.shape
+        rows = max(1, MOST_SCORE_BYTES // (_BYTES_OF_A_SCORE * group * len(keys)))
+        sinks = None if given.sinks is None else given.sinks.view(kv_heads, group, 1, 1)
+        result = torch.empty_like(query)
+        for first in range(0, count, rows):
+            piece = slice(first, min(first + rows, count))
+            mask = _mask(chunk, chunk.end - len(keys), window, query, piece)
+            for head in range(kv_heads):
+                result[head, :, piece] = explicit_attention(
+                    query[head, :, piece],
+                    keys[:, head],
+                    values[:, head],
+                    mask,
+                    given.scale,
+                    given.softcap,
+                    None if sinks is None else sinks[head],
+                )
+        return result
 
     def _lower_right(self, chunk: _Chunk) -> torch.Tensor:
         """Says that the chunk's queries are the last of its positions, for which flash attention needs no mask."""
@@ -261,14 +300,19 @@ class StepAttention:
         key = (chunk.row, start, window or 0)
         mask = self._masks.get(key)
         if mask is None:
-            queries = torch.arange(chunk.first, chunk.end, device=query.device).unsqueeze(1)
-            positions = torch.arange(start, chunk.end, device=query.device).unsqueeze(0)
-            hidden = positions > queries
-            if window is not None:
-                hidden |= positions <= queries - window
-            mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
-            self._masks[key] = mask
+            mask = self._masks[key] = _mask(chunk, start, window, query, slice(0, chunk.count))
         return mask
+
+
+def _mask(chunk: _Chunk, start: int, window: int | None, query: torch.Tensor, rows: slice) -> torch.Tensor:
+    """[rows, seen]: 0 where a query of the chunk's `rows` sees a position from `start` on, -inf elsewhere."""
+    first, end = chunk.first + rows.start, chunk.first + rows.stop
+    queries = torch.arange(first, end, device=query.device).unsqueeze(1)
+    positions = torch.arange(start, chunk.end, device=query.device).unsqueeze(0)
+    hidden = positions > queries
+    if window is not None:
+        hidden |= positions <= queries - window
+    return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
 
 
 def _decodes(pool: KvPool, spans: Sequence[tuple[int, Span]], device: torch.device) -> _Decodes:
@@ -314,17 +358,23 @@ def attention(  # noqa: PLR0913 (the arguments are those transformers gives)
     attention_mask: torch.Tensor | None,
     *,
     step: StepAttention,
+    layer_window: int | None = None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function transformers' layers call; `step` reaches it through their keyword arguments.
+    """The attention function transformers' layers call; `step` and `layer_window` reach it through their arguments.
+
+    The window is the one the family's record gives; that of the layer, which not all families tell, is not looked at.
 
     Theirs is [1, heads, T, head_dim]; the result is [1, T, heads, head_dim].
     """
     packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    attended = step.attend(module.layer_idx, packed_query, packed_key, packed_value, scaling, sliding_window, softcap)
+    more = {} if s_aux is None else {"sinks": s_aux}
+    attended = step.attend(
+        module.layer_idx, packed_query, packed_key, packed_value, scaling, layer_window, softcap, **more
+    )
     return attended.unsqueeze(0), None
 
 

@@ -1,8 +1,7 @@
 """Decoder blocks of the Llama kind: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them.
 
-One block serves eight families. What it is made of is read off the tensors its checkpoint must hold
-(`edgeshard.architectures`), so that biases, norms of queries and keys, and experts need no switches; what the tensors
-do not tell comes in `BlockOptions`.
+What a block is made of is read off the tensors its checkpoint must hold (`edgeshard.architectures`), so that biases,
+norms of queries and keys, and experts need no switches; what the tensors do not tell comes in `BlockOptions`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from edgeshard.dtypes import Quantisation
+from edgeshard.architectures.record import BlockStyle
+from edgeshard.domain.dtypes import Quantisation
 from edgeshard_agent.model.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
@@ -25,23 +25,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """What a block's tensors do not tell.
+    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention."""
 
-    `window` is None for full attention. `unit_offset` norms multiply by 1 + weight in float32 (gemma), others by the
-    weight in the model's dtype. `normalised_experts`: the chosen experts' shares add up to 1.
-    """
-
+    style: BlockStyle
     heads: int
     kv_heads: int
     head_dim: int
     hidden_size: int
-    eps: float
-    scaling: float
-    activation: str
     window: int | None = None
-    unit_offset: bool = False
-    experts_per_token: int = 0
-    normalised_experts: bool = False
     quantisation: Quantisation | None = None
 
 
@@ -71,8 +62,8 @@ class UnitOffsetRmsNorm(RmsNorm):
         return (wide * (1.0 + self.weight.float())).to(x.dtype), total
 
 
-def make_norm(width: int, options: BlockOptions) -> RmsNorm:
-    return (UnitOffsetRmsNorm if options.unit_offset else RmsNorm)(width, options.eps)
+def make_norm(width: int, eps: float, unit_offset: bool) -> RmsNorm:
+    return (UnitOffsetRmsNorm if unit_offset else RmsNorm)(width, eps)
 
 
 class GatedMlp(nn.Module):
@@ -83,8 +74,8 @@ class GatedMlp(nn.Module):
         self.gate_up = Projection((gate, gate), hidden, bias=bias, quantisation=options.quantisation)
         self.down = Projection((hidden,), gate, bias=bias, quantisation=options.quantisation)
         self._activation: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if options.activation not in ("silu", "swish"):
-            self._activation = ACT2FN[options.activation]
+        if options.style.activation not in ("silu", "swish"):
+            self._activation = ACT2FN[options.style.activation]
 
     @property
     def is_silu(self) -> bool:
@@ -109,8 +100,8 @@ class MixtureMlp(nn.Module):
         super().__init__()
         self.router = Projection((experts,), hidden)
         self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, options) for _ in range(experts))
-        self._per_token = options.experts_per_token
-        self._normalised = options.normalised_experts
+        self._per_token = options.style.experts_per_token
+        self._normalised = options.style.normalised_experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] from [T, hidden]. A token's experts are added in order of their index, whoever shares them."""
@@ -141,20 +132,20 @@ class Block(nn.Module):
         self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, quantisation=quantisation)
         self.q_norm = self.k_norm = None
         if "self_attn.q_norm.weight" in shapes:
-            self.q_norm, self.k_norm = make_norm(options.head_dim, options), make_norm(options.head_dim, options)
+            self.q_norm, self.k_norm = _norm(options.head_dim, options), _norm(options.head_dim, options)
         self.mlp = _mlp(shapes, options)
-        self.input_layernorm = make_norm(hidden, options)
-        self.post_attention_layernorm = make_norm(hidden, options)
+        self.input_layernorm = _norm(hidden, options)
+        self.post_attention_layernorm = _norm(hidden, options)
         self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
         if "pre_feedforward_layernorm.weight" in shapes:
-            self.pre_feedforward_layernorm = make_norm(hidden, options)
-            self.post_feedforward_layernorm = make_norm(hidden, options)
+            self.pre_feedforward_layernorm = _norm(hidden, options)
+            self.post_feedforward_layernorm = _norm(hidden, options)
         self._query_rows = slice(0, heads)
         self._key_rows = slice(heads, heads + options.kv_heads)
         self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary, step: StepAttention
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition."""
         normed, residual = self.input_layernorm.add(hidden, residual)
@@ -169,7 +160,8 @@ class Block(nn.Module):
     def native(self) -> NativeBlock | None:
         """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
         options, mlp = self.options, self.mlp
-        if options.unit_offset or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
+        style = options.style
+        if style.unit_offset or style.softcap is not None or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
             return None
         qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
         if qkv is None or output is None or gate_up is None or down is None:
@@ -187,24 +179,29 @@ class Block(nn.Module):
                 heads=options.heads,
                 kv_heads=options.kv_heads,
                 head_dim=options.head_dim,
-                eps=options.eps,
-                scale=options.scaling,
+                eps=options.style.eps,
+                scale=options.style.scaling,
                 window=options.window or 0,
             )
         )
 
-    def _attend(self, normed: torch.Tensor, rotary: Rotary, step: StepAttention) -> torch.Tensor:
-        options = self.options
+    def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
+        options, style = self.options, self.options.style
         qkv = self.qkv(normed).view(len(normed), -1, options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
             query.copy_(_by_head(self.q_norm, query))
             key.copy_(_by_head(self.k_norm, key))
-        rotary_(query, key, *rotary)
-        attended = step.attend(self.layer_idx, query, key, value, options.scaling, options.window, None)
+        if rotary is not None:
+            rotary_(query, key, *rotary)
+        attended = step.attend(self.layer_idx, query, key, value, style.scaling, options.window, style.softcap)
         result: torch.Tensor = self.output(attended.view(len(normed), -1))
         return result
+
+
+def _norm(width: int, options: BlockOptions) -> RmsNorm:
+    return make_norm(width, options.style.eps, options.style.unit_offset)
 
 
 def _by_head(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
@@ -238,14 +235,14 @@ def place_of(name: str, block: Block) -> tuple[str, int] | None:
     }
     if name in attention:
         return attention[name]
-    path, _, part = name.replace("block_sparse_moe.", "mlp.").rpartition(".")
+    path, _, part = name.rpartition(".")
     if not path.startswith("mlp"):  # a norm
         return None
-    if part in ("gate_proj", "w1", "gate_up_proj"):
+    if part in ("gate_proj", "gate_up_proj"):
         return f"{path}.gate_up", 0
-    if part in ("up_proj", "w3"):
+    if part == "up_proj":
         mlp: Any = block.get_submodule(path)
         return f"{path}.gate_up", mlp.gate_up.rows // 2
-    if part in ("down_proj", "w2"):
+    if part == "down_proj":
         return f"{path}.down", 0
     return "mlp.router", 0

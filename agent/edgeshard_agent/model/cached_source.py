@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from edgeshard.errors import DataLossError
-from edgeshard.ids import Digest
-from edgeshard.model import TensorInfo
+from edgeshard.domain.errors import DataLossError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import TensorInfo
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 

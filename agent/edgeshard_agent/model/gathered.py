@@ -14,6 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 MOST_GATHERED_BYTES = 128 << 20
 """Of keys, and again of values, gathered at a time: one long request among many short ones would fill the memory."""
+MOST_GATHERED_ON_CPU_BYTES = 16 << 20
+"""The same on a CPU, where only attention with sinks gathers: within the slack that a stage's workspace has."""
 
 
 class Gather(NamedTuple):
@@ -44,7 +46,7 @@ class Gather(NamedTuple):
         return cls(newest.squeeze(1), torch.where(hidden, newest, slots), mask)
 
 
-def gathered_attention(
+def gathered_attention(  # noqa: PLR0913 (as the operator it stands for)
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -53,6 +55,7 @@ def gathered_attention(
     softcap: float,
     new_keys: torch.Tensor,
     new_values: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`ops.paged_attention` for an accelerator; `gather` stands for its tables, lengths and window.
 
@@ -66,15 +69,17 @@ def gathered_attention(
     # axis, so that keys are read once for each group.
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
     row_bytes = gather.slots.shape[1] * kv_heads * head_dim * query.element_size()
-    rows = max(1, MOST_GATHERED_BYTES // row_bytes)
+    on_cpu = sinks is not None and query.device.type == "cpu"
+    rows = max(1, (MOST_GATHERED_ON_CPU_BYTES if on_cpu else MOST_GATHERED_BYTES) // row_bytes)
     pieces = []
     for first in range(0, batch, rows):
         piece = slice(first, first + rows)
         slots, mask = gather.slots[piece], gather.mask[piece, None, None]
         seen_keys = keys[slots].to(query.dtype).transpose(1, 2)
         seen_values = values[slots].to(query.dtype).transpose(1, 2)
-        if softcap:
-            attended = softcapped(grouped[piece], seen_keys, seen_values, mask, scale, softcap)
+        if softcap or sinks is not None:
+            columns = None if sinks is None else sinks.view(kv_heads, -1, 1)
+            attended = explicit_attention(grouped[piece], seen_keys, seen_values, mask, scale, softcap or None, columns)
         else:
             attended = scaled_dot_product_attention(grouped[piece], seen_keys, seen_values, attn_mask=mask, scale=scale)
         pieces.append(attended)
@@ -82,15 +87,25 @@ def gathered_attention(
     return together.reshape(batch, heads, head_dim)
 
 
-def softcapped(
+def explicit_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
     scale: float,
-    softcap: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention whose scores are capped by tanh before the mask is added."""
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * scale / softcap) * softcap + mask
+    """Attention with what `scaled_dot_product_attention` lacks.
+
+    Scores are capped by tanh before the mask is added; `sinks`, broadcast to [..., queries, 1], are scores of a further
+    position whose value is 0.
+    """
+    scores = query @ keys.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
     weights: torch.Tensor = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return weights @ values
+    return (weights if sinks is None else weights[..., :-1]) @ values

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.generation import Sampling
-from edgeshard.model import LayerRange
-from edgeshard.step import KvGrant, Span, StepPlan
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 

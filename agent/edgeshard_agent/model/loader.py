@@ -11,8 +11,15 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from edgeshard.architectures import ExpectedTensor, canonical_name
-from edgeshard.errors import DataLossError, InternalError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from edgeshard.architectures import ExpectedTensor, canonical_name, keeps_float32
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import (
+    DataLossError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from edgeshard_agent.model.modules import StageModules
 
 
@@ -116,7 +123,8 @@ def load_parameters(
             if not _is_want_of_memory(error):
                 raise
             raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
-        loaded += value.numel() * context.dtype.itemsize
+        held = DType.FLOAT32 if keeps_float32(context.shape, name) else context.dtype
+        loaded += value.numel() * held.itemsize
         if progress is not None:
             progress(loaded)
     left = modules.missing()

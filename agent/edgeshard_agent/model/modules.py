@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeshard.architectures import ModelShape
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import InternalError
-from edgeshard.model import LayerRange
+from edgeshard.architectures import Architecture, Decoder, ModelShape
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -23,14 +23,24 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What every family's modules are built from. `config` is the stage's own copy of the transformers config."""
+    """What every family's modules are built from. `config` is the stage's own copy of the transformers config, and
+    `library` the transformers module with the family's classes."""
 
-    shape: ModelShape
+    decoder: Decoder
     config: Any
+    library: Any
     layers: LayerRange
     dtype: DType
     device: str
     quantisation: Quantisation | None = None
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.decoder.architecture
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.decoder.shape
 
     @property
     def is_first(self) -> bool:
@@ -87,8 +97,7 @@ class StageModules(nn.Module):
 
     def _assign(self, places: tuple[str, ...], value: torch.Tensor) -> None:
         """One parameter in all its places, so that a tied one is in memory once."""
-        # A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
-        memory = value.to(device=self.context.device, dtype=self.context.torch_dtype, copy=True).contiguous()
+        memory = self._memory(value)
         parameter = nn.Parameter(memory, requires_grad=False)
         for place in places:
             owner, _, name = place.rpartition(".")
@@ -96,6 +105,10 @@ class StageModules(nn.Module):
             if module.get_parameter(name).shape != parameter.shape:
                 raise InternalError(f"{place} and its tensor differ in shape")
             setattr(module, name, parameter)
+
+    def _memory(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded."""
+        return value.to(device=self.context.device, dtype=self.context.torch_dtype, copy=True).contiguous()
 
     def _weight(self, rows: int, columns: int) -> nn.Linear:
         """A bare matrix, for embeddings and heads whose arithmetic is written out in the family."""
@@ -109,6 +122,12 @@ class StageModules(nn.Module):
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights in memory, packed or not; one that is in two places counts once."""
+    """Bytes of a module's weights in memory, packed or not; one that is in two places counts once.
+
+    Buffers that a checkpoint stores count, those that are computed do not.
+    """
     plain = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_meta)
+    for part in module.modules():
+        stored = part._buffers.keys() - part._non_persistent_buffers_set
+        plain += sum(part.get_buffer(name).nbytes for name in stored if not part.get_buffer(name).is_meta)
     return plain + sum(part.packed_bytes for part in module.modules() if isinstance(part, Projection))

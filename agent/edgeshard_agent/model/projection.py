@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from edgeshard.dtypes import Quantisation
+from edgeshard.domain.dtypes import Quantisation
 from edgeshard_agent.ops import PackedLinear
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}

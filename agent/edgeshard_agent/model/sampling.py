@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeshard.errors import InternalError, InvalidArgumentError
-from edgeshard.generation import Sampling, TokenLogprob
-from edgeshard.step import SampledToken
+from edgeshard.domain.errors import InternalError, InvalidArgumentError
+from edgeshard.domain.generation import Sampling, TokenLogprob
+from edgeshard.domain.step import SampledToken
 from edgeshard_agent.model.draws import Floats, Ids, arrivals, every_uniform, some_uniforms
 
 _FEW = 128

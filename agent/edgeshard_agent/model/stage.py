@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, expected_tensors, parse_config
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import FailedPreconditionError, InvalidArgumentError
-from edgeshard.model import LayerRange
-from edgeshard.step import SampledToken, Span, StepPlan
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import SampledToken, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.graphs import Recorder, recorder_for
@@ -24,7 +24,7 @@ from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import stay_awake
+from edgeshard_agent.ops import idle_spin
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
@@ -66,7 +66,7 @@ class StageModel:
         modules: StageModules,
         pool: KvPool,
         recorder: Recorder | None = None,
-        stay_awake_s: float = 0.0,
+        idle_spin_s: float = 0.0,
     ) -> None:
         self.shape = shape
         self.layers = layers
@@ -75,7 +75,7 @@ class StageModel:
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
         self._sampler = Sampler(shape.vocab_size)
         self._device = torch.device(modules.context.device)
-        self._stay_awake_s = stay_awake_s if self._device.type == "cpu" else 0.0
+        self._stay_awake_s = idle_spin_s if self._device.type == "cpu" else 0.0
         self.dtype = modules.context.dtype
         self._dtype = TORCH_DTYPES[self.dtype]
 
@@ -94,12 +94,12 @@ class StageModel:
         quantisation: Quantisation | None = None,
         progress: Callable[[int], None] | None = None,
         recorder: Recorder | None = None,
-        stay_awake_s: float = 0.0,
+        idle_spin_s: float = 0.0,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory.
 
         `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
-        has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `stay_awake_s` after
+        has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
         a step the processor's cores do not halt. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
@@ -114,9 +114,9 @@ class StageModel:
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
         )
-        modules = build_modules(config, shape, layers, dtype, device, quantisation)
+        modules = build_modules(config, layers, dtype, device, quantisation)
         load_parameters(modules, source, expected_tensors(config, layers), progress)
-        return cls(shape, layers, modules, pool, recorder, stay_awake_s)
+        return cls(shape, layers, modules, pool, recorder, idle_spin_s)
 
     @property
     def is_first(self) -> bool:
@@ -147,7 +147,7 @@ class StageModel:
         """
         output = self._execute(plan, inputs)
         if self._stay_awake_s:
-            stay_awake(self._stay_awake_s, torch.get_num_threads())
+            idle_spin(self._stay_awake_s, torch.get_num_threads())
         return output
 
     def _execute(self, plan: StepPlan, inputs: StageInputs) -> StageOutput:

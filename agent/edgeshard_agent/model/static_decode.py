@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 import torch
 
-from edgeshard.step import Span
+from edgeshard.domain.step import Span
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.graphs import Recorder, Rerun, Work
 from edgeshard_agent.model.kv import KvPool

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from edgeshard.dtypes import DType
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InvalidArgumentError
 
 TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 

@@ -8,30 +8,32 @@ from collections import deque
 import grpc
 import structlog
 
-from edgeshard.errors import EdgeShardError, StaleEpochError
-from edgeshard.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.errors import EdgeShardError, StaleEpochError
+from edgeshard.domain.head import (
+    HeadAccepted,
+    HeadFailed,
+    HeadFinished,
+    HeadHello,
+    HeadMessage,
+    HeadToken,
+    HeadTokens,
+    StartRequest,
+)
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
-from edgeshard.wire.head import (
-    Start,
-    accepted_to_wire,
-    command_from_wire,
-    failed_to_wire,
-    finished_to_wire,
-    hello_to_wire,
-    token_to_wire,
-)
+from edgeshard.wire.head import head_command_from_wire, head_message_to_wire
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head, HeadOutput, RequestAccepted, RequestRefused
-from edgeshard_agent.engine.scheduler import TokenOut
-from edgeshard_agent.net.together import until_one_ends
+from edgeshard_agent.net.task_group import until_one_ends
+from edgeshard_agent.scheduler.scheduler import RequestEnd, TokenOut
 
 log = structlog.get_logger()
 
 # A coordinator that stops reading must not fill this box's memory; losing it ends its requests anyway.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
-# Of one message, which stays far below gRPC's limit whatever logprobs they carry.
+# Tokens of one message, which then stays far below gRPC's limit, with logprobs too.
 MAX_TOKENS = 512
 
 Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
@@ -69,14 +71,16 @@ class HeadStream:
         self._unsent.append(output)
         self._wake.set()
 
-    def _to_wire(self, output: HeadOutput) -> pb.AttachRequest:
-        if isinstance(output, TokenOut):
-            return token_to_wire(output.request_id, self._epoch, output.token)
-        if isinstance(output, RequestAccepted):
-            return accepted_to_wire(output.request_id, self._epoch, output.prompt_tokens)
-        if isinstance(output, RequestRefused):
-            return failed_to_wire(output.request_id, self._epoch, output.error)
-        return finished_to_wire(output.request_id, self._epoch, output.reason, output.text)
+    def _message(self, output: HeadOutput) -> HeadMessage:
+        match output:
+            case TokenOut():
+                return HeadToken(output.request_id, self._epoch, output.token)
+            case RequestAccepted():
+                return HeadAccepted(output.request_id, self._epoch, tuple(output.prompt_tokens))
+            case RequestRefused():
+                return HeadFailed(output.request_id, self._epoch, output.error)
+            case RequestEnd():
+                return HeadFinished(output.request_id, self._epoch, output.reason, output.text)
 
     async def _run(self, head: Head) -> None:
         stub = HeadServiceStub(self._channel)
@@ -95,7 +99,7 @@ class HeadStream:
             except asyncio.InvalidStateError:
                 log.info("head_stream_lost", deployment=self._deployment, why="it ended while a token was written")
             except Exception:
-                # Nobody awaits this task: if it died, the deployment would wait for its head for ever.
+                # No one awaits this task: if it died, the deployment would wait for its head forever.
                 log.exception("head_stream_crashed", deployment=self._deployment)
             finally:
                 self.attached.clear()
@@ -106,7 +110,8 @@ class HeadStream:
             await asyncio.sleep(RETRY_S)
 
     async def _serve(self, call: Attach, head: Head) -> None:
-        await call.write(hello_to_wire(self._node_id, self._deployment, self._epoch))
+        hello = HeadHello(self._node_id, self._deployment, self._epoch)
+        await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
         self.attached.set()
         log.info("head_attached", deployment=self._deployment, epoch=self._epoch)
@@ -115,24 +120,25 @@ class HeadStream:
     async def _write(self, call: Attach) -> None:
         while True:
             while self._unsent:
-                await call.write(self._take())
+                await call.write(head_message_to_wire(self._take()))
             self._wake.clear()
             await self._wake.wait()
 
-    def _take(self) -> pb.AttachRequest:
+    def _take(self) -> HeadMessage:
         """The next message; a step's tokens are all there together and go as one."""
-        first = self._to_wire(self._unsent.popleft())
-        if first.WhichOneof("message") != "token":
+        first = self._message(self._unsent.popleft())
+        if not isinstance(first, HeadToken):
             return first
-        tokens = [first.token]
-        while self._unsent and len(tokens) < MAX_TOKENS and isinstance(self._unsent[0], TokenOut):
-            tokens.append(self._to_wire(self._unsent.popleft()).token)
-        return pb.AttachRequest(tokens=pb.HeadTokens(tokens=tokens)) if len(tokens) > 1 else first
+        tokens = [first]
+        while self._unsent and len(tokens) < MAX_TOKENS and isinstance(output := self._unsent[0], TokenOut):
+            self._unsent.popleft()
+            tokens.append(HeadToken(output.request_id, self._epoch, output.token))
+        return HeadTokens(tuple(tokens)) if len(tokens) > 1 else first
 
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):
-            command = command_from_wire(message)
-            if isinstance(command, Start):
+            command = head_command_from_wire(message)
+            if isinstance(command, StartRequest):
                 task = asyncio.create_task(head.start_request(command))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -9,39 +9,41 @@ from dataclasses import replace
 import grpc
 import structlog
 
-from edgeshard.commands import (
-    Command,
+from edgeshard.domain.commands import (
+    AgentMessage,
     CommandProgress,
     CommandResult,
+    ControlHello,
+    ControlMessage,
+    DumpPart,
     Heartbeat,
     ProfileReport,
     Registration,
 )
-from edgeshard.device import StageStatus
-from edgeshard.errors import Code, EdgeShardError, UnavailableError
-from edgeshard.ids import OperationId
+from edgeshard.domain.device import StageStatus
+from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.wire.control import (
+    agent_message_to_wire,
     command_from_wire,
     heartbeat_to_wire,
-    hello_to_wire,
-    progress_to_wire,
     registration_to_wire,
     report_to_wire,
-    result_to_wire,
 )
+from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.net.together import until_one_ends
+from edgeshard_agent.net.task_group import until_one_ends
 
 log = structlog.get_logger()
 
 RETRY_S = 0.3
 MAX_RETRY_S = 3.0
-# Stage phases change in bursts; a heartbeat for each of them would be one too many.
+# Stage phases change in bursts; one heartbeat for a burst is enough.
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
-# The coordinator understood and said no: trying again would get the same answer.
+# The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
     {
         Code.INVALID_ARGUMENT,
@@ -58,7 +60,7 @@ Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
 class ControlClient:
     """Keeps this box known to the coordinator.
 
-    `run` returns only by a typed error that trying again would not mend (another wire version, a refused certificate).
+    `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate).
     `on_lost` is called whenever a control stream ends.
     """
 
@@ -67,7 +69,7 @@ class ControlClient:
         channel: grpc.aio.Channel,
         target: str,
         registration: Registration,
-        on_command: Callable[[OperationId, Command], None],
+        on_command: Callable[[OperationId, ControlMessage], None],
         statuses: Callable[[], tuple[StageStatus, ...]],
         available_bytes: Callable[[], int],
         on_lost: Callable[[], None] = lambda: None,
@@ -79,20 +81,24 @@ class ControlClient:
         self._statuses = statuses
         self._available_bytes = available_bytes
         self._on_lost = on_lost
-        self._outgoing: asyncio.Queue[pb.ControlRequest] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._interval_s = 1.0
         self.registered = asyncio.Event()
 
     def send_results(self, results: tuple[CommandResult, ...]) -> None:
         for result in results:
-            self._outgoing.put_nowait(result_to_wire(result))
+            self._outgoing.put_nowait(result)
 
     def send_progress(self, progress: CommandProgress) -> None:
-        self._outgoing.put_nowait(progress_to_wire(progress))
+        self._outgoing.put_nowait(progress)
+
+    def send_dump(self, operation_id: OperationId, text: bytes) -> None:
+        for part in parts_of(operation_id, text):
+            self._outgoing.put_nowait(part)
 
     async def report(self, report: ProfileReport) -> None:
-        """Tell what was measured; facts are what later registrations say too. Raises what the coordinator answers."""
+        """Report measurements; later registrations carry the new facts too. Raises the coordinator's refusal."""
         if report.facts is not None:
             self._registration = replace(self._registration, facts=report.facts)
         try:
@@ -101,7 +107,7 @@ class ControlClient:
             raise from_rpc_error(error, f"the coordinator at {self._target}") from None
 
     def changed(self) -> None:
-        """Something worth an early heartbeat happened."""
+        """Ask for an early heartbeat."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -131,11 +137,13 @@ class ControlClient:
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
-        await call.write(hello_to_wire(self._registration.node_id, self._registration.incarnation))
+        hello = ControlHello(self._registration.node_id, self._registration.incarnation)
+        await call.write(agent_message_to_wire(hello))
         try:
             await until_one_ends(self._read(call), self._write(call), self._send_heartbeats())
         finally:
             call.cancel()
+            self._drop_dumps()
             self._on_lost()
 
     async def _read(self, call: Control) -> None:
@@ -158,7 +166,23 @@ class ControlClient:
 
     async def _write(self, call: Control) -> None:
         while True:
-            await call.write(await self._outgoing.get())
+            message = await self._outgoing.get()
+            try:
+                request = agent_message_to_wire(message)
+            except (TypeError, ValueError) as error:  # a value that no message holds must not end the box
+                log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
+                if not isinstance(message, CommandResult):
+                    continue
+                failure = InternalError("the box's answer could not be sent; its log says why")
+                request = agent_message_to_wire(CommandResult(message.operation_id, failure))
+            await call.write(request)
+
+    def _drop_dumps(self) -> None:
+        """Whoever asked over a stream that ended waits no more."""
+        kept = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
+        for message in kept:
+            if not isinstance(message, DumpPart):
+                self._outgoing.put_nowait(message)
 
     async def _send_heartbeats(self) -> None:
         registration = self._registration

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION
-from edgeshard.errors import (
+from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -19,12 +19,15 @@ from edgeshard.errors import (
     UnavailableError,
     WireVersionError,
 )
-from edgeshard.ids import DeploymentName
+from edgeshard.domain.ids import DeploymentName
+from edgeshard.domain.link import LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.step import WireStep
+from edgeshard.profiles.links import Arrivals
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
-from edgeshard.wire.frames import FrameContract, FrameReader, WireStep
-from edgeshard_agent.net.probing import serve_probe
-from edgeshard_agent.profiler.links import Arrivals
+from edgeshard.wire.frames import Frame, FrameContract, FrameReader, payload_bytes
+from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
+from edgeshard_agent.net.probes import serve_probe
 
 log = structlog.get_logger()
 
@@ -35,9 +38,9 @@ ProbeContext = grpc.aio.ServicerContext[pb.ProbeRequest, pb.ProbeResponse]
 
 
 class LinkReceiver:
-    """One incoming hop of one epoch. Survives its streams: what was received stays received.
+    """One incoming hop of one epoch. It outlives its streams: a step that was received is not asked for again.
 
-    `deliver` gets every step once and in order; `repeat` the number of a step that had been delivered and came again.
+    `deliver` gets every step once and in order; `repeat` gets the number of a delivered step that came again.
     """
 
     def __init__(
@@ -66,36 +69,40 @@ class LinkReceiver:
         except asyncio.CancelledError:
             if not self._closed and self._stream is current:
                 raise  # gRPC itself: the other side is gone
-            # A handler that is merely cancelled leaves its call open, and the sender would write into nothing.
+            # A handler that is only cancelled leaves its call open, and the sender would write in vain.
             why = "the stage is closed" if self._closed else "a newer stream took this one's place"
             raise UnavailableError(f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED) from None
 
     async def _read(self, context: Context, current: asyncio.Task[None] | None) -> None:
         self._reader.restart_stream()
-        welcome = pb.LinkWelcome(next_step=self._reader.next_step)
-        await context.write(pb.ExchangeResponse(message=pb.LinkMessage(welcome=welcome)))
+        await context.write(_response(LinkWelcome(self._reader.next_step)))
         arrivals = Arrivals()
         while isinstance(message := await context.read(), pb.ExchangeRequest):
             if self._stream is not current:
                 return
-            if message.message.WhichOneof("message") == "padding":
+            frame = link_message_from_wire(message.message)
+            if isinstance(frame, LinkPadding):
                 continue
-            frame = message.message.frame
+            if not isinstance(frame, Frame):
+                raise InvalidArgumentError("a link carries frames behind its hello", field="message")
             accepted = self._reader.accept(frame)
             completes = bool(accepted.steps) or accepted.repeated is not None
-            sample = arrivals.part(time.monotonic(), len(frame.payload), completes)
+            sample = arrivals.part(time.monotonic(), payload_bytes(frame), completes)
             for step in accepted.steps:
                 self._deliver(step)
             if accepted.repeated is not None:
                 self._repeat(accepted.repeated)
             if sample is not None:
-                timing = pb.LinkTiming(bytes=sample.size_bytes, seconds=sample.seconds)
-                await context.write(pb.ExchangeResponse(message=pb.LinkMessage(timing=timing)))
+                await context.write(_response(sample))
 
     def close(self) -> None:
         self._closed = True
         if self._stream is not None:
             self._stream.cancel()
+
+
+def _response(message: LinkMessage) -> pb.ExchangeResponse:
+    return pb.ExchangeResponse(message=link_message_to_wire(message))
 
 
 class StageServicer(StageServiceServicer):
@@ -116,10 +123,13 @@ class StageServicer(StageServiceServicer):
 
     async def Exchange(self, request_iterator: object, context: Context) -> None:
         first = await context.read()
-        if not isinstance(first, pb.ExchangeRequest) or first.message.WhichOneof("message") != "hello":
+        hello = link_message_from_wire(first.message) if isinstance(first, pb.ExchangeRequest) else None
+        if not isinstance(hello, LinkHello):
             raise InvalidArgumentError("a link begins with a hello", field="hello")
-        hello = first.message.hello
         receiver = self._find(hello)
+        # Apart from the first message: were that cancelled, gRPC would send the metadata again with the status, core
+        # would refuse it, and the sender would wait for ever.
+        await context.send_initial_metadata(())
         log.info("link_open", deployment=hello.deployment, hop=f"{hello.from_stage}->{hello.to_stage}")
         try:
             await receiver.serve(context)
@@ -131,13 +141,13 @@ class StageServicer(StageServiceServicer):
     async def Probe(self, request_iterator: object, context: ProbeContext) -> None:
         await serve_probe(context)
 
-    def _find(self, hello: pb.LinkHello) -> LinkReceiver:
+    def _find(self, hello: LinkHello) -> LinkReceiver:
         if hello.wire_version != WIRE_VERSION:
             raise WireVersionError(
                 f"this box speaks wire version {WIRE_VERSION}, the neighbour {hello.wire_version}: upgrade the older",
                 field="wire_version",
             )
-        receiver = self._receivers.get((DeploymentName(hello.deployment), hello.to_stage))
+        receiver = self._receivers.get((hello.deployment, hello.to_stage))
         if receiver is None:
             raise NotFoundError(
                 f"stage {hello.to_stage} of {hello.deployment!r} is not here",

@@ -1,4 +1,4 @@
-"""The sending end of a hop: dials the neighbour, resends what a lost stream swallowed, and never blocks the stage."""
+"""The sending end of a hop: dials the neighbour, resends what a broken stream lost, and never blocks the stage."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION
-from edgeshard.errors import Code, EdgeShardError
-from edgeshard.ids import DeploymentName, Epoch
-from edgeshard.profile import LinkSample
+from edgeshard.domain.errors import Code, EdgeShardError, InternalError
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.link import LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.profile import LinkSample
+from edgeshard.domain.step import WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.wire.frames import PART_BYTES, WireStep
+from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
+from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
@@ -29,8 +32,8 @@ log = structlog.get_logger()
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
-# A neighbour that answers so has understood us and will never take what we have. Anything else may pass; INTERNAL too,
-# which gRPC itself reports for a stream that goes down while it is written.
+# A neighbour with one of these answers understood us and will never take our steps. Other errors may pass; INTERNAL
+# too, which gRPC itself reports for a stream that goes down while it is written.
 _FATAL = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
 _FATAL_REASONS = frozenset({"STALE_EPOCH", "WIRE_VERSION"})
 
@@ -56,7 +59,7 @@ class SlowLink(Protocol):
         ...
 
     def padding_bytes(self, step: int, size_bytes: int) -> int:
-        """What to add to a step's `size_bytes` of frames."""
+        """Padding for a step with `size_bytes` of frames."""
         ...
 
     def arrival(self, now: float, size_bytes: int) -> float:
@@ -68,7 +71,7 @@ class SlowLink(Protocol):
 class _InFlight:
     step: int
     due: float
-    frames: list[pb.Frame]
+    frames: list[Frame]
     padding: int
 
 
@@ -77,7 +80,7 @@ class LinkSender:
 
     `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
     the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
-    that trying again cannot mend, `on_timing` with what the receiver saw of a large step's way. `recorder`, while there
+    that a retry cannot change, `on_timing` with the receiver's timing of a large step. `recorder`, while there
     is one, is told when a step's last frame is handed to gRPC (in the lab: when it is all at the other end).
     """
 
@@ -114,14 +117,14 @@ class LinkSender:
         if self._channel is not None:
             await self._channel.close()
 
-    def send(self, step: WireStep, frames: list[pb.Frame]) -> None:
+    def send(self, step: WireStep, frames: list[Frame]) -> None:
         self._outbox.put(step.number, frames)
         if self._slow is not None:
             self._slow.note(step)
         self._wake.set()
 
     def repeat(self, step: int) -> None:
-        """Forward a step once more that the stage before sent again."""
+        """Send a step again, because the stage before sent it again."""
         if self._outbox.repeat(step):
             self._wake.set()
 
@@ -152,7 +155,7 @@ class LinkSender:
 
     async def _open(self, call: Exchange) -> None:
         hop = self.hop
-        hello = pb.LinkHello(
+        hello = LinkHello(
             deployment=hop.deployment,
             epoch=hop.epoch,
             from_stage=hop.from_stage,
@@ -160,13 +163,16 @@ class LinkSender:
             dialler_sends=True,
             wire_version=WIRE_VERSION,
         )
-        await _write(call, pb.LinkMessage(hello=hello))
+        await _write(call, hello)
         answer = await call.read()
         if not isinstance(answer, pb.ExchangeResponse):
             await _raise_end(call)
             return
+        welcome = link_message_from_wire(answer.message)
+        if not isinstance(welcome, LinkWelcome):
+            raise InternalError(f"{self.hop.target} answered a hello with something else than a welcome")
         self._flight.clear()
-        self._outbox.rewind(answer.message.welcome.next_step)
+        self._outbox.rewind(welcome.next_step)
         self.connected.set()
 
     async def _stream(self, call: Exchange) -> None:
@@ -199,27 +205,26 @@ class LinkSender:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
 
-    def _heard(self, message: pb.LinkMessage) -> None:
-        timing = message.timing
-        if message.WhichOneof("message") == "timing" and 0 < timing.seconds < float("inf") and timing.bytes:
-            self._on_timing(LinkSample(timing.bytes, timing.seconds))
+    def _heard(self, message: LinkMessage | None) -> None:
+        if isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
+            self._on_timing(message)
 
-    def _put_on_link(self, slow: SlowLink, step: int, frames: list[pb.Frame]) -> _InFlight:
-        size = sum(frame.ByteSize() for frame in frames)
+    def _put_on_link(self, slow: SlowLink, step: int, frames: list[Frame]) -> _InFlight:
+        size = sum(frame_bytes(frame) for frame in frames)
         padding = slow.padding_bytes(step, size)
         due = slow.arrival(asyncio.get_running_loop().time(), size + padding)
         return _InFlight(step, due, frames, padding)
 
     async def _write_padding(self, call: Exchange, padding: int) -> None:
         for size in _pieces(padding):
-            await _write(call, pb.LinkMessage(padding=bytes(size)))
+            await _write(call, LinkPadding(size))
 
-    async def _write_step(self, call: Exchange, step: int, frames: list[pb.Frame]) -> None:
+    async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
         for frame in frames:
             if self.recorder is not None and frame is frames[-1]:
-                # Before the write: behind it the receiver may have the step already, which would put clocks wrong.
+                # Before the write: after it the receiver may have the step already, which would misalign the clocks.
                 self.recorder.sent(step)
-            await _write(call, pb.LinkMessage(frame=frame))
+            await _write(call, frame)
 
 
 def _pieces(size: int) -> list[int]:
@@ -228,17 +233,17 @@ def _pieces(size: int) -> list[int]:
     return [PART_BYTES] * whole + ([rest] if rest else [])
 
 
-async def _write(call: Exchange, message: pb.LinkMessage) -> None:
+async def _write(call: Exchange, message: LinkMessage) -> None:
     try:
-        await call.write(pb.ExchangeRequest(message=message))
+        await call.write(pb.ExchangeRequest(message=link_message_to_wire(message)))
     except asyncio.InvalidStateError:
         await _raise_end(call)
 
 
-async def _raise_end(call: Exchange, heard: Callable[[pb.LinkMessage], None] = lambda message: None) -> None:
+async def _raise_end(call: Exchange, heard: Callable[[LinkMessage | None], None] = lambda message: None) -> None:
     """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
     while isinstance(answer := await call.read(), pb.ExchangeResponse):
-        heard(answer.message)
+        heard(link_message_from_wire(answer.message))
     code = await call.code()
     if code is not grpc.StatusCode.OK:
         raise grpc.aio.AioRpcError(

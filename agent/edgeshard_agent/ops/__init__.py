@@ -5,9 +5,9 @@ fallback in plain torch that gives the same numbers up to the order of summation
 """
 
 from edgeshard_agent.ops.attention import can_keep, chunk_attention, paged_attention
-from edgeshard_agent.ops.awake import stay_awake
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.idle_spin import idle_spin
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import Scheme
@@ -19,11 +19,11 @@ __all__ = [
     "Scheme",
     "can_keep",
     "chunk_attention",
+    "idle_spin",
     "native_available",
     "paged_attention",
     "rms_norm",
     "rotary_",
     "run_blocks",
-    "stay_awake",
     "swiglu",
 ]

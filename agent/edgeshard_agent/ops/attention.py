@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
 
 # What the native kernel takes: head_dim a multiple of the vector, at most MOST_HEAD_DIM of layers.h.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgeshard.errors import InternalError
+from edgeshard.domain.errors import InternalError
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import can_attend
 from edgeshard_agent.ops.linear import PackedLinear

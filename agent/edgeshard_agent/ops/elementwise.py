@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch.nn.functional import silu
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
 
 

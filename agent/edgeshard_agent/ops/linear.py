@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear, pad
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native, packing
 from edgeshard_agent.ops.quantize import (
     DEFAULT_GROUPS,

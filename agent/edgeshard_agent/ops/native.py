@@ -74,7 +74,7 @@ _SIGNATURES = {
     "edgeshard_sources": (c_char_p, ()),
     "edgeshard_kernels": (c_char_p, (_INT,)),
     "edgeshard_use_kernels": (None, (_INT,)),
-    "edgeshard_stay_awake": (None, (_INT, _LONG)),
+    "edgeshard_idle_spin": (None, (_INT, _LONG)),
     "edgeshard_linear": (None, (_POINTER, _POINTER, _LONG, _INT, _POINTER, _LONG, _INT, _INT)),
     "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT)),
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),

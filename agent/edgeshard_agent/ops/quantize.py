@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import torch
 
-from edgeshard.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 
 
 class Scheme(StrEnum):

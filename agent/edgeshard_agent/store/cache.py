@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from edgeshard.blobs import BlobDirectory, in_thread, write_atomically
-from edgeshard.errors import DataLossError, ResourceExhaustedError
-from edgeshard.ids import Digest, check_digest
-from edgeshard.model import ModelManifest
+from edgeshard.domain.errors import DataLossError, ResourceExhaustedError
+from edgeshard.domain.ids import Digest, check_digest
+from edgeshard.domain.model import ModelManifest
+from edgeshard.storage.blobs import BlobDirectory, in_thread, write_atomically
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 
 log = structlog.get_logger()

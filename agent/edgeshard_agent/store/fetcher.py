@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from edgeshard.blobs import blob_sizes, in_thread
-from edgeshard.errors import DataLossError, EdgeShardError, ResourceExhaustedError, UnavailableError
-from edgeshard.ids import Digest
-from edgeshard.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.errors import DataLossError, EdgeShardError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.site import BlobRange
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
+from edgeshard.storage.blobs import blob_sizes, in_thread
 from edgeshard.wire.status import from_rpc_error
-from edgeshard.wire.store import manifest_from_wire
+from edgeshard.wire.store import blob_range_to_wire, manifest_from_wire
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 log = structlog.get_logger()
@@ -177,7 +178,7 @@ class Fetcher:
     async def _receive(self, digest: Digest, start: int, size: int, tally: _Tally) -> None:
         """Append bytes [start, size) to the partial file. Raises UnavailableError when the stream breaks."""
         offset = start
-        call = self._stub.ReadBlob(pb.ReadBlobRequest(sha256=digest, offset=start, length=size - start))
+        call = self._stub.ReadBlob(blob_range_to_wire(BlobRange(digest, start, size - start)))
         try:
             while True:
                 async with asyncio.timeout(self._retries.stall_s):

@@ -10,38 +10,45 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures import check_quantisation, parse_config
-from edgeshard.commands import MeasureCompute
-from edgeshard.deployment import DeploymentSpec
-from edgeshard.dtypes import DType
-from edgeshard.errors import AbortedError, AlreadyExistsError, EdgeShardError, FailedPreconditionError, NotFoundError
-from edgeshard.ids import DeploymentName, Digest, Epoch, OperationId
-from edgeshard.model import ModelManifest
-from edgeshard.placement import Placement
+from edgeshard.domain.commands import MeasureCompute
+from edgeshard.domain.deployment import Deployment, DeploymentSpec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+)
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.site import MeasureRequest, StoredModel
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
-from edgeshard.wire.common import (
-    deployment_to_wire,
-    dtype_from_wire,
-    dtype_to_wire,
-    node_to_wire,
-    placement_to_wire,
-    quantisation_from_wire,
-    spec_from_wire,
+from edgeshard.wire.common import deployment_to_wire, node_to_wire, placement_to_wire, spec_from_wire
+from edgeshard.wire.debug import dump_messages
+from edgeshard.wire.site import (
+    measure_request_from_wire,
+    node_details_to_wire,
+    node_progress_to_wire,
+    site_to_wire,
+    stored_model_to_wire,
 )
-from edgeshard.wire.control import check_id
 from edgeshard.wire.trace import trace_to_wire
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
+from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.operations import Operations, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import RequestFront
-from edgeshard_coordinator.control.site_views import box_progress_to_wire, node_details, site_details
+from edgeshard_coordinator.control.site_views import node_details, site_details
 from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested
-from edgeshard_coordinator.core.measuring import chosen_boxes
+from edgeshard_coordinator.core.measuring import chosen_nodes
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
@@ -62,6 +69,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         front: RequestFront,
         calls: MeasureCalls,
         traces: Traces,
+        dumps: Dumps,
         models: Models,
         placer: Placer,
         store: StateStore,
@@ -70,6 +78,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._front = front
         self._calls = calls
         self._traces = traces
+        self._dumps = dumps
         self._models = models
         self._placer = placer
         self._store = store
@@ -88,19 +97,21 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         node = state.find_node(request.node)
         if node is None:
             raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
-        return node_details(state, node, self._models, self._loop.now())
+        return node_details_to_wire(node_details(state, node, self._models, self._loop.now()))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
-        return site_details(self._loop.state, self._models, request.model, self._loop.now())
+        return site_to_wire(site_details(self._loop.state, self._models, request.model, self._loop.now()))
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
         """A caller that goes away changes nothing: boxes measure on, and what they report is kept."""
-        async with aclosing(self._calls.follow(await self._measure(request))) as messages:
-            async for progress in messages:
-                yield box_progress_to_wire(progress)
+        call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
+        async with aclosing(self._calls.follow(call)) as news:
+            async for progress in news:
+                yield node_progress_to_wire(progress)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[_stored_model(*item) for item in self._models.list()])
+        stored = [_stored_model(manifest, digest) for manifest, digest in self._models.list()]
+        return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in stored])
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
         async def work(operation: ServedOperation) -> bytes:
@@ -131,13 +142,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Any) -> pb.ListDeploymentsResponse:
         records = sorted(self._loop.state.deployments.values(), key=lambda record: record.name)
-        return pb.ListDeploymentsResponse(deployments=[self._view(record) for record in records])
+        return pb.ListDeploymentsResponse(deployments=[deployment_to_wire(self._view(record)) for record in records])
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
         record = self._loop.state.deployments.get(DeploymentName(request.name))
         if record is None:
             raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
-        return pb.GetDeploymentResponse(deployment=self._view(record))
+        return pb.GetDeploymentResponse(deployment=deployment_to_wire(self._view(record)))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
         """Returns once the deletion is on disk; the deployment is listed as deleting until its boxes let go."""
@@ -154,6 +165,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:
         for trace in await self._traces.take(DeploymentName(request.deployment), request.seconds):
             yield pb.TraceResponse(stage=trace_to_wire(trace))
+
+    async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpResponse]:
+        async with aclosing(self._dumps.take()) as dumps:
+            async for dump in dumps:
+                for message in dump_messages(dump):
+                    yield message
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""
@@ -178,10 +195,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return done
         raise AssertionError("unreachable")
 
-    async def _measure(self, request: pb.ProfileRequest) -> MeasureCall:
+    async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
         """The call with this operation id, begun unless it is there already."""
-        operation_id = OperationId(check_id(request.operation_id, "operation_id"))
-        fingerprint = fingerprint_of(request)
+        operation_id = request.operation_id
         known = self._calls.find(operation_id)
         if known is not None:
             check_same(operation_id, known.fingerprint, fingerprint)
@@ -189,25 +205,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         compute = None
         if request.model:
             compute = self._measure_compute(request)
-        boxes = chosen_boxes(self._loop.state, request.nodes)
+        nodes = chosen_nodes(self._loop.state, request.nodes)
         uid = uuid.uuid4().hex
-        call = self._calls.begin(operation_id, uid, fingerprint, boxes)
+        call = self._calls.begin(operation_id, uid, fingerprint, nodes)
         # Whoever asks for nothing but links wants them measured, not remembered.
         every_link = request.again or compute is None
         try:
-            await self._loop.ask(MeasureRequested(uid, tuple(boxes), compute, every_link, self._loop.now()))
+            await self._loop.ask(MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now()))
         except EdgeShardError:
             self._calls.forget(operation_id)
             raise
         return call
 
-    def _measure_compute(self, request: pb.ProfileRequest) -> MeasureCompute:
+    def _measure_compute(self, request: MeasureRequest) -> MeasureCompute:
         manifest, _ = self._models.get(request.model)
-        quantisation = quantisation_from_wire(request.quantisation)
-        if quantisation is not None:
+        if request.quantisation is not None:
             check_quantisation(parse_config(manifest.config).architecture)
-        dtype = dtype_from_wire(request.dtype)
-        return MeasureCompute(manifest.config, dtype, request.quick, request.again, quantisation)
+        return MeasureCompute(manifest.config, request.dtype, request.quick, request.again, request.quantisation)
 
     async def _place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
         # A planner may take seconds. What it reads is the state itself, which is frozen: nothing is copied.
@@ -220,9 +234,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
         await self._loop.until(is_saved)
 
-    def _view(self, record: DeploymentRecord) -> pb.Deployment:
-        active = self._front.active_requests(record.name)
-        return deployment_to_wire(deployment_view(self._loop.state, record, active))
+    def _view(self, record: DeploymentRecord) -> Deployment:
+        return deployment_view(self._loop.state, record, self._front.active_requests(record.name))
 
     def _check_unused(self, name: str) -> None:
         _, digest = self._models.get(name)
@@ -241,16 +254,16 @@ def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) ->
     )
 
 
-def _stored_model(manifest: ModelManifest, digest: Digest) -> pb.StoredModel:
+def _stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
     shape = parse_config(manifest.config)
-    return pb.StoredModel(
+    return StoredModel(
         name=manifest.name,
         manifest_digest=digest,
         architecture=manifest.architecture,
         layer_count=shape.layer_count,
         parameter_count=manifest.parameter_count,
         stored_bytes=manifest.stored_bytes,
-        dtype=dtype_to_wire(_main_dtype(manifest)),
+        dtype=_main_dtype(manifest),
         max_context=shape.max_context,
     )
 

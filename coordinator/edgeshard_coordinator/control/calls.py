@@ -1,7 +1,7 @@
-"""Operators' calls to measure boxes: how far each box is, and who wants to hear of it.
+"""Operators' calls to measure boxes: how far each box is, and who listens.
 
-A call outlives its caller: the boxes go on, and a repeat with the same operation id follows on. What a listener has not
-read yet is one message for each box, its newest.
+A call outlives its caller: the boxes go on, and a repeated call with the same operation id listens again. For each box
+a listener's unread messages are one, the newest.
 """
 
 from __future__ import annotations
@@ -10,29 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 
-from edgeshard.commands import CommandProgress
-from edgeshard.errors import EdgeShardError, ResourceExhaustedError
-from edgeshard.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.commands import CommandKey, CommandProgress
+from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
+from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.site import NodeProgress
 from edgeshard_coordinator.core.jobs import Measured
 
 MOST_CALLS = 64
 """Calls under way at most; and so many are kept, the finished ones for repeats of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoxProgress:
-    """How far a box is: `done` of `total`, and at what.
-
-    `finished` in its last message, with the failure if any, and the boxes it could not measure its link to.
-    """
-
-    node: NodeName
-    done: int = 0
-    total: int = 0
-    what: str = "waiting"
-    finished: bool = False
-    failure: EdgeShardError | None = None
-    missed: tuple[NodeName, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,19 +30,19 @@ class _Listener:
 
 @dataclass(slots=True, eq=False)
 class MeasureCall:
-    """One call, and the newest of every box it has measured. `uid` begins the ids of its commands."""
+    """One call, and the newest message of every box it has measured. `uid` begins the ids of its commands."""
 
     uid: str
     fingerprint: str
-    boxes: dict[NodeId, BoxProgress]
+    nodes: dict[NodeId, NodeProgress]
     listeners: list[_Listener] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
-        return all(box.finished for box in self.boxes.values())
+        return all(node.finished for node in self.nodes.values())
 
-    def tell(self, node_id: NodeId, progress: BoxProgress) -> None:
-        self.boxes[node_id] = progress
+    def tell(self, node_id: NodeId, progress: NodeProgress) -> None:
+        self.nodes[node_id] = progress
         for listener in self.listeners:
             listener.unread[node_id] = None
             listener.wake.set()
@@ -74,9 +59,9 @@ class MeasureCalls:
         return self._calls.get(operation_id)
 
     def begin(
-        self, operation_id: OperationId, uid: str, fingerprint: str, boxes: Mapping[NodeId, NodeName]
+        self, operation_id: OperationId, uid: str, fingerprint: str, nodes: Mapping[NodeId, NodeName]
     ) -> MeasureCall:
-        """Keep a call, before its boxes are asked: their answers may be quick. The oldest finished ones give way.
+        """Keep a call before its boxes are asked: their answers may be quick. The oldest finished calls are dropped.
 
         Raises ResourceExhaustedError when too many are under way.
         """
@@ -89,7 +74,7 @@ class MeasureCalls:
             )
         for key in finished[: max(0, len(self._calls) + 1 - MOST_CALLS)]:
             del self._calls[key]
-        call = MeasureCall(uid, fingerprint, {node_id: BoxProgress(name) for node_id, name in boxes.items()})
+        call = MeasureCall(uid, fingerprint, {node_id: NodeProgress(name) for node_id, name in nodes.items()})
         self._calls[operation_id] = call
         return call
 
@@ -98,31 +83,31 @@ class MeasureCalls:
         self._calls.pop(operation_id, None)
 
     def progress(self, node_id: NodeId, progress: CommandProgress) -> None:
-        """A box's word on a command under way."""
-        call = self._of(progress.operation_id.partition("/")[0])
-        box = call.boxes.get(node_id) if call is not None else None
-        if call is not None and box is not None and not box.finished:
-            call.tell(node_id, replace(box, done=progress.done, total=progress.total, what=progress.what))
+        """A box's word on a command under way. Raises InvalidArgumentError for an operation id that is no command's."""
+        call = self._of(CommandKey.parse(progress.operation_id).uid)
+        node = call.nodes.get(node_id) if call is not None else None
+        if call is not None and node is not None and not node.finished:
+            call.tell(node_id, replace(node, done=progress.done, total=progress.total, what=progress.what))
 
     def finished(self, measured: Measured) -> None:
         call = self._of(measured.uid)
         if call is not None:
-            box = call.boxes[measured.node_id]
-            done = box.total if measured.failure is None else box.done
-            what = "measured" if measured.failure is None else box.what
-            last = BoxProgress(box.node, done, box.total, what, True, measured.failure, measured.missed)
+            node = call.nodes[measured.node_id]
+            done = node.total if measured.failure is None else node.done
+            what = "measured" if measured.failure is None else node.what
+            last = NodeProgress(node.node, done, node.total, what, True, measured.failure, measured.missed)
             call.tell(measured.node_id, last)
 
-    async def follow(self, call: MeasureCall) -> AsyncGenerator[BoxProgress, None]:
-        """Where each box is now and then whatever changes, until all are finished."""
-        listener = _Listener(dict.fromkeys(call.boxes))
+    async def follow(self, call: MeasureCall) -> AsyncGenerator[NodeProgress, None]:
+        """The progress of each box now, then each change, until all are finished."""
+        listener = _Listener(dict.fromkeys(call.nodes))
         call.listeners.append(listener)
         try:
             while True:
                 while listener.unread:
                     node_id = next(iter(listener.unread))
                     del listener.unread[node_id]
-                    yield call.boxes[node_id]
+                    yield call.nodes[node_id]
                 if call.finished:
                     return
                 if self._closed is not None:

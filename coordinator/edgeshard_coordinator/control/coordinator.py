@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 
-from edgeshard.clock import Clock
-from edgeshard.errors import UnavailableError
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import UnavailableError
 from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.coordinator_service import CoordinatorServicer
+from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.executor import ActionExecutor
 from edgeshard_coordinator.control.head_service import HeadServicer
 from edgeshard_coordinator.control.hub import ControlHub
@@ -51,8 +52,9 @@ class Coordinator:
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
         self.traces = Traces(self.loop, self._hub)
-        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces)
-        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, models, placer, store)
+        self.dumps = Dumps(self.loop, self._hub)
+        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps)
+        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, placer, store)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
         inference = InferenceServicer(self.loop, self.front, models)
@@ -81,7 +83,7 @@ class Coordinator:
         if self._agents.closing:
             return
         self._agents.closing = True
-        # First, so that the boxes' streams ending now is not taken for boxes lost, and saved as such.
+        # First: streams that end from now on must not be taken for lost boxes, and saved as such.
         await self._stop_state()
         self.front.close(gone)
         self._calls.close(gone)

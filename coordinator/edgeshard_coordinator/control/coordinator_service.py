@@ -10,22 +10,22 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.commands import CommandResult
-from edgeshard.errors import InvalidArgumentError, NotFoundError, UnavailableError, WireVersionError
-from edgeshard.ids import NodeId
+from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, DumpPart
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnavailableError, WireVersionError
+from edgeshard.domain.ids import NodeId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.control import (
+    agent_message_from_wire,
     command_to_wire,
     heartbeat_from_wire,
-    progress_from_wire,
     registration_from_wire,
     report_from_wire,
-    result_from_wire,
 )
 from edgeshard_coordinator.control.calls import MeasureCalls
-from edgeshard_coordinator.control.hub import Connection, ControlHub
+from edgeshard_coordinator.control.dumping import Dumps
+from edgeshard_coordinator.control.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.events import (
@@ -44,20 +44,21 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls, traces: Traces) -> None:
+    def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls, traces: Traces, dumps: Dumps) -> None:
         self._loop = loop
         self._hub = hub
         self._calls = calls
         self._traces = traces
+        self._dumps = dumps
         self.closing = False
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
-        # Before anything else: another version may mean its other fields differently.
+        # First: in another version the other fields may have another meaning.
         check_wire_version(request.wire_version)
         registration = registration_from_wire(request)
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
-        log.info("box_registered", node_id=registration.node_id, node=registration.name)
+        log.info("node_registered", node_id=registration.node_id, node=registration.name)
         return pb.RegisterResponse(wire_version=WIRE_VERSION, heartbeat_interval_s=HEARTBEAT_INTERVAL_S)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
@@ -72,7 +73,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         for profile in report.compute:
             check_profile(profile)
         await self._loop.ask(ProfileReported(report, self._loop.now()))
-        log.info("box_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
+        log.info("node_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
         return pb.ReportProfileResponse()
 
     async def Control(
@@ -81,10 +82,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         hello = await _hello(request_iterator)
         if self.closing:
             raise UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
-        node_id = NodeId(hello.node_id)
+        node_id = hello.node_id
         node = self._loop.state.nodes.get(node_id)
         if node is None or node.incarnation != hello.incarnation:
-            # Before its stream could replace that of the real one.
+            # Before its stream can replace that of the real box.
             raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
         connection = self._hub.open(node_id)
         reader: asyncio.Task[None] | None = None
@@ -100,19 +101,26 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await self._loop.ask(NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
         # The agent says that it is ready when it has these, for then it can be deployed to.
         await context.send_initial_metadata(())
-        log.info("box_connected", node_id=node_id)
+        log.info("node_connected", node_id=node_id)
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
             yield command_to_wire(*item)
 
-    async def _read(self, connection: Connection, messages: AsyncIterator[pb.ControlRequest]) -> None:
+    async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
             async for message in messages:
-                match message.WhichOneof("message"):
-                    case "result":
-                        self._answered(connection.node_id, result_from_wire(message.result))
-                    case "progress":
-                        self._calls.progress(connection.node_id, progress_from_wire(message.progress))
+                try:
+                    read = agent_message_from_wire(message)
+                except InvalidArgumentError as error:
+                    log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
+                    continue
+                match read:
+                    case CommandResult() as result:
+                        self._answered(connection.node_id, result)
+                    case CommandProgress() as progress:
+                        self._progressed(connection.node_id, progress)
+                    case DumpPart() as part:
+                        self._dumps.came(connection.node_id, part)
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
         except Exception as error:
@@ -120,10 +128,16 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         finally:
             connection.close()
 
+    def _progressed(self, node_id: NodeId, progress: CommandProgress) -> None:
+        try:
+            self._calls.progress(node_id, progress)
+        except InvalidArgumentError as error:
+            log.warning("progress_refused", node_id=node_id, reason=error.reason, error=error.message)
+
     def _answered(self, node_id: NodeId, result: CommandResult) -> None:
         if result.failure is not None:
             log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
-        if not self._traces.answered(node_id, result):
+        if not self._traces.answered(node_id, result) and not self._dumps.refused(node_id, result):
             self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
 
 
@@ -138,9 +152,10 @@ def check_wire_version(version: int) -> None:
         )
 
 
-async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> pb.ControlHello:
+async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> ControlHello:
     async for message in messages:
-        if message.WhichOneof("message") == "hello":
-            return message.hello
+        hello = agent_message_from_wire(message)
+        if isinstance(hello, ControlHello):
+            return hello
         break
     raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")

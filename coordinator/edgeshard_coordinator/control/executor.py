@@ -8,10 +8,18 @@ from typing import Any, assert_never
 
 import structlog
 
-from edgeshard.clock import Clock
-from edgeshard.commands import ActivateHead, Command, MeasureCompute, PrepareStage, ProbeLinks, ReleaseStage, TraceSteps
-from edgeshard.errors import EdgeShardError
-from edgeshard.ids import NodeId
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.commands import (
+    ActivateHead,
+    Command,
+    MeasureCompute,
+    PrepareStage,
+    ProbeLinks,
+    ReleaseStage,
+    TraceSteps,
+)
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.persistence import StateStore
@@ -78,7 +86,7 @@ class ActionExecutor:
                 )
                 self._front.end_service(action.deployment, action.epoch, action.failure)
             case DropConnection():
-                log.warning("box_silent", node_id=action.node_id)
+                log.warning("node_silent", node_id=action.node_id)
                 self._hub.close(action.node_id, action.connection)
             case _:
                 assert_never(action)
@@ -112,14 +120,14 @@ class ActionExecutor:
         try:
             await self._store.save_node(node)
         except EdgeShardError as error:
-            # It registers again after a restart anyway; only its line in a listing would be missing until then.
+            # The box registers again after a restart anyway; until then only its line in a listing is missing.
             log.error("node_not_saved", node_id=node.node_id, error=error.message)
 
     async def _save_measurements(self, node_id: NodeId, measurements: Measurements) -> None:
         try:
             await self._store.save_measurements(node_id, measurements, self._clock.now())
         except EdgeShardError as error:
-            # They serve until a restart; then the box is measured again.
+            # They are used until a restart; then the box is measured again.
             log.error("measurements_not_saved", node_id=node_id, error=error.message)
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:

@@ -9,16 +9,14 @@ from typing import Any
 import grpc
 import structlog
 
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.errors import InvalidArgumentError, StaleEpochError
-from edgeshard.generation import Token
-from edgeshard.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import InvalidArgumentError, StaleEpochError
+from edgeshard.domain.head import HeadAccepted, HeadFailed, HeadFinished, HeadHello, HeadMessage, HeadToken, HeadTokens
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
-from edgeshard.wire.generation import generation_to_wire, reason_from_wire, timings_from_wire, top_from_wire
-from edgeshard.wire.status import from_failure
+from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
 from edgeshard_coordinator.control.loop import StateLoop
-from edgeshard_coordinator.control.requests import Attachment, Cancel, RequestFront, Start
+from edgeshard_coordinator.control.requests import Attachment, RequestFront
 from edgeshard_coordinator.core.events import HeadAttached, HeadDetached
 
 log = structlog.get_logger()
@@ -53,10 +51,10 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         await context.send_initial_metadata(())
         reader = asyncio.create_task(self._read(attachment, request_iterator))
         while (item := await attachment.outgoing.get()) is not None:
-            yield _to_wire(item)
+            yield head_command_to_wire(item)
 
-    def _open(self, hello: pb.HeadHello) -> Attachment:
-        deployment, epoch, node_id = DeploymentName(hello.deployment), Epoch(hello.epoch), NodeId(hello.node_id)
+    def _open(self, hello: HeadHello) -> Attachment:
+        deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
         record = self._loop.state.deployments.get(deployment)
         if (
             record is None
@@ -73,7 +71,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
     async def _read(self, attachment: Attachment, messages: AsyncIterator[pb.AttachRequest]) -> None:
         try:
             async for message in messages:
-                self._deliver(attachment, message)
+                self._deliver(attachment, head_message_from_wire(message))
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
         except Exception as error:
@@ -82,60 +80,28 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         finally:
             attachment.close()
 
-    def _deliver(self, attachment: Attachment, message: pb.AttachRequest) -> None:
+    def _deliver(self, attachment: Attachment, message: HeadMessage | None) -> None:
         front = self._front
-        match message.WhichOneof("message"):
-            case "token":
-                self._deliver_token(attachment, message.token)
-            case "tokens":
-                for token in message.tokens.tokens:
-                    self._deliver_token(attachment, token)
-            case "accepted":
-                accepted = message.accepted
-                tokens = tuple(accepted.prompt_tokens)
-                front.on_accepted(attachment, RequestId(accepted.request_id), Epoch(accepted.epoch), tokens)
-            case "finished":
-                finished = message.finished
-                reason, epoch = reason_from_wire(finished.reason), Epoch(finished.epoch)
-                front.on_finished(attachment, RequestId(finished.request_id), epoch, reason, finished.text)
-            case "failed":
-                failed = message.failed
-                failure, epoch = from_failure(failed.failure), Epoch(failed.epoch)
-                front.on_failed(attachment, RequestId(failed.request_id), epoch, failure)
+        match message:
+            case HeadToken():
+                front.on_token(attachment, message.request_id, message.epoch, message.token)
+            case HeadTokens():
+                for token in message.tokens:
+                    front.on_token(attachment, token.request_id, token.epoch, token.token)
+            case HeadAccepted():
+                front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
+            case HeadFinished():
+                front.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
+            case HeadFailed():
+                front.on_failed(attachment, message.request_id, message.epoch, message.failure)
             case _:
                 pass  # A second hello, or a message of a later version: nothing to do.
 
-    def _deliver_token(self, attachment: Attachment, token: pb.HeadToken) -> None:
-        self._front.on_token(attachment, RequestId(token.request_id), Epoch(token.epoch), _token(token))
 
-
-def _token(message: pb.HeadToken) -> Token:
-    return Token(
-        position=message.position,
-        token=message.token,
-        text=message.text,
-        logprob=message.logprob,
-        top=top_from_wire(message.top),
-        timings=timings_from_wire(message.timings),
-    )
-
-
-def _to_wire(item: Start | Cancel) -> pb.AttachResponse:
-    if isinstance(item, Cancel):
-        return pb.AttachResponse(cancel=pb.CancelRequest(request_id=item.request_id))
-    return pb.AttachResponse(
-        start=pb.StartRequest(
-            request_id=item.request_id,
-            generation=generation_to_wire(item.generation),
-            emitted_tokens=item.emitted,
-            client=item.client,
-        )
-    )
-
-
-async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> pb.HeadHello:
+async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> HeadHello:
     async for message in messages:
-        if message.WhichOneof("message") == "hello":
-            return message.hello
+        hello = head_message_from_wire(message)
+        if isinstance(hello, HeadHello):
+            return hello
         break
     raise InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")

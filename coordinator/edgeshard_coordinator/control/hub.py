@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from edgeshard.commands import Command
-from edgeshard.ids import NodeId, OperationId
+from edgeshard.domain.commands import ControlMessage
+from edgeshard.domain.ids import NodeId, OperationId
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ControlStream:
     """One box's control stream. `outgoing` ends with None; commands are few, so it needs no bound."""
 
     node_id: NodeId
     number: int
-    outgoing: asyncio.Queue[tuple[OperationId, Command] | None] = field(default_factory=asyncio.Queue)
+    outgoing: asyncio.Queue[tuple[OperationId, ControlMessage] | None] = field(default_factory=asyncio.Queue)
 
     def close(self) -> None:
         self.outgoing.put_nowait(None)
@@ -25,23 +25,23 @@ class ControlHub:
     """At most one stream for each box: a newer one closes the older."""
 
     def __init__(self) -> None:
-        self._connections: dict[NodeId, Connection] = {}
+        self._connections: dict[NodeId, ControlStream] = {}
         self._last_number = 0
 
-    def open(self, node_id: NodeId) -> Connection:
+    def open(self, node_id: NodeId) -> ControlStream:
         self._last_number += 1
         older = self._connections.get(node_id)
         if older is not None:
             older.close()
-        connection = self._connections[node_id] = Connection(node_id, self._last_number)
+        connection = self._connections[node_id] = ControlStream(node_id, self._last_number)
         return connection
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: ControlStream) -> None:
         """Forget a stream that ended."""
         if self._connections.get(connection.node_id) is connection:
             del self._connections[connection.node_id]
 
-    def send(self, node_id: NodeId, number: int, operation_id: OperationId, command: Command) -> None:
+    def send(self, node_id: NodeId, number: int, operation_id: OperationId, command: ControlMessage) -> None:
         """Put a command on the stream numbered `number`; when it is gone the command is sent again on the next."""
         connection = self._connections.get(node_id)
         if connection is not None and connection.number == number:

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from edgeshard.architectures import parse_config
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.ids import RequestId
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import RequestId, check_id
+from edgeshard.domain.site import ServedModel
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
-from edgeshard.wire.control import check_id
-from edgeshard.wire.generation import event_to_wire, generation_from_wire
+from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
+from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.requests import RequestFront
@@ -27,11 +28,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._models = models
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        if request.generation.prompt and request.generation.prompt_tokens:
-            raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
-        request_id = RequestId(check_id(request.request_id or uuid.uuid4().hex, "request_id"))
-        generation, client = generation_from_wire(request.generation), client_of(context)
-        running = self._front.start(request.model, generation, request_id, client)
+        wanted = generate_request_from_wire(request)
+        request_id = RequestId(check_id(wanted.request_id or uuid.uuid4().hex, "request_id"))
+        running = self._front.start(wanted.model, wanted.generation, request_id, client_of(context))
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         async for event in running.events():
@@ -47,11 +46,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.InferenceServiceListModelsRequest, context: Any
     ) -> pb.InferenceServiceListModelsResponse:
         ready = [r for r in self._loop.state.deployments.values() if r.phase is DeploymentPhase.READY]
-        served = [
-            pb.ServedModel(deployment=record.name, model=record.model, max_context=self._max_context(record))
-            for record in ready
-        ]
-        return pb.InferenceServiceListModelsResponse(models=served)
+        served = [ServedModel(record.name, record.model, self._max_context(record)) for record in ready]
+        return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
 
     def _max_context(self, record: DeploymentRecord) -> int:
         if record.spec.max_context:
@@ -64,6 +60,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def client_of(context: Any) -> str:
-    """Who calls: the common name of the certificate it showed, '' in plaintext, where nobody is told apart."""
+    """The caller: the common name of its certificate, '' in plaintext, where callers cannot be told apart."""
     names = context.auth_context().get("x509_common_name", ())
     return names[0].decode("utf-8", "replace") if names else ""

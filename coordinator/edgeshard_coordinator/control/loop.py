@@ -8,11 +8,15 @@ from typing import Protocol
 
 import structlog
 
-from edgeshard.clock import Clock
-from edgeshard.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.debugging.dump import refusal
+from edgeshard.debugging.labels import labels
+from edgeshard.debugging.ring import EventRing, RingView
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.process.logs import debug_logged
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import ActionIssued, Event, Ticked
+from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatReceived, Ticked
 from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import State
 
@@ -24,7 +28,7 @@ _PASSES = 20
 
 class Executor(Protocol):
     def perform(self, action: Action) -> None:
-        """Begin the action and return at once; what comes of it is posted as an event. Must not raise."""
+        """Begin the action and return at once; its outcome is posted as an event. Must not raise."""
         ...
 
 
@@ -36,6 +40,7 @@ class StateLoop:
         self._active_requests = active_requests
         self._executor = executor
         self._clock = clock
+        self._ring: EventRing[State, Event] = EventRing(routine=(HeartbeatReceived, Ticked))
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._waiting: list[tuple[Callable[[State], bool], asyncio.Future[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -44,6 +49,10 @@ class StateLoop:
     def now(self) -> float:
         """Monotonic seconds, for the events callers make."""
         return self._clock.now()
+
+    def recorded(self) -> RingView[State, Event]:
+        """The newest events, from a state of some minutes ago to `state`."""
+        return self._ring.view(self.state)
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._tick())]
@@ -63,11 +72,11 @@ class StateLoop:
                 answer.set_exception(gone)
 
     def post(self, event: Event) -> None:
-        """Hand in something that happened. An event that the state refuses is logged and dropped."""
+        """Put an event in the inbox. An event that the state refuses is logged and dropped."""
         self._inbox.put_nowait((event, None))
 
     async def ask(self, event: Event) -> None:
-        """Hand in a request; returns once it is part of the state, raises the error it was refused with."""
+        """Put a request in the inbox; returns once it is part of the state, raises the error that refused it."""
         if self._stopped:
             raise _shutting_down()
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,7 +107,7 @@ class StateLoop:
         while True:
             event, answer = await self._inbox.get()
             try:
-                self.state = apply(self.state, event)
+                self._apply(event)
                 self._act()
                 refused = None
             except EdgeShardError as error:
@@ -110,6 +119,17 @@ class StateLoop:
             for condition, future in self._waiting:
                 if not future.done() and condition(self.state):
                     future.set_result(None)
+
+    def _apply(self, event: Event) -> None:
+        before = self.state
+        try:
+            self.state = apply(before, event)
+        except Exception as error:
+            self._ring.record(before, event, event.now, refusal(error))
+            raise
+        self._ring.record(before, event, event.now)
+        if debug_logged():
+            _say(event)
 
     def _answer(self, event: Event, answer: asyncio.Future[None] | None, refused: EdgeShardError | None) -> None:
         if answer is None:
@@ -128,9 +148,16 @@ class StateLoop:
             if not actions:
                 return
             for action in actions:
-                self.state = apply(self.state, ActionIssued(action, self.now()))
+                self._apply(ActionIssued(action, self.now()))
                 self._executor.perform(action)
         raise InternalError("reconcile does not come to rest", reason="INVARIANT")
+
+
+def _say(event: Event) -> None:
+    if isinstance(event, ActionIssued):
+        log.debug("action_issued", **labels(event.action))
+    else:
+        log.debug("event_applied", **labels(event))
 
 
 def _shutting_down() -> UnavailableError:

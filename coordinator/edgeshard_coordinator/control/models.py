@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edgeshard.ids import Digest
-from edgeshard.model import ModelManifest
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import ModelManifest
 
 
 class Models(Protocol):

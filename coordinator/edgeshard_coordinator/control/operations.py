@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import Message
 
-from edgeshard.errors import InvalidArgumentError
-from edgeshard.ids import OperationId
-from edgeshard.wire.control import check_id
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import OperationId, check_id
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.state import ServedOperation
 
@@ -27,8 +26,8 @@ class Operations:
     async def once(self, operation_id: str, request: Message, work: Work) -> bytes:
         """The outcome of `work`, or of the earlier call with this id.
 
-        `work` gets the operation without its outcome and must see to it that the one with it is saved. It goes on when
-        the caller hangs up. Raises InvalidArgumentError naming operation_id when the id belongs to another request.
+        `work` gets the operation without its outcome, and must save the operation with its outcome. It goes on when the
+        caller hangs up. Raises InvalidArgumentError naming operation_id when the id belongs to another request.
         """
         key = OperationId(check_id(operation_id, "operation_id"))
         fingerprint = fingerprint_of(request)
@@ -56,11 +55,11 @@ class Operations:
     def _forget(self, key: OperationId, task: asyncio.Task[bytes]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # Read, so that nobody complains when every caller has hung up.
+            task.exception()  # Read the exception: asyncio would report it as unread when every caller has hung up.
 
 
 def fingerprint_of(request: Message) -> str:
-    """The same for two requests that ask for the same."""
+    """A fingerprint that is equal for two requests that ask for the same."""
     kind = request.DESCRIPTOR.full_name.encode()
     return hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What of the state outlives the process: one SQLite file, written off the event loop.
+"""The part of the state that outlives the process: one SQLite file, written off the event loop.
 
 WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
 order they were asked for.
@@ -18,12 +18,12 @@ from typing import TypeVar
 import structlog
 from pydantic import TypeAdapter
 
-from edgeshard.deployment import DeploymentPhase, DeploymentSpec
-from edgeshard.device import DeviceFacts
-from edgeshard.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
-from edgeshard.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.placement import Placement
-from edgeshard.profile import ComputeProfile, LinkProfile
+from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.profile import ComputeProfile, LinkProfile
 from edgeshard_coordinator.core.deployments import restored_record
 from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
@@ -59,7 +59,7 @@ CREATE TABLE links (
 );
 """
 _MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS)
-"""What takes a file from version n to n + 1. Times in it are of the wall clock: it outlives the monotonic one."""
+"""The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
 
 ResultT = TypeVar("ResultT")
 
@@ -125,7 +125,7 @@ class StateStore:
         await self._run(lambda: self._replace_node(node, body.decode()))
 
     async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
-        """Write a box's measurements in place of those that are there; `now` is in monotonic seconds."""
+        """Replace a box's measurements; `now` is in monotonic seconds."""
         await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
 
     async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
@@ -135,7 +135,7 @@ class StateStore:
         await self._run(lambda: self._save_operation(operation))
 
     async def close(self) -> None:
-        """Finish what was asked for, then close."""
+        """Finish the pending writes, then close."""
         await self._run(self._close)
         self._thread.shutdown(wait=False)
 
@@ -294,7 +294,7 @@ def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) 
 
 
 def _readable(read: Callable[[str], ResultT], body: str, node_id: str) -> ResultT | None:
-    """A measurement, None for one that an earlier version wrote in a way this one does not know: it is taken again."""
+    """A measurement; None for one in a form of an earlier version that is not known any more: it is measured again."""
     try:
         return read(body)
     except EdgeShardError as error:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.errors import (
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import (
     AlreadyExistsError,
     EdgeShardError,
     FailedPreconditionError,
@@ -21,32 +21,16 @@ from edgeshard.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
-from edgeshard.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
-from edgeshard.placement import Placement
+from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.head import CancelRequest, HeadCommand, StartRequest
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 QUEUED_PER_SLOT = 4
 """Requests that may wait at a head for each one that may run; more are refused at once."""
 BACKLOG_LIMIT = 4096
 """Events a client may fall behind before its request is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Down to the head: serve this request of `client`; `emitted` are tokens the client has already."""
-
-    request_id: RequestId
-    generation: Generation
-    emitted: tuple[int, ...] = ()
-    client: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Down to the head: stop this request and free what it holds."""
-
-    request_id: RequestId
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +42,7 @@ class Attachment:
     node_id: NodeId
     node_name: NodeName
     number: int
-    outgoing: asyncio.Queue[Start | Cancel | None] = field(default_factory=asyncio.Queue)
+    outgoing: asyncio.Queue[HeadCommand | None] = field(default_factory=asyncio.Queue)
     requests: dict[RequestId, RunningRequest] = field(default_factory=dict)
 
     def close(self) -> None:
@@ -79,7 +63,7 @@ class RunningRequest:
         self.emitted: list[int] = []
         self.cancel_sent = False
         self.unread_by_choice = False
-        """Nobody reads its events any more: the client left, or was given up."""
+        """Its events are not read any more: the client left, or was given up."""
         self._unread: deque[GenerationEvent] = deque()
         self._error: EdgeShardError | None = None
         self._wake = asyncio.Event()
@@ -100,7 +84,7 @@ class RunningRequest:
         self._wake.set()
 
     def fail(self, error: EdgeShardError, *, drop_unread: bool = False) -> None:
-        """End the client's stream with `error`, behind what it has not read yet unless that is dropped."""
+        """End the client's stream with `error`, after its unread events unless these are dropped."""
         if drop_unread:
             self._unread.clear()
         self._error = self._error or error
@@ -252,13 +236,13 @@ class RequestFront:
             )
         request = RunningRequest(request_id, generation, attachment, record.placement)
         self._requests[request_id] = attachment.requests[request_id] = request
-        attachment.outgoing.put_nowait(Start(request_id, generation, client=client))
+        attachment.outgoing.put_nowait(StartRequest(request_id, generation, client=client))
         return request
 
     def abandon(self, request: RunningRequest) -> None:
         """The client's call is over, however it ended: stop the request if it still runs.
 
-        It keeps its place until the head says that what it held is free.
+        It keeps its place until the head says that its memory is free.
         """
         request.unread_by_choice = True
         if self._requests.get(request.request_id) is request:
@@ -321,7 +305,7 @@ class RequestFront:
     def _send_cancel(self, request: RunningRequest) -> None:
         if not request.cancel_sent:
             request.cancel_sent = True
-            request.attachment.outgoing.put_nowait(Cancel(request.request_id))
+            request.attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
     def _remove(self, request: RunningRequest) -> None:
         request.attachment.requests.pop(request.request_id, None)

@@ -1,4 +1,4 @@
-"""Where placements are computed: beside the event loop, and not in the way of the process's end."""
+"""Where placements are computed: off the event loop, in threads that do not delay the process's end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 SOLVES_AT_ONCE = 4
-"""More of them wait: each is at work with a processor for as long as it takes."""
+"""More than this wait, because each keeps a processor busy until it is done."""
 
 
 class Solver:
-    """Pure work in threads that nobody waits for when the process ends, as asyncio's own would be for many seconds."""
+    """Pure work in daemon threads: the process ends without waiting for them, as it would for asyncio's own."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(SOLVES_AT_ONCE)
@@ -27,10 +27,10 @@ class Solver:
         answer: asyncio.Future[ResultT] = loop.create_future()
 
         def settle(result: ResultT | None, error: Exception | None) -> None:
-            # Not before: work that nobody waits for any more still has a processor.
+            # Not earlier: cancelled work still uses a processor.
             self._places.release()
             if answer.done():
-                return  # Whoever asked has gone.
+                return  # The caller has gone.
             if error is not None:
                 answer.set_exception(error)
             else:

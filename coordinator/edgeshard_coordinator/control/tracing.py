@@ -1,7 +1,7 @@
 """Traces of a deployment's steps: asked of all its boxes at once, and gathered.
 
-Nothing in the state depends on a trace, so it does not go through there: commands go straight to the control streams,
-and what waits for their answers ends with the call that wants them.
+The state does not depend on traces, so they bypass it: commands go straight to the control streams, and the wait for
+their answers ends with the call.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from edgeshard.commands import CommandResult, TraceSteps
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.errors import (
+from edgeshard.domain.commands import CommandKey, CommandKind, CommandResult, TraceSteps
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import (
     AbortedError,
     DeadlineError,
     EdgeShardError,
@@ -22,12 +22,12 @@ from edgeshard.errors import (
     InternalError,
     NotFoundError,
 )
-from edgeshard.ids import DeploymentName, NodeId, OperationId
-from edgeshard.placement import PlacedStage
-from edgeshard.trace import StageTrace, check_seconds
+from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
+from edgeshard.domain.placement import PlacedStage
+from edgeshard.domain.trace import StageTrace, check_seconds
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.loop import StateLoop
-from edgeshard_coordinator.core.deployments import at_box
+from edgeshard_coordinator.core.deployments import at_node
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Traces:
 
     @property
     def waiting(self) -> int:
-        """Answers that somebody waits for."""
+        """Answers that a call waits for."""
         return len(self._asked)
 
     async def take(self, name: DeploymentName, seconds: float) -> tuple[StageTrace, ...]:
@@ -67,7 +67,7 @@ class Traces:
         log.info("trace_began", deployment=name, seconds=seconds)
         asked = self._ask(record, seconds)
         answers = asyncio.gather(*(item.answer for item in asked.values()))
-        ended = asyncio.create_task(self._loop.until(lambda state: not _runs(state, record)))
+        ended = asyncio.create_task(self._loop.until(lambda state: not still_runs(state, record)))
         either: set[asyncio.Future[Any]] = {answers, ended}
         limit_s = seconds + self._answer_limit_s
         try:
@@ -95,7 +95,7 @@ class Traces:
         if answer.done():
             return True
         if result.failure is not None:
-            answer.set_exception(at_box(result.failure, stage.node_name))
+            answer.set_exception(at_node(result.failure, stage.node_name))
         elif result.trace is None or result.trace.stage != stage.index:
             answer.set_exception(InternalError(f"box {stage.node_name} answered without a trace of its stage"))
         else:
@@ -105,7 +105,9 @@ class Traces:
     def _ask(self, record: DeploymentRecord, seconds: float) -> dict[OperationId, _Asked]:
         """Command every box of a deployment that is ready, so that all of them are connected."""
         uid, future = uuid.uuid4().hex, asyncio.get_running_loop().create_future
-        asked = {OperationId(f"{uid}/trace/{s.index}"): _Asked(s, future()) for s in record.placement.stages}
+        stages = record.placement.stages
+        keys = [CommandKey(uid, record.epoch, CommandKind.TRACE, stage.index) for stage in stages]
+        asked = {key.operation_id: _Asked(stage, future()) for key, stage in zip(keys, stages, strict=True)}
         self._asked |= asked
         command = TraceSteps(record.name, record.epoch, seconds)
         for operation_id, (stage, _) in asked.items():
@@ -127,7 +129,7 @@ def _ready(state: State, name: DeploymentName) -> DeploymentRecord:
     return record
 
 
-def _runs(state: State, record: DeploymentRecord) -> bool:
+def still_runs(state: State, record: DeploymentRecord) -> bool:
     """Whether the deployment is still at the epoch it was traced at."""
     now = state.deployments.get(record.name)
     if now is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import Command
-from edgeshard.errors import EdgeShardError
-from edgeshard.ids import DeploymentName, Epoch, NodeId, OperationId
+from edgeshard.domain.commands import Command, CommandKey
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, OperationId
 from edgeshard_coordinator.core.jobs import Measured
 from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
@@ -18,8 +18,12 @@ class SendCommand:
 
     node_id: NodeId
     connection: int
-    operation_id: OperationId
+    command_key: CommandKey
     command: Command
+
+    @property
+    def operation_id(self) -> OperationId:
+        return self.command_key.operation_id
 
 
 @dataclass(frozen=True, slots=True)

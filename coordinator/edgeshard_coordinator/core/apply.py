@@ -1,4 +1,4 @@
-"""How the state changes: one pure step for every event, then whatever follows from it for each deployment.
+"""How the state changes: one pure step for every event, then the transitions that follow for each deployment.
 
 `apply` raises a typed error for a request that cannot be granted; the state is then the one before.
 """
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar, assert_never
 
-from edgeshard.commands import CommandResult, MeasureCompute, ProbeLinks
-from edgeshard.deployment import DeploymentPhase
-from edgeshard.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.errors import AbortedError, AlreadyExistsError, NotFoundError, UnavailableError
-from edgeshard.ids import NodeId
+from edgeshard.domain.commands import CommandKey, CommandKind, CommandResult, MeasureCompute, ProbeLinks
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core import deployments, measuring
 from edgeshard_coordinator.core.actions import (
     DropConnection,
@@ -44,7 +44,7 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     Ticked,
 )
-from edgeshard_coordinator.core.measurements import Measurements, same_device, without_boxes
+from edgeshard_coordinator.core.measurements import Measurements, same_device, without_nodes
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
 
 KeyT = TypeVar("KeyT")
@@ -102,14 +102,14 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
 
 
 def _outdates_placements(before: State, after: State) -> bool:
-    """Whether a placement still being computed from `before` might not hold: other boxes, or other memory left on them.
+    """Whether a placement still being computed from `before` may be wrong: other boxes, or other free memory on them.
 
-    New measurements do not: what was best a moment ago is as good.
+    New measurements do not count: the best placement of a moment ago is good enough.
     """
     if before.nodes.keys() != after.nodes.keys() or before.deployments.keys() != after.deployments.keys():
         return True
     if any(
-        _box_view(node) != _box_view(before.nodes[node_id]) for node_id, node in _changed(before.nodes, after.nodes)
+        _node_view(node) != _node_view(before.nodes[node_id]) for node_id, node in _changed(before.nodes, after.nodes)
     ):
         return True
     changed = _changed(before.deployments, after.deployments)
@@ -120,7 +120,7 @@ def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> lis
     return [(key, value) for key, value in after.items() if value is not before[key]]
 
 
-def _box_view(node: KnownNode) -> object:
+def _node_view(node: KnownNode) -> object:
     return node.name, node.address, node.facts, node.connected
 
 
@@ -157,7 +157,7 @@ def _registered(state: State, event: NodeRegistered) -> State:
     gone = {node.node_id for node in namesakes}
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
     known = nodes.get(new.node_id)
-    state = replace(state, measured=without_boxes(state.measured, gone))
+    state = replace(state, measured=without_nodes(state.measured, gone))
     node = KnownNode(new.node_id, new.name, new.address, new.wire_version, new.facts, new.incarnation)
     if known is not None and known.incarnation == new.incarnation:
         # The same process: what it holds and its stream go on.
@@ -269,24 +269,26 @@ def _delete(state: State, event: DeleteRequested) -> State:
 
 
 def _answered(state: State, event: CommandAnswered) -> State:
-    measured = measuring.answered(state, event.node_id, event.result, event.now)
+    """Raises InvalidArgumentError for an operation id that is no command's."""
+    key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
+    measured = measuring.answered(state, event.node_id, key, failure, event.now)
     if measured is not state:
         return measured
-    uid, _, rest = event.result.operation_id.partition("/")
-    record = next((r for r in state.deployments.values() if r.uid == uid), None)
-    parts = rest.split("/")
-    if record is None or len(parts) != 3 or not parts[2].isdecimal():
+    record = _record_of(state, key)
+    if record is None:
         return state  # Of a deployment that is gone, or the release of an orphan.
-    epoch, kind, index = parts[0], parts[1], int(parts[2])
     stages = record.placement.stages
-    if epoch != str(record.epoch) or index >= len(stages) or stages[index].node_id != event.node_id:
+    if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
         return state  # Of an earlier epoch.
-    failure = event.result.failure
-    if kind == "release":
+    if key.kind is CommandKind.RELEASE:
         state = _without_stage(state, event.node_id, record)
     if failure is not None:
-        failure = deployments.at_box(failure, stages[index].node_name)
-    return _with_record(state, deployments.answered(state, record, kind, index, failure, event.now))
+        failure = deployments.at_node(failure, stages[key.stage].node_name)
+    return _with_record(state, deployments.answered(state, record, key, failure, event.now))
+
+
+def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
+    return next((record for record in state.deployments.values() if record.uid == key.uid), None)
 
 
 def _without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> State:
@@ -342,7 +344,7 @@ def _forgotten(state: State, event: DeploymentForgotten) -> State:
     return replace(state, deployments=remaining, retired=_with(state.retired, record.name, record.epoch))
 
 
-# What is under way
+# Actions that were issued
 
 
 def _issued(state: State, event: ActionIssued) -> State:
@@ -374,10 +376,8 @@ def _sent(state: State, action: SendCommand, now: float) -> State:
     command = action.command
     if isinstance(command, MeasureCompute | ProbeLinks):
         return measuring.sent(state, action, now)
-    uid, _, rest = action.operation_id.partition("/")
-    record = next((r for r in state.deployments.values() if r.uid == uid), None)
+    record = _record_of(state, action.command_key)
     if record is None:
-        node, key = state.nodes[action.node_id], (command.deployment, command.epoch)
-        return _with_node(state, replace(node, released=node.released | {key}))
-    _, kind, index = rest.split("/")
-    return _with_record(state, deployments.sent(record, kind, int(index), action.connection))
+        node, held = state.nodes[action.node_id], (command.deployment, command.epoch)
+        return _with_node(state, replace(node, released=node.released | {held}))
+    return _with_record(state, deployments.sent(record, action.command_key, action.connection))

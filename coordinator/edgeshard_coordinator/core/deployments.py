@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeshard.deployment import DeploymentPhase as Phase
-from edgeshard.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
-from edgeshard.ids import Epoch, NodeName
+from edgeshard.domain.commands import CommandKey, CommandKind
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.ids import Epoch, NodeName
 from edgeshard_coordinator.core.state import (
     DeploymentRecord,
     EndedService,
     Progress,
     State,
     fresh_progress,
-    missing_boxes,
+    missing_nodes,
 )
 from edgeshard_coordinator.core.transitions import Trigger, next_phase
 
@@ -63,11 +64,11 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     """The next transition, or the very same record when none applies."""
     if record.phase not in (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING):
         return record
-    away = missing_boxes(state, record)
+    away = missing_nodes(state, record)
     if record.phase is Phase.WAITING:
         return record if away or now < record.not_before else _load_again(state, record)
     if away:
-        return broke(state, record, _box_lost(record, away[0]), now)
+        return broke(state, record, _node_lost(record, away[0]), now)
     if record.phase is Phase.LOADING and all(progress.done for progress in record.prepared):
         return _activating(_moved(record, Trigger.ALL_PREPARED), now + state.timings.activate_timeout_s)
     if record.phase is Phase.ACTIVATING:
@@ -112,7 +113,7 @@ def _load_again(state: State, record: DeploymentRecord) -> DeploymentRecord:
         activated=Progress(),
         attachment=0,
     )
-    return _moved(again, Trigger.BOXES_BACK)
+    return _moved(again, Trigger.NODES_BACK)
 
 
 def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: float) -> DeploymentRecord:
@@ -144,30 +145,31 @@ def delete(record: DeploymentRecord) -> DeploymentRecord:
 
 
 def answered(
-    state: State, record: DeploymentRecord, kind: str, index: int, failure: EdgeShardError | None, now: float
+    state: State, record: DeploymentRecord, key: CommandKey, failure: EdgeShardError | None, now: float
 ) -> DeploymentRecord:
     """The record after a box answered a command of the current epoch."""
-    if kind == "release":
+    kind, index = key.kind, key.stage
+    if kind is CommandKind.RELEASE:
         # A release that failed is not repeated: the box refused it once and would again.
         return replace(record, released=_done(record.released, index))
-    if kind == "prepare" and record.phase is Phase.LOADING:
+    if kind is CommandKind.PREPARE and record.phase is Phase.LOADING:
         if failure is not None:
             return broke(state, record, failure, now)
         return replace(record, prepared=_done(record.prepared, index))
-    if kind == "activate" and record.phase is Phase.ACTIVATING:
+    if kind is CommandKind.ACTIVATE and record.phase is Phase.ACTIVATING:
         if failure is not None:
             return broke(state, record, failure, now)
         return replace(record, activated=replace(record.activated, done=True))
     return record
 
 
-def sent(record: DeploymentRecord, kind: str, index: int, connection: int) -> DeploymentRecord:
+def sent(record: DeploymentRecord, key: CommandKey, connection: int) -> DeploymentRecord:
     """The record once a command is on its way over `connection`."""
-    if kind == "prepare":
-        return replace(record, prepared=_sent(record.prepared, index, connection))
-    if kind == "activate":
+    if key.kind is CommandKind.PREPARE:
+        return replace(record, prepared=_sent(record.prepared, key.stage, connection))
+    if key.kind is CommandKind.ACTIVATE:
         return replace(record, activated=replace(record.activated, sent_on=connection))
-    return replace(record, released=_sent(record.released, index, connection))
+    return replace(record, released=_sent(record.released, key.stage, connection))
 
 
 def _done(all_progress: tuple[Progress, ...], index: int) -> tuple[Progress, ...]:
@@ -185,12 +187,12 @@ def _ended(record: DeploymentRecord, failure: EdgeShardError) -> DeploymentRecor
     return replace(record, ended=EndedService(record.epoch, failure))
 
 
-def _box_lost(record: DeploymentRecord, name: str) -> UnavailableError:
+def _node_lost(record: DeploymentRecord, name: str) -> UnavailableError:
     doing = {Phase.LOADING: "was loading", Phase.ACTIVATING: "was activating"}.get(record.phase, "was running")
     return UnavailableError(
         f"box {name} went away while deployment {record.name} {doing}",
         field="node",
-        reason="BOX_LOST",
+        reason="NODE_LOST",
         retry_after_s=1.0,
     )
 
@@ -204,7 +206,7 @@ def _head_lost(record: DeploymentRecord) -> UnavailableError:
     )
 
 
-def at_box(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
+def at_node(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
     """What a box answered, saying which box it was."""
     return type(failure)(
         f"box {name}: {failure.message}",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
-from edgeshard.errors import EdgeShardError
-from edgeshard.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
 

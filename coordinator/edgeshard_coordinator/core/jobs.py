@@ -1,19 +1,19 @@
-"""What boxes are asked to measure, as values; `core.measuring` decides what becomes of them."""
+"""What boxes are asked to measure, as values; `core.measuring` decides about them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.commands import MeasureCompute, ProbeLinks
-from edgeshard.errors import EdgeShardError
-from edgeshard.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import Epoch, NodeId, NodeName
 
 
 @dataclass(frozen=True, slots=True)
 class SentCommand:
     """A command under way since `sent_at`; unanswered at `deadline` it counts as failed. In monotonic seconds."""
 
-    operation_id: OperationId
+    command_key: CommandKey
     command: MeasureCompute | ProbeLinks
     sent_at: float
     deadline: float
@@ -27,7 +27,7 @@ class Job:
     compute     the measurement of layers still to do
     peers       the boxes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
     asked       boxes whose probe was answered, whatever it gave; those in `missed` gave no link
-    step        how many commands were sent, so that each has an id of its own
+    step        how many commands were sent, so that each has a key of its own
     own         nobody waits for it
     """
 
@@ -44,8 +44,8 @@ class Job:
     own: bool = False
 
     @property
-    def next_id(self) -> OperationId:
-        return OperationId(f"{self.uid}/measure/{self.step}")
+    def next_key(self) -> CommandKey:
+        return CommandKey(self.uid, Epoch(0), CommandKind.MEASURE, self.step)
 
     @property
     def probing(self) -> bool:

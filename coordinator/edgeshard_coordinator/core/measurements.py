@@ -1,4 +1,4 @@
-"""What boxes measured of themselves and of the ways to others, as the coordinator keeps it."""
+"""What boxes measured of themselves and of their links, as the coordinator keeps it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from edgeshard.commands import ProfileReport
-from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.ids import NodeId
-from edgeshard.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink
-from edgeshard.profile_fit import fit_profile
+from edgeshard.domain.commands import ProfileReport
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink
+from edgeshard.profiles.fit import fit_profile
 
 ValueT = TypeVar("ValueT")
 
 ProfileKey = tuple[str, DType, Quantisation | None]
-"""A model's shape, as `edgeshard.profile.config_hash` has it, and how its weights are kept."""
+"""A model's shape, as `edgeshard.domain.profile.config_hash` has it, and how its weights are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class Reported(Generic[ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Of one box: its times by model and weights, and the ways from it by receiver. All profiles are of one device."""
+    """Of one box: its times by model and weights, and its links by receiver. All profiles are of one device."""
 
     profiles: Mapping[ProfileKey, Reported[ComputeProfile]] = field(default_factory=dict)
     links: Mapping[NodeId, Reported[LinkProfile]] = field(default_factory=dict)
     saved: bool = True
 
     def reported(self, report: ProfileReport, now: float) -> Measurements:
-        """With what is new. Profiles of another fingerprint than the newest's are of a device that is no more."""
+        """With a new report. Profiles of another fingerprint than the newest are of a former device, and dropped."""
         fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
         kept = dict(self.profiles)
         if report.compute:
@@ -79,8 +79,8 @@ def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
             yield MeasuredLink(sender, receiver, link.value)
 
 
-def without_boxes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
-    """Without boxes that are no longer known, and the ways to them."""
+def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
+    """Without boxes that are no longer known, and the links to them."""
     lost = frozenset(gone)
     if not lost:
         return measured

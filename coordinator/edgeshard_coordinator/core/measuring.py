@@ -1,8 +1,8 @@
 """Having boxes measure themselves: what an operator asked for, and links that nobody has measured yet.
 
 A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
-site at a time and while no box measures its layers, so that no measurement is in the way of another. What the
-coordinator begins by itself waits until the site has been quiet for a while, and is one batch long.
+site at a time and while no box measures its layers, so that measurements do not disturb each other. The coordinator's
+own measurements wait until the site has been quiet for a while, and are one batch long.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 
-from edgeshard.commands import CommandResult, MeasureCompute, Peer, ProbeLinks
-from edgeshard.deployment import DeploymentPhase as Phase
-from edgeshard.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
-from edgeshard.ids import NodeId, NodeName
+from edgeshard.domain.commands import CommandKey, MeasureCompute, Peer, ProbeLinks
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard_coordinator.core.actions import Action, SendCommand, TellMeasured
 from edgeshard_coordinator.core.events import MeasureRequested
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, SentCommand
 from edgeshard_coordinator.core.state import State
 
 PEERS_AT_ONCE = 4
-"""Links of one command: a site that turns busy meanwhile waits for these at most."""
+"""Links of one command, and so the longest that a site which turns busy has to wait."""
 LOOKED_AT = 32
 """Boxes whose missing links are looked for in one tick."""
 _IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
 
 
-def chosen_boxes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
+def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
     """The boxes an operator names, by name or id; every connected one when none is named.
 
     Raises NotFoundError or UnavailableError naming `nodes`.
@@ -35,13 +35,13 @@ def chosen_boxes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
     if not names:
         connected = [node for node in state.nodes.values() if node.connected]
         if not connected:
-            raise UnavailableError("nodes: no box is connected; start an agent first", field="nodes", reason="NO_BOX")
+            raise UnavailableError("nodes: no box is connected; start an agent first", field="nodes", reason="NO_NODE")
         return {node.node_id: node.name for node in sorted(connected, key=lambda node: node.name)}
     chosen = {}
     for name in names:
         node = state.find_node(name)
         if node is None:
-            raise NotFoundError(f"nodes: there is no box {name[:80]!r}", field="nodes", reason="UNKNOWN_BOX")
+            raise NotFoundError(f"nodes: there is no box {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
         if not node.connected:
             raise _away(node.name)
         chosen[node.node_id] = node.name
@@ -64,7 +64,7 @@ def requested(state: State, event: MeasureRequested) -> State:
 
 def _away(name: NodeName) -> UnavailableError:
     return UnavailableError(
-        f"nodes: box {name} is not connected; start it, or leave it out", field="nodes", reason="BOX_AWAY"
+        f"nodes: box {name} is not connected; start it, or leave it out", field="nodes", reason="NODE_AWAY"
     )
 
 
@@ -75,18 +75,16 @@ def sent(state: State, action: SendCommand, now: float) -> State:
     limit = timings.probe_timeout_s if isinstance(command, ProbeLinks) else timings.measure_timeout_s
 
     def after(job: Job) -> Job:
-        if job.node_id != action.node_id or job.next_id != action.operation_id:
+        if job.node_id != action.node_id or job.next_key != action.command_key:
             return job
-        return replace(job, step=job.step + 1, sent=SentCommand(action.operation_id, command, now, now + limit))
+        return replace(job, step=job.step + 1, sent=SentCommand(action.command_key, command, now, now + limit))
 
     return replace(state, jobs=tuple(after(job) for job in state.jobs))
 
 
-def answered(state: State, node_id: NodeId, result: CommandResult, now: float) -> State:
+def answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float) -> State:
     """A box's answer to a command; the very same state when it was no measurement, or one that is given up."""
-    job = next(
-        (j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.operation_id == result.operation_id), None
-    )
+    job = next((j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.command_key == key), None)
     if job is None or job.sent is None:
         return state
     command = job.sent.command
@@ -97,8 +95,8 @@ def answered(state: State, node_id: NodeId, result: CommandResult, now: float) -
         state = _tried(state, node_id, asked, now)
         missed = frozenset(_not_measured(state, node_id, asked, job.sent.sent_at))
         following = replace(job, asked=job.asked | frozenset(asked), missed=job.missed | missed, sent=None)
-    if result.failure is not None:
-        return _end(state, job, result.failure)
+    if failure is not None:
+        return _end(state, job, failure)
     return replace(state, jobs=tuple(following if other is job else other for other in state.jobs))
 
 
@@ -125,7 +123,7 @@ def settle(state: State, now: float) -> State:
             gone = UnavailableError(
                 f"box {name} went away while it was measured; measure it again once it is back",
                 field="nodes",
-                reason="BOX_LOST",
+                reason="NODE_LOST",
                 retry_after_s=1.0,
             )
             state = _end(state, job, gone)
@@ -156,7 +154,7 @@ def ticked(state: State, active_requests: int, now: float) -> State:
             count = state.probe_count + 1
             uid = f"{state.instance}-{count}"
             job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
-            # The next box is next, so that all links of one do not come before any of another.
+            # Boxes take turns, so that one box's links do not all come before another's.
             return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
     return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(connected) > LOOKED_AT else state
 
@@ -173,11 +171,11 @@ def actions(state: State) -> Iterator[Action]:
         if probing or job.node_id in busy:
             continue
         if job.compute is not None:
-            yield SendCommand(job.node_id, job.connection, job.next_id, job.compute)
+            yield SendCommand(job.node_id, job.connection, job.next_key, job.compute)
             busy.add(job.node_id)
         elif not busy:
             peers = tuple(_peer(state, node_id) for node_id in nsmallest(PEERS_AT_ONCE, _peers(state, job)))
-            yield SendCommand(job.node_id, job.connection, job.next_id, ProbeLinks(peers))
+            yield SendCommand(job.node_id, job.connection, job.next_key, ProbeLinks(peers))
             probing = True
 
 
@@ -215,7 +213,7 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:
-    """After a probe: links that it did not bring are due again later, a little more so each time."""
+    """After a probe: links that failed are due again later, after a longer delay each time."""
     timings, known = state.timings, state.measured.get(sender)
     links = known.links if known is not None else {}
     tries = dict(state.tries.get(sender, {}))
@@ -229,7 +227,7 @@ def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float
 
 
 def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], since: float) -> Iterator[NodeId]:
-    """The receivers that no report since then has a link to."""
+    """The receivers without a link in any report since then."""
     known = state.measured.get(sender)
     for receiver in receivers:
         link = known.links.get(receiver) if known is not None else None

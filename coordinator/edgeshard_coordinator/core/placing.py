@@ -1,7 +1,7 @@
 """Which box gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
 
 `Placer` is the seam to the services; `core.planned` has the one that knows devices and links. Every placement passes
-`place_stages`, whose memory check decides.
+`place_stages`, which checks the memory.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
-from edgeshard.deployment import EVERY_BOX, DeploymentSpec
-from edgeshard.device import DeviceFacts
-from edgeshard.dtypes import DType, Quantisation
-from edgeshard.errors import (
+from edgeshard.domain.deployment import EVERY_NODE, DeploymentSpec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,
     NotFoundError,
@@ -22,9 +22,9 @@ from edgeshard.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.ids import NodeId, NodeName
-from edgeshard.model import LayerRange, ModelManifest, Unit, units_of_stage
-from edgeshard.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import LayerRange, ModelManifest, Unit, units_of_stage
+from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
 from edgeshard.planning.costs import Load
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.workspace import largest_step_tokens, logits_bytes, workspace_bytes
@@ -107,7 +107,7 @@ class StageSizes:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
 
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
-        """With the largest tensor once more in fp32, as it is there while it is loaded."""
+        """With the largest tensor once more in fp32, as it is in memory during loading."""
         largest = max((size.largest_elements for size in self._of(layers)), default=0)
         held = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
         return held + 4 * largest
@@ -138,13 +138,13 @@ class SimplePlacer:
     """An explicit `layers` list as it stands, otherwise shares of the layers in proportion to free memory."""
 
     def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
-        shape, boxes = checked_shape(spec, manifest), usable_boxes(spec, candidates)
+        shape, nodes = checked_shape(spec, manifest), usable_nodes(spec, candidates)
         most = 1 if spec.mode == "sequential" else spec.concurrency
         # Memory is counted before the number of stages is known, which is at most that of the boxes.
-        load = Load(1, spec.micro_batches or min(len(spec.layers or boxes), most))
+        load = Load(1, spec.micro_batches or min(len(spec.layers or nodes), most))
         sizes = StageSizes(spec, manifest, shape, load)
-        stages = spec.layers or _proportional(spec, sizes, boxes)
-        return place_stages(spec, sizes, boxes, stages, Load(1, spec.micro_batches or min(len(stages), most)))
+        stages = spec.layers or _proportional(spec, sizes, nodes)
+        return place_stages(spec, sizes, nodes, stages, Load(1, spec.micro_batches or min(len(stages), most)))
 
 
 def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
@@ -164,7 +164,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
 def place_stages(
     spec: DeploymentSpec,
     sizes: StageSizes,
-    boxes: Mapping[NodeName, Candidate],
+    nodes: Mapping[NodeName, Candidate],
     stages: Sequence[ExplicitStage],
     load: Load,
 ) -> Placement:
@@ -174,7 +174,7 @@ def place_stages(
     """
     check_cover(stages, sizes.layer_count, spec.source)
     return Placement(
-        stages=tuple(_placed(spec, sizes, index, stage, boxes) for index, stage in enumerate(stages)),
+        stages=tuple(_placed(spec, sizes, index, stage, nodes) for index, stage in enumerate(stages)),
         kv_block_tokens=KV_BLOCK_TOKENS,
         kv_blocks=sizes.kv_blocks,
         micro_batch=load.batch,
@@ -182,24 +182,26 @@ def place_stages(
     )
 
 
-def usable_boxes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
+def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
     """Boxes by name; of two with one name the connected one. Every box the spec names must be there."""
-    by_name = {box.name: box for box in sorted(candidates, key=lambda box: box.connected)}
-    quantised = tuple(name for name in spec.quantisation if name != EVERY_BOX)
+    by_name = {node.name: node for node in sorted(candidates, key=lambda node: node.connected)}
+    quantised = tuple(name for name in spec.quantisation if name != EVERY_NODE)
     for field, names in (("exclude", spec.exclude), ("reserve", tuple(spec.reserve)), ("quantisation", quantised)):
         for name in names:
             if name not in by_name:
-                raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_BOX")
+                raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_NODE")
     source = by_name.get(NodeName(spec.source))
     if source is None:
         raise NotFoundError(
-            f"source: there is no box {spec.source}; boxes are {_listed(by_name)}", field="source", reason="UNKNOWN_BOX"
+            f"source: there is no box {spec.source}; boxes are {_listed(by_name)}",
+            field="source",
+            reason="UNKNOWN_NODE",
         )
     if spec.source in spec.exclude:
         raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
     if not source.connected:
         raise UnavailableError(
-            f"source: box {spec.source} is not connected", field="source", reason="BOX_AWAY", retry_after_s=1.0
+            f"source: box {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
         )
     for stage in spec.layers:
         _check_named(spec, stage, by_name)
@@ -210,13 +212,13 @@ def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[No
     name = stage.node
     if name not in by_name:
         raise PlacementError(
-            f"layers: there is no box {name}; boxes are {_listed(by_name)}", field="layers", reason="UNKNOWN_BOX"
+            f"layers: there is no box {name}; boxes are {_listed(by_name)}", field="layers", reason="UNKNOWN_NODE"
         )
     if name in spec.exclude:
-        raise PlacementError(f"layers: box {name} is excluded", field="layers", reason="EXCLUDED_BOX")
+        raise PlacementError(f"layers: box {name} is excluded", field="layers", reason="EXCLUDED_NODE")
     if not by_name[name].connected:
         raise UnavailableError(
-            f"layers: box {name} is not connected", field="layers", reason="BOX_AWAY", retry_after_s=1.0
+            f"layers: box {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
         )
 
 
@@ -224,17 +226,17 @@ def _listed(names: Mapping[NodeName, Candidate]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _room(spec: DeploymentSpec, box: Candidate) -> int:
-    return max(0, box.free_bytes - spec.reserve.get(box.name, 0))
+def _room(spec: DeploymentSpec, node: Candidate) -> int:
+    return max(0, node.free_bytes - spec.reserve.get(node.name, 0))
 
 
 def _proportional(
-    spec: DeploymentSpec, sizes: StageSizes, boxes: Mapping[NodeName, Candidate]
+    spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]
 ) -> tuple[ExplicitStage, ...]:
     """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
-    usable = [box for box in boxes.values() if box.connected and box.name not in spec.exclude]
-    usable.sort(key=lambda box: (box.name != spec.source, box.name))
-    rooms = [(box.name, _room(spec, box)) for box in usable]
+    usable = [node for node in nodes.values() if node.connected and node.name not in spec.exclude]
+    usable.sort(key=lambda node: (node.name != spec.source, node.name))
+    rooms = [(node.name, _room(spec, node)) for node in usable]
     shares = _shares([room for _, room in rooms], sizes.layer_count)
     stages = _cut(zip([name for name, _ in rooms], shares, strict=True))
     room_of = dict(rooms)
@@ -284,7 +286,7 @@ def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeNam
         first = end
     if first < sizes.layer_count:
         left = LayerRange(first, sizes.layer_count)
-        more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_BOX)))
+        more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_NODE)))
         raise ResourceExhaustedError(
             f"the boxes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
             f"{more} more: add a box, or lower max_context or concurrency",
@@ -295,17 +297,17 @@ def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeNam
 
 
 def _placed(
-    spec: DeploymentSpec, sizes: StageSizes, index: int, stage: ExplicitStage, boxes: Mapping[NodeName, Candidate]
+    spec: DeploymentSpec, sizes: StageSizes, index: int, stage: ExplicitStage, nodes: Mapping[NodeName, Candidate]
 ) -> PlacedStage:
-    box = boxes[stage.node]
-    room = _room(spec, box)
+    node = nodes[stage.node]
+    room = _room(spec, node)
     if sizes.needed_bytes(stage.layers, stage.node) > room:
         raise _short(stage.node, stage.layers, sizes, room)
     return PlacedStage(
         index=index,
-        node_id=box.node_id,
-        node_name=box.name,
-        address=box.address,
+        node_id=node.node_id,
+        node_name=node.name,
+        address=node.address,
         layers=stage.layers,
         parameter_bytes=sizes.parameter_bytes(stage.layers, stage.node),
         kv_bytes=sizes.kv_bytes(stage.layers),

@@ -1,6 +1,6 @@
-"""Placement by the planner: from what boxes and links were measured to take, the boxes and layers that serve best.
+"""Placement by the planner: the best boxes and layers by the measured times of boxes and links.
 
-Where measurements are missing, placement goes by memory, and the placement's note says whose.
+Where measurements are missing, free memory decides, and the placement's note names the boxes that lack them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from math import isfinite
 from typing import Any
 
 from edgeshard.architectures import ModelShape
-from edgeshard.deployment import DeploymentSpec
-from edgeshard.dtypes import Quantisation
-from edgeshard.errors import FailedPreconditionError, ResourceExhaustedError
-from edgeshard.ids import NodeId, NodeName
-from edgeshard.model import ModelManifest
-from edgeshard.placement import ExplicitStage, Placement, Prediction
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.placement import ExplicitStage, Placement, Prediction
+from edgeshard.domain.profile import config_hash
 from edgeshard.planning import explain
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
@@ -28,7 +29,6 @@ from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.shortage import Shortage
 from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, profile_command, site_cluster, site_problem
-from edgeshard.profile import config_hash
 from edgeshard_coordinator.core.measurements import Measurements, links_of, profiles_for
 from edgeshard_coordinator.core.placing import (
     Candidate,
@@ -36,11 +36,11 @@ from edgeshard_coordinator.core.placing import (
     StageSizes,
     checked_shape,
     place_stages,
-    usable_boxes,
+    usable_nodes,
 )
 
 TYPICAL_TOKENS = 128
-"""Of a prompt and of an answer, where the context allows: what a placement is made and predicted for."""
+"""Tokens of a prompt and of an answer that a placement is planned and predicted for, where the context allows."""
 _MIXED = "boxes that keep their weights in different ways are not planned together"
 
 
@@ -82,13 +82,13 @@ class _Site:
     ) -> None:
         self._spec, self._manifest, self._candidates, self._measured = spec, manifest, candidates, measured
         self._shape: ModelShape = checked_shape(spec, manifest)
-        self._boxes = usable_boxes(spec, candidates)
+        self._nodes = usable_nodes(spec, candidates)
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
         """How the boxes that may serve keep their weights."""
         spec = self._spec
-        may_serve = [name for name, box in self._boxes.items() if box.connected and name not in spec.exclude]
+        may_serve = [name for name, node in self._nodes.items() if node.connected and name not in spec.exclude]
         return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
 
     @property
@@ -138,7 +138,7 @@ class _Site:
             result = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
         elif problem.objective is Objective.LATENCY:
             load = self._load(costs, cut) or load
-        stages = [ExplicitStage(NodeName(stage.box), stage.layers) for stage in result.stages]
+        stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
         try:
             requests, placement = spec.concurrency, self._with_pool(stages, load, spec.concurrency)
         except ResourceExhaustedError:
@@ -152,13 +152,13 @@ class _Site:
 
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
         sizes = StageSizes(self._spec, self._manifest, self._shape, load, requests)
-        return place_stages(self._spec, sizes, self._boxes, stages, load)
+        return place_stages(self._spec, sizes, self._nodes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
         """The boxes that may serve, or only those named."""
         spec = self._spec
         return site_cluster(
-            [box for box in self._boxes.values() if not only or box.name in only],
+            [node for node in self._nodes.values() if not only or node.name in only],
             links_of(self._measured),
             profiles_for(self._measured, (config_hash(self._manifest.config), spec.dtype, self._quantisation)),
             model=spec.model,
@@ -236,7 +236,7 @@ def _prediction(result: PlanResult) -> Prediction:
 
 
 def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests: int) -> str:
-    """How the placement came about, and what its figures rest on; `requests` at their longest fit the KV pool."""
+    """How the placement was chosen, and the sources of its figures; `requests` of full length fit the KV pool."""
     figures, problem = result.prediction, result.problem
     assert figures is not None
     served = "one request" if figures.load.requests == 1 else f"{figures.load.requests} requests at once"

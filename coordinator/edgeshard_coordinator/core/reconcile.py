@@ -1,12 +1,12 @@
-"""What is to be done next, given what is. Asking twice gives the same answer until an action is issued."""
+"""The actions that the state calls for. Asking twice gives the same answer until an action is issued."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeshard.commands import ActivateHead, PrepareStage, ReleaseStage, StageCommand
-from edgeshard.deployment import DeploymentPhase as Phase
-from edgeshard.ids import NodeId, OperationId
+from edgeshard.domain.commands import ActivateHead, CommandKey, CommandKind, PrepareStage, ReleaseStage, StageCommand
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core import measuring
 from edgeshard_coordinator.core.actions import (
     Action,
@@ -32,16 +32,9 @@ def reconcile(state: State, now: float) -> list[Action]:
     return actions
 
 
-def prepare_id(record: DeploymentRecord, stage: int) -> OperationId:
-    return OperationId(f"{record.uid}/{record.epoch}/prepare/{stage}")
-
-
-def activate_id(record: DeploymentRecord) -> OperationId:
-    return OperationId(f"{record.uid}/{record.epoch}/activate/0")
-
-
-def release_id(record: DeploymentRecord, stage: int) -> OperationId:
-    return OperationId(f"{record.uid}/{record.epoch}/release/{stage}")
+def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> CommandKey:
+    """The key of a command for the deployment's current epoch."""
+    return CommandKey(record.uid, record.epoch, kind, stage)
 
 
 def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]:
@@ -56,11 +49,12 @@ def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]
         yield DropConnection(node.node_id, node.connection)
         return
     for stage in node.stages:
-        key = (stage.deployment, stage.epoch)
+        held = (stage.deployment, stage.epoch)
         # A stage of a deployment that is gone, as after a delete that the box did not hear of.
-        if stage.deployment not in state.deployments and key not in node.released:
-            operation_id = OperationId(f"{state.instance}/{node.connection}/{stage.deployment}/{stage.epoch}")
-            yield SendCommand(node.node_id, node.connection, operation_id, ReleaseStage(*key))
+        if stage.deployment not in state.deployments and held not in node.released:
+            uid = f"{state.instance}-{node.connection}-{stage.deployment}"
+            key = CommandKey(uid, stage.epoch, CommandKind.RELEASE, 0)
+            yield SendCommand(node.node_id, node.connection, key, ReleaseStage(*held))
 
 
 def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:
@@ -90,24 +84,26 @@ def is_released(state: State, record: DeploymentRecord) -> bool:
 def _prepare(state: State, record: DeploymentRecord) -> Iterator[Action]:
     for index, progress in enumerate(record.prepared):
         command = PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
-        yield from _send(state, record.placement.stages[index].node_id, prepare_id(record, index), command, progress)
+        key = command_key(record, CommandKind.PREPARE, index)
+        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
 
 
 def _activate(state: State, record: DeploymentRecord) -> Iterator[Action]:
     command = ActivateHead(record.name, record.epoch)
-    yield from _send(state, record.head.node_id, activate_id(record), command, record.activated)
+    yield from _send(state, record.head.node_id, command_key(record, CommandKind.ACTIVATE), command, record.activated)
 
 
 def _release(state: State, record: DeploymentRecord) -> Iterator[Action]:
     for index, progress in enumerate(record.released):
         command = ReleaseStage(record.name, record.epoch)
-        yield from _send(state, record.placement.stages[index].node_id, release_id(record, index), command, progress)
+        key = command_key(record, CommandKind.RELEASE, index)
+        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
 
 
 def _send(
-    state: State, node_id: NodeId, operation_id: OperationId, command: StageCommand, progress: Progress
+    state: State, node_id: NodeId, key: CommandKey, command: StageCommand, progress: Progress
 ) -> Iterator[Action]:
     """Send unless answered, or already on its way over the connection there is now."""
     node = state.nodes.get(node_id)
     if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
-        yield SendCommand(node_id, node.connection, operation_id, command)
+        yield SendCommand(node_id, node.connection, key, command)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from edgeshard.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.device import DeviceFacts, Node, StageStatus
-from edgeshard.errors import EdgeShardError, InternalError
-from edgeshard.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
-from edgeshard.placement import PlacedStage, Placement
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.device import DeviceFacts, Node, StageStatus
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry
 from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.placing import Candidate, held_bytes
@@ -35,11 +35,11 @@ class Timings:
     probe_timeout_s: float = 120.0
     """For the layers of a model, and for one batch of links."""
     probe_quiet_s: float = 5.0
-    """How long nothing must have gone on before the coordinator has links measured by itself."""
+    """How long the site must have been quiet before the coordinator has links measured by itself."""
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
-    """A link whose probe gives nothing is tried again like that, and then no more until one of its ends restarts."""
+    """A link whose probe fails is tried again with these delays, and then no more until one of its boxes restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class KnownNode:
     stages: tuple[StageStatus, ...] = ()
     saved: bool = False
     released: frozenset[tuple[DeploymentName, Epoch]] = frozenset()
-    """What this connection was told to let go of; a heartbeat sent before it did may still name it."""
+    """What this connection was told to release; a heartbeat sent before the release may still name it."""
 
     @property
     def connected(self) -> bool:
@@ -167,9 +167,9 @@ class State:
     told: tuple[Measured, ...] = ()
     """Jobs that ended, until the operator's call is told."""
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
-    """Links whose probe gave nothing, by sender and receiver."""
+    """Links whose probe failed, by sender and receiver."""
     busy_at: float = 0.0
-    """When something last went on that a probe would disturb."""
+    """When the site was last busy with something that a probe would disturb."""
     probe_turn: int = 0
     """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
     probe_count: int = 0
@@ -218,7 +218,7 @@ class State:
                 yield from record.placement.stages
 
 
-def missing_boxes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
+def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
     """Names of the deployment's boxes that are not connected."""
     return tuple(stage.node_name for stage in record.placement.stages if not state.is_connected(stage.node_id))
 
@@ -288,7 +288,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
         _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
     _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
-        _hold(not missing_boxes(state, record), f"{where}: a box is away")
+        _hold(not missing_nodes(state, record), f"{where}: a box is away")
     if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         _hold(all_prepared, f"{where}: a stage is not prepared")
     if phase is DeploymentPhase.ACTIVATING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from edgeshard.deployment import DeploymentPhase as Phase
-from edgeshard.errors import InternalError
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.errors import InternalError
 
 
 class Trigger(StrEnum):
@@ -19,8 +19,8 @@ class Trigger(StrEnum):
     BROKE_BEFORE_READY = "broke-before-ready"
     """A stage, a box or the head failed, and the deployment has never been ready."""
     BROKE_AFTER_READY = "broke-after-ready"
-    """The same, and it has been: it is kept and tried again."""
-    BOXES_BACK = "boxes-back"
+    """The same for a deployment that has been ready: it is kept and tried again."""
+    NODES_BACK = "nodes-back"
     """Every box is connected and the delay before another attempt is over."""
     DELETE = "delete"
 
@@ -38,7 +38,7 @@ TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = MappingProxyType(
         (Phase.READY, Trigger.HEAD_DETACHED): Phase.ACTIVATING,
         (Phase.READY, Trigger.BROKE_AFTER_READY): Phase.WAITING,
         (Phase.READY, Trigger.DELETE): Phase.DELETING,
-        (Phase.WAITING, Trigger.BOXES_BACK): Phase.LOADING,
+        (Phase.WAITING, Trigger.NODES_BACK): Phase.LOADING,
         (Phase.WAITING, Trigger.DELETE): Phase.DELETING,
         (Phase.FAILED, Trigger.DELETE): Phase.DELETING,
     }

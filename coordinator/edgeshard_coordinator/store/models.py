@@ -5,30 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from edgeshard.blobs import BlobDirectory, blob_sizes, manifest_items, write_atomically
-from edgeshard.errors import AlreadyExistsError, DataLossError, InvalidArgumentError, NotFoundError
-from edgeshard.ids import Digest, ModelName, check_digest, check_name
-from edgeshard.model import ModelManifest
+from edgeshard.domain.errors import AlreadyExistsError, DataLossError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.site import MissingBlob
+from edgeshard.storage.blobs import BlobDirectory, blob_sizes, manifest_items, write_atomically
 from edgeshard.wire.store import manifest_from_json, manifest_to_json, validate_manifest
 
 log = structlog.get_logger()
 
 _PENDING_LIMIT = 16
 _ORPHAN_AGE_NS = 7 * 24 * 3600 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class MissingBlob:
-    """A blob the store lacks: `received` of its `size` bytes are there already."""
-
-    digest: Digest
-    size: int
-    received: int
 
 
 class ModelStore:

@@ -9,13 +9,20 @@ from typing import Any
 
 import structlog
 
-from edgeshard.blobs import CHUNK_BYTES, in_thread, missing_blob
-from edgeshard.errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError
-from edgeshard.ids import Digest, check_digest
+from edgeshard.domain.errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.site import BlobHeader, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
-from edgeshard.wire.store import manifest_from_wire, manifest_to_wire
-from edgeshard_coordinator.store.models import MissingBlob, ModelStore
+from edgeshard.storage.blobs import CHUNK_BYTES, in_thread, missing_blob
+from edgeshard.wire.store import (
+    blob_header_from_wire,
+    blob_range_from_wire,
+    manifest_from_wire,
+    manifest_to_wire,
+    model_registration_to_wire,
+)
+from edgeshard_coordinator.store.models import ModelStore
 
 log = structlog.get_logger()
 
@@ -28,24 +35,21 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         self._uploading: set[Digest] = set()
 
     async def RegisterModel(self, request: pb.RegisterModelRequest, context: Any) -> pb.RegisterModelResponse:
-        def register() -> tuple[Digest, tuple[MissingBlob, ...]]:
-            return self._store.register(manifest_from_wire(request.manifest))
+        def register() -> ModelRegistration:
+            manifest = manifest_from_wire(request.manifest)
+            digest, missing = self._store.register(manifest)
+            if not missing:
+                log.info("model_registered", model=manifest.name, digest=digest)
+            return ModelRegistration(not missing, digest, missing)
 
-        digest, missing = await in_thread(register)
-        if not missing:
-            log.info("model_registered", model=request.manifest.name, digest=digest)
-        return pb.RegisterModelResponse(
-            registered=not missing,
-            manifest_digest=digest,
-            missing=[pb.MissingBlob(sha256=m.digest, size=m.size, offset=m.received) for m in missing],
-        )
+        return model_registration_to_wire(await in_thread(register))
 
     async def PutBlob(self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobResponse:
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("header"):
             raise InvalidArgumentError("the first message of an upload must carry its header", field="header")
-        header = first.header
-        digest = check_digest(header.sha256)
+        header = blob_header_from_wire(first.header)
+        digest = header.digest
         if await asyncio.to_thread(self._store.blobs.size, digest) == header.size:
             return pb.PutBlobResponse(size=header.size)
         if digest in self._uploading:
@@ -62,7 +66,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
             self._uploading.discard(digest)
         return pb.PutBlobResponse(size=header.size)
 
-    async def _check_upload(self, digest: Digest, header: pb.BlobHeader) -> None:
+    async def _check_upload(self, digest: Digest, header: BlobHeader) -> None:
         expected = self._store.expected_size(digest)
         if expected is None:
             # Otherwise anyone could fill the disk with bytes that belong to no model.
@@ -85,7 +89,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
     async def _receive(
         self,
         digest: Digest,
-        header: pb.BlobHeader,
+        header: BlobHeader,
         first: pb.PutBlobRequest,
         rest: AsyncIterator[pb.PutBlobRequest],
     ) -> None:
@@ -110,13 +114,14 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         return pb.GetManifestResponse(manifest=manifest_to_wire(manifest), manifest_digest=digest)
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
-        digest = check_digest(request.sha256)
+        blob = blob_range_from_wire(request)
+        digest = blob.digest
         size = await asyncio.to_thread(self._store.blobs.size, digest)
         if size is None:
             raise missing_blob(digest)
-        if request.offset > size or request.length > size - request.offset:
+        if blob.offset > size or blob.length > size - blob.offset:
             raise InvalidArgumentError(f"blob {digest} has {size} bytes; the range ends beyond", field="offset")
-        offset, end = request.offset, request.offset + request.length if request.length else size
+        offset, end = blob.offset, blob.offset + blob.length if blob.length else size
         # A whole blob is checked in passing, so that decay on this disk is found and named here.
         sha256 = hashlib.sha256() if offset == 0 and end == size else None
         while offset < end:

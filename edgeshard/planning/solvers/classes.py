@@ -1,16 +1,16 @@
 """Class DP: exact when the boxes form few kinds of equal boxes, however many boxes there are. Pure.
 
-The state is (layers done, last kind, how many of every kind were used), as in papers.md section 1 (B), with two
-savings that lose nothing. A kind with more boxes than stages are possible needs no counter. And states that provably
-end above the best plan are dropped, by a bound that is exact itself when no counter binds. Blocks may differ.
+The state is (layers done, last kind, how many of every kind were used), with two savings that lose
+nothing. A kind with more boxes than a plan can have stages needs no counter. A state that provably ends above the best
+plan is dropped, by a bound that is exact when no counter binds. Blocks may differ. (docs/papers.md#class-dp)
 """
 
 from __future__ import annotations
 
 from edgeshard.planning.instance import Instance, Solution
+from edgeshard.planning.solvers.bounded_search import Oracle, Round
 from edgeshard.planning.solvers.problem import Kinds, equal_kinds
 from edgeshard.planning.solvers.thresholds import least_round, least_value
-from edgeshard.planning.solvers.walks import Oracle, Round
 
 MOST_KINDS = 12
 EFFORT = (Round(30, 8), Round(60, 32), Round(100, None), Round(100, 64))
@@ -21,12 +21,7 @@ def kinds_of(instance: Instance) -> Kinds | None:
     return equal_kinds(instance, MOST_KINDS)
 
 
-def solve_latency(instance: Instance, kinds: Kinds | None = None) -> Solution | None:
-    """The plan of least R; None when no plan keeps every memory limit."""
-    return solve_round(instance, float("inf"), kinds)
-
-
-def solve_round(instance: Instance, threshold_s: float, kinds: Kinds | None = None) -> Solution | None:
+def solve_round(instance: Instance, threshold_s: float = float("inf"), kinds: Kinds | None = None) -> Solution | None:
     """The plan of least R with every station <= `threshold_s`; None when there is none."""
     return least_round(instance, _oracle(instance, kinds), threshold_s)
 
@@ -37,6 +32,6 @@ def solve_throughput(instance: Instance, micro_batches: int, kinds: Kinds | None
 
 
 def _oracle(instance: Instance, kinds: Kinds | None) -> Oracle:
-    kinds = kinds if kinds is not None else equal_kinds(instance, instance.boxes)
+    kinds = kinds if kinds is not None else equal_kinds(instance, instance.nodes)
     assert kinds is not None  # there are at most as many kinds as boxes
     return Oracle(instance, kinds, EFFORT)

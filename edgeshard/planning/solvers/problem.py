@@ -1,6 +1,6 @@
 """The instance as the walk solvers see it: *kinds* of boxes instead of boxes, and windows instead of memory. Pure.
 
-A kind is a set of boxes that nothing tells apart (`classes`), or one box (`labels`). A plan is a walk over
+A kind is a set of boxes that nothing tells apart (`classes`), or one box (`general`). A plan is a walk over
 (layers done, kind) that visits a kind at most as often as it has boxes. Compute and memory only grow with the layers of
 a stage, so what a box may hold from layer n on is a window, `reach[kind, n]` its last end.
 """
@@ -29,25 +29,25 @@ class Kinds:
 
     @property
     def sizes(self) -> Integers:
-        return np.array([len(boxes) for boxes in self.members], dtype=np.int64)
+        return np.array([len(nodes) for nodes in self.members], dtype=np.int64)
 
 
 def single_kinds(instance: Instance) -> Kinds:
     """Every box its own kind, but boxes that can never be a stage are left out."""
-    others = [box for box in range(instance.boxes) if box != instance.source]
-    return Kinds(((instance.source,), *((box,) for box in others)))
+    others = [node for node in range(instance.nodes) if node != instance.source]
+    return Kinds(((instance.source,), *((node,) for node in others)))
 
 
 def equal_kinds(instance: Instance, most: int) -> Kinds | None:
     """Boxes that may be swapped without changing anything, as kinds; None when there are more than `most`."""
-    left = [box for box in range(instance.boxes) if box != instance.source]
+    left = [node for node in range(instance.nodes) if node != instance.source]
     members: list[tuple[int, ...]] = [(instance.source,)]
     remaining = np.array(left, dtype=np.int64)
     while remaining.size:
         if len(members) > most:
             return None
         same = _swappable(instance, int(remaining[0]), remaining)
-        members.append(tuple(int(box) for box in remaining[same]))
+        members.append(tuple(int(node) for node in remaining[same]))
         remaining = remaining[~same]
     return Kinds(tuple(members))
 
@@ -85,7 +85,7 @@ class Problem:
         self.instance, self.kinds, self.threshold_s = instance, kinds, threshold_s
         self.limit = threshold_s * (1 + SLACK)
         self.layers, self.count = instance.layers, len(kinds.members)
-        self.representative = np.array([boxes[0] for boxes in kinds.members], dtype=np.int64)
+        self.representative = np.array([nodes[0] for nodes in kinds.members], dtype=np.int64)
         self.sizes = kinds.sizes
         chosen = self.representative
         self.done: Floats = np.concatenate(
@@ -99,7 +99,7 @@ class Problem:
     def _links(self) -> None:
         """Between kinds; inside a kind, the link of two of its members. Nothing ever returns to the source by a hop."""
         instance = self.instance
-        second = np.array([boxes[min(1, len(boxes) - 1)] for boxes in self.kinds.members])
+        second = np.array([nodes[min(1, len(nodes) - 1)] for nodes in self.kinds.members])
         occupied = instance.hop_s[np.ix_(self.representative, self.representative)].copy()
         delay = instance.latency_s[np.ix_(self.representative, self.representative)].copy()
         inside = np.arange(self.count)
@@ -152,7 +152,7 @@ class Problem:
         fits[[0, layers]] = False
         self.first: Floats = np.where(fits, first_s, INFINITY)
         alone = float(seconds_first[-1] + instance.head_s[source])
-        allowed = instance.min_boxes <= 1 <= instance.max_boxes and within(alone, self.threshold_s)
+        allowed = instance.min_nodes <= 1 <= instance.max_nodes and within(alone, self.threshold_s)
         allowed = allowed and self._held[-1] + both <= room[0] and layers <= most[0]
         self.alone = alone if allowed else INFINITY
 

@@ -1,8 +1,8 @@
 """Subset DP: exact for any instance of up to about a dozen boxes; what the other solvers are tested against. Pure.
 
-g[S, j, n] is the least time until n layers are done and box j, the last of the set S, is about to start. What was used
-is in the state, so that no memory is forgotten: the mistake of the paper's Algorithm 1 (papers.md section 1, A).
-Time 2^M M^2 N^2, memory 2^M M N, both spent inside numpy.
+g[S, j, n] is the least time until n layers are done and box j, the last of the set S, is about to start. The state
+holds what was used, so no memory is forgotten, as the paper's Algorithm 1 does. Time 2^M M^2 N^2, memory 2^M M N, both
+spent inside numpy. (docs/papers.md#subset-dp)
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from edgeshard.planning.solvers.thresholds import solution, value_of
 Booleans = npt.NDArray[np.bool_]
 
 
-def solve_latency(instance: Instance) -> Solution | None:
-    """The plan of least R; None when no plan keeps every memory limit."""
-    return solve_round(instance, float("inf"))
-
-
-def solve_round(instance: Instance, threshold_s: float) -> Solution | None:
+def solve_round(instance: Instance, threshold_s: float = float("inf")) -> Solution | None:
     """The plan of least R with every station <= `threshold_s`; None when there is none."""
     cut = _Search(instance, threshold_s).best()
     if cut is None:
@@ -77,8 +72,8 @@ class _Tables:
     """
 
     def __init__(self, instance: Instance) -> None:
-        boxes, layers, source = instance.boxes, instance.layers, instance.source
-        done = np.concatenate([np.zeros((boxes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+        nodes, layers, source = instance.nodes, instance.layers, instance.source
+        done = np.concatenate([np.zeros((nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
         held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
         start, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         seconds = instance.overhead_s[:, None, None] + done[:, None, :] - done[:, :, None]
@@ -110,7 +105,7 @@ class _Tables:
 class _End:
     value: float
     members: int
-    box: int
+    node: int
     start: int
 
 
@@ -123,24 +118,24 @@ class _Search:
         self._limit = threshold_s * (1 + SLACK)
         tables = _Tables(instance)
         self._tables = tables
-        self._others = [box for box in range(instance.boxes) if box != instance.source]
-        self._arrive = np.full((1 << len(self._others), instance.boxes, instance.layers + 1), np.inf)
+        self._others = [node for node in range(instance.nodes) if node != instance.source]
+        self._arrive = np.full((1 << len(self._others), instance.nodes, instance.layers + 1), np.inf)
         hop = instance.hop_s + instance.latency_s
         allowed = instance.hop_s <= self._limit
-        self._hop = np.where(allowed & ~np.eye(instance.boxes, dtype=bool), hop, np.inf)
+        self._hop = np.where(allowed & ~np.eye(instance.nodes, dtype=bool), hop, np.inf)
         self._steps: dict[tuple[int, int], Floats] = {}
 
     def best(self) -> Cut | None:
         candidates: list[tuple[float, _End | None]] = []
         instance, tables = self._instance, self._tables
-        if instance.min_boxes <= 1 <= instance.max_boxes and tables.single <= self._limit:
+        if instance.min_nodes <= 1 <= instance.max_nodes and tables.single <= self._limit:
             candidates.append((tables.single, None))
         self._start()
         by_size = self._sets_by_size()
-        for size in range(1, min(len(self._others), instance.max_boxes - 1) + 1):
+        for size in range(1, min(len(self._others), instance.max_nodes - 1) + 1):
             if size > 1:
                 self._grow(by_size[size - 1])
-            if size + 1 >= instance.min_boxes:
+            if size + 1 >= instance.min_nodes:
                 end = self._finish(by_size[size])
                 candidates.append((end.value, end))
         candidates = [one for one in candidates if np.isfinite(one[0])]
@@ -160,38 +155,38 @@ class _Search:
 
     def _start(self) -> None:
         first = self._tables.first
-        for bit, box in enumerate(self._others):
-            station = first if self._instance.asynchronous else first + self._instance.hop_s[self._source, box]
+        for bit, node in enumerate(self._others):
+            station = first if self._instance.asynchronous else first + self._instance.hop_s[self._source, node]
             ok = station <= self._limit
-            self._arrive[1 << bit, box] = np.where(ok, first + self._hop[self._source, box], np.inf)
+            self._arrive[1 << bit, node] = np.where(ok, first + self._hop[self._source, node], np.inf)
 
-    def _step(self, box: int, following: int) -> Floats:
+    def _step(self, node: int, following: int) -> Floats:
         """[N+1, N+1] seconds of a stage of `box` and its hop to `following`, by start and end."""
-        if (box, following) not in self._steps:
-            stage = self._tables.middle[box]
-            station = stage if self._instance.asynchronous else stage + self._instance.hop_s[box, following]
-            self._steps[box, following] = np.where(station <= self._limit, stage + self._hop[box, following], np.inf)
-        return self._steps[box, following]
+        if (node, following) not in self._steps:
+            stage = self._tables.middle[node]
+            station = stage if self._instance.asynchronous else stage + self._instance.hop_s[node, following]
+            self._steps[node, following] = np.where(station <= self._limit, stage + self._hop[node, following], np.inf)
+        return self._steps[node, following]
 
     def _grow(self, sets: npt.NDArray[np.int64]) -> None:
         """From every set to every set with one box more."""
-        for bit, box in enumerate(self._others):
+        for bit, node in enumerate(self._others):
             inside = sets[(sets >> bit) & 1 == 1]
             if self._instance.asynchronous:
-                worked = self._least(self._arrive[inside, box], self._stage_alone(box))
+                worked = self._least(self._arrive[inside, node], self._stage_alone(node))
             for next_bit, following in enumerate(self._others):
                 free = (inside >> next_bit) & 1 == 0
-                if following == box or not free.any():
+                if following == node or not free.any():
                     continue
                 if self._instance.asynchronous:
-                    value = worked[free] + self._hop[box, following]
+                    value = worked[free] + self._hop[node, following]
                 else:
-                    value = self._least(self._arrive[inside[free], box], self._step(box, following))
+                    value = self._least(self._arrive[inside[free], node], self._step(node, following))
                 grown = inside[free] | (1 << next_bit)
                 self._arrive[grown, following] = np.minimum(self._arrive[grown, following], value)
 
-    def _stage_alone(self, box: int) -> Floats:
-        stage = self._tables.middle[box]
+    def _stage_alone(self, node: int) -> Floats:
+        stage = self._tables.middle[node]
         return np.where(stage <= self._limit, stage, np.inf)
 
     @staticmethod
@@ -216,24 +211,24 @@ class _Search:
         finish = np.where(ok, self._tables.last + (back + instance.latency_s[:, self._source])[:, None], np.inf)
         total = self._arrive[sets] + finish[None]
         index = int(np.argmin(total))
-        row, box, start = np.unravel_index(index, total.shape)
-        return _End(float(total[row, box, start]), int(sets[row]), int(box), int(start))
+        row, node, start = np.unravel_index(index, total.shape)
+        return _End(float(total[row, node, start]), int(sets[row]), int(node), int(start))
 
     def _trace(self, end: _End) -> Cut:
         """Walk back from the last stage, finding again which step gave each value."""
-        boxes, ends = [end.box], [self._layers]
-        members, box, start = end.members, end.box, end.start
+        nodes, ends = [end.node], [self._layers]
+        members, node, start = end.members, end.node, end.start
         while True:
             ends.append(start)
-            value = self._arrive[members, box, start]
-            rest = members & ~(1 << self._others.index(box))
+            value = self._arrive[members, node, start]
+            rest = members & ~(1 << self._others.index(node))
             if not rest:
                 break
             previous = [one for bit, one in enumerate(self._others) if rest >> bit & 1]
-            table = [self._arrive[rest, one] + self._step(one, box)[:, start] for one in previous]
+            table = [self._arrive[rest, one] + self._step(one, node)[:, start] for one in previous]
             rows = np.array(table)
             row, before = np.unravel_index(int(np.argmin(np.abs(rows - value))), rows.shape)
-            members, box, start = rest, previous[int(row)], int(before)
-            boxes.append(box)
-        boxes.append(self._source)
-        return Cut(tuple(reversed(boxes)), tuple(reversed(ends)))
+            members, node, start = rest, previous[int(row)], int(before)
+            nodes.append(node)
+        nodes.append(self._source)
+        return Cut(tuple(reversed(nodes)), tuple(reversed(ends)))

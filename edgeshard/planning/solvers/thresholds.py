@@ -1,7 +1,7 @@
 """From "least R with every station <= T" to the least max(R, m B), exactly. Pure.
 
-Minimising B alone is not the optimum (papers.md: it loses up to 30 %): a plan's rate is m / max(R, m B). A value V can
-be reached iff some plan keeps every station <= V / m and has R <= V.
+The plan of least B alone is not the best: a plan's rate is m / max(R, m B). A value V can be reached if and only if
+some plan keeps every station <= V / m and has R <= V. (docs/papers.md#from-least-round-to-highest-rate)
 """
 
 from __future__ import annotations

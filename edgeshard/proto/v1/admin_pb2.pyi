@@ -235,6 +235,20 @@ class TraceResponse(_message.Message):
     stage: _trace_pb2.StageTrace
     def __init__(self, stage: _Optional[_Union[_trace_pb2.StageTrace, _Mapping]] = ...) -> None: ...
 
+class DumpRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DumpResponse(_message.Message):
+    __slots__ = ("node", "part", "failure")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    part: bytes
+    failure: _common_pb2.Failure
+    def __init__(self, node: _Optional[str] = ..., part: _Optional[bytes] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
 class Deployment(_message.Message):
     __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests")
     SPEC_FIELD_NUMBER: _ClassVar[int]

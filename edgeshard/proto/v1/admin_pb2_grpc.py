@@ -95,6 +95,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceResponse.FromString,
                 _registered_method=True)
+        self.Dump = channel.unary_stream(
+                '/edgeshard.proto.v1.AdminService/Dump',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -177,6 +182,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dump(self, request, context):
+        """What the coordinator and every connected box know and did lately, for whoever looks for a fault.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -239,6 +251,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceResponse.SerializeToString,
+            ),
+            'Dump': grpc.unary_stream_rpc_method_handler(
+                    servicer.Dump,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -566,6 +583,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/Trace',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dump(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/Dump',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpResponse.FromString,
             options,
             channel_credentials,
             insecure,

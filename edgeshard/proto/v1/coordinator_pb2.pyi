@@ -34,14 +34,16 @@ class RegisterResponse(_message.Message):
     def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("hello", "result", "progress")
+    __slots__ = ("hello", "result", "progress", "dump")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELD_NUMBER: _ClassVar[int]
     hello: ControlHello
     result: CommandResult
     progress: CommandProgress
-    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ...) -> None: ...
+    dump: DumpPart
+    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ...) -> None: ...
 
 class ControlHello(_message.Message):
     __slots__ = ("node_id", "incarnation")
@@ -75,8 +77,18 @@ class CommandProgress(_message.Message):
     what: str
     def __init__(self, operation_id: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
 
+class DumpPart(_message.Message):
+    __slots__ = ("operation_id", "part", "last")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    part: bytes
+    last: bool
+    def __init__(self, operation_id: _Optional[str] = ..., part: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
 class ControlResponse(_message.Message):
-    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace")
+    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +96,7 @@ class ControlResponse(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     prepare: PrepareStage
     activate: ActivateHead
@@ -91,7 +104,8 @@ class ControlResponse(_message.Message):
     measure: MeasureCompute
     probe: ProbeLinks
     trace: TraceSteps
-    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ...) -> None: ...
+    dump: TakeDump
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ...) -> None: ...
 
 class PrepareStage(_message.Message):
     __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")
@@ -162,6 +176,10 @@ class TraceSteps(_message.Message):
     epoch: int
     seconds: float
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class TakeDump(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes")

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,8 +31,9 @@ def main() -> None:
 def ask(target: str, credentials: grpc.ChannelCredentials | None) -> list[str]:
     """The status codes of a few calls, `OK` where one was answered."""
     channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
-    calls = (
-        (health_pb2_grpc.HealthStub(channel).Check, health_pb2.HealthCheckRequest()),
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    calls: tuple[tuple[Any, object], ...] = (
+        (health.Check, health_pb2.HealthCheckRequest()),
         (admin_pb2_grpc.AdminServiceStub(channel).ListNodes, admin_pb2.ListNodesRequest()),
         (coordinator_pb2_grpc.CoordinatorServiceStub(channel).Register, coordinator_pb2.RegisterRequest()),
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +13,8 @@ from typing import Any
 import pytest
 
 from edgeshard.rpc.tls import TlsFiles
-
-
-def _load(name: str) -> ModuleType:
-    """A helper module beside this file, whatever the directory pytest was started in."""
-    full_name = f"edgeshard_netns_{name}"
-    spec = importlib.util.spec_from_file_location(full_name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[full_name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-certificates, networks, processes = _load("certificates"), _load("namespaces"), _load("processes")
+from tests.system.netns import certificates, processes
+from tests.system.netns import namespaces as networks
 
 AGENTS = ("a", "b", "c")
 # The stranger's box is used by one test alone, which counts the packets that leave it.
@@ -104,8 +90,8 @@ def _start(network: Any, launcher: Any, directory: Path) -> Starting:
     authority, other_authority = (certificates.Authority(name, directory) for name in ("site", "other"))
     tls = {host: authority.issue(host, network.address(host)) for host in HOSTS}
     listen = {host: ("--listen", f"{network.address(host)}:0") for host in HOSTS}
-    daemon = launcher.daemon("coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"])
-    coordinator = processes.address_when_ready(*daemon, STARTUP_S)
+    running, ready = launcher.daemon("coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"])
+    coordinator = processes.address_when_ready(running, ready, STARTUP_S)
     options = ("--coordinator", coordinator, "--threads", "1")
     agents = {
         name: launcher.daemon(name, "edgeshard_agent", tls[name], "--name", name, *listen[name], *options)

@@ -29,7 +29,7 @@ def reference(checkpoint: Path) -> list[tuple[list[int], list[int]]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     made = []
     for (first, step), length in PROMPTS.items():
         ids = ids_of(first, step, length)

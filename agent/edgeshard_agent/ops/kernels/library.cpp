@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "awake.h"
+#include "idle_spin.h"
 #include "threads.h"
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
@@ -46,11 +46,11 @@ std::vector<Choice> runnable() {
 const std::vector<Choice> choices = runnable();
 Choice chosen = choices.front();
 Threads* threads = new Threads;
-Awake* awake = new Awake;
+IdleSpin* awake = new IdleSpin;
 // A forked process has its parent's memory, but none of its threads: it begins with new ones.
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] {
     threads = new Threads;
-    awake = new Awake;
+    awake = new IdleSpin;
 });
 
 // The integer kernels' copy of the activations, kept between calls; one for each calling thread.
@@ -137,7 +137,7 @@ void edgeshard_rms_norm(const void* x, const void* residual, const void* weight,
                                  element);
 }
 
-void edgeshard_stay_awake(int32_t cores, int64_t nanoseconds) { awake->keep(cores, nanoseconds); }
+void edgeshard_idle_spin(int32_t cores, int64_t nanoseconds) { awake->keep(cores, nanoseconds); }
 
 void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element) {
     const int64_t row_bytes = inner * size_of(element);

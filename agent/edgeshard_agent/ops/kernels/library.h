@@ -15,7 +15,7 @@ const char* edgeshard_kernels(int32_t index);
 void edgeshard_use_kernels(int32_t index);
 
 // Keeps so many cores from halting for so long from now on.
-void edgeshard_stay_awake(int32_t cores, int64_t nanoseconds);
+void edgeshard_idle_spin(int32_t cores, int64_t nanoseconds);
 
 void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int32_t rows, void* out,
                       int64_t out_stride, int32_t element, int32_t thread_count);

@@ -1,0 +1,1 @@
+"""Stages from a command to running, and down again."""

@@ -1,0 +1,268 @@
+"""The stages this box hosts; carries out the core's actions on them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from edgeshard.debugging.dump import refusal
+from edgeshard.debugging.labels import labels
+from edgeshard.debugging.ring import EventRing, RingView
+from edgeshard.domain.commands import CommandResult, PrepareStage
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.process.logs import debug_logged
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.events import (
+    ActionStarted,
+    Event,
+    HeadActivated,
+    StageBroke,
+    StageClosed,
+    StageLoaded,
+    StageLoadFailed,
+)
+from edgeshard_agent.core.machine import worth_keeping
+from edgeshard_agent.core.measuring import (
+    MeasuringEnded,
+    MeasuringStopped,
+    MeasuringTask,
+    StartMeasuring,
+    StopMeasuring,
+)
+from edgeshard_agent.core.state import AgentState, apply, reconcile
+from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
+from edgeshard_agent.hosting.hosted_stage import HostedStage, HostServices, LoadedModel, model_key
+
+log = structlog.get_logger()
+
+Progress = Callable[[int, int], None]
+Load = Callable[[PrepareStage, Progress], Awaitable[LoadedModel]]
+"""Fetches and loads a stage; the callback is told the bytes fetched and the bytes in all."""
+Measuring = Callable[[MeasuringTask], Awaitable[None]]
+"""Measures and reports; cancelled, it leaves nothing in memory."""
+# No deployment has a name like this.
+_MEASURING = "(measuring)"
+
+
+@dataclass(slots=True)
+class _Loading:
+    prepare: PrepareStage
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+
+    def progress(self, fetched_bytes: int, total_bytes: int) -> None:
+        self.fetched_bytes, self.total_bytes = fetched_bytes, total_bytes
+
+    def status(self) -> StageStatus:
+        prepare = self.prepare
+        return StageStatus(
+            deployment=prepare.deployment,
+            epoch=prepare.epoch,
+            stage=prepare.stage,
+            layers=prepare.placed.layers,
+            phase=StagePhase.LOADING,
+            fetched_bytes=self.fetched_bytes,
+            total_bytes=self.total_bytes,
+        )
+
+
+class Hosting:
+    """Owns the agent's state: `post` folds an event in and starts what follows from it.
+
+    Everything runs on the event loop, and `post` never waits, so one event is folded at a time. `send_results` gets the
+    answers to commands.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        measuring: Measuring,
+        around: HostServices,
+        send_results: Callable[[tuple[CommandResult, ...]], None],
+    ) -> None:
+        self._load = load
+        self._measure = measuring
+        self._around = around
+        self._send_results = send_results
+        self._state = AgentState()
+        self._ring: EventRing[AgentState, Event] = EventRing()
+        self._stages: dict[DeploymentName, HostedStage] = {}
+        self._loading: dict[DeploymentName, _Loading] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._alive: set[asyncio.Task[None]] = set()
+
+    def statuses(self) -> tuple[StageStatus, ...]:
+        loading = [entry.status() for entry in self._loading.values()]
+        held = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
+        return (*loading, *held)
+
+    def recorded(self) -> tuple[AgentState, RingView[AgentState, Event]]:
+        """The state, and the newest events that led to it."""
+        return self._state, self._ring.view(self._state)
+
+    def post(self, event: Event) -> None:
+        self._apply(event)
+        for action in reconcile(self._state):
+            self._apply(ActionStarted(action))
+            self._start(action)
+        self._around.changed()
+
+    def _apply(self, event: Event) -> None:
+        before, now = self._state, self._around.clock.now()
+        try:
+            self._state = apply(before, event)
+        except Exception as error:
+            self._ring.record(before, event, now, refusal(error))
+            raise
+        self._ring.record(before, worth_keeping(event), now)
+        if debug_logged():
+            _say(event)
+
+    async def close(self) -> None:
+        # Also tasks that a newer action should have ended but has not yet.
+        for task in self._alive:
+            task.cancel()
+        await asyncio.gather(*self._alive, return_exceptions=True)
+        for stage in self._stages.values():
+            await stage.stop()
+
+    def _start(self, action: Action) -> None:
+        match action:
+            case SendResults():
+                self._send_results(action.results)
+            case LoadStage():
+                self._run(action.prepare.deployment, partial(self._load_stage, action.prepare))
+            case OpenHead():
+                self._run(action.deployment, partial(self._open_head, action.deployment, action.epoch))
+            case CloseStage():
+                self._run(action.deployment, partial(self._close_stage, action.deployment))
+            case StartMeasuring():
+                self._run(_MEASURING, partial(self._run_measuring, action.task))
+            case StopMeasuring():
+                self._run(_MEASURING, self._stop_measuring)
+            case StartTrace():
+                self._run(f"(trace) {action.command.deployment}", partial(self._trace, action))
+
+    def _run(self, subject: str, work: Callable[[], Awaitable[Event]]) -> None:
+        """Do one thing at a time per deployment, and for the measuring; a newer action ends an older one first."""
+        former = self._tasks.get(subject)
+
+        async def run() -> None:
+            if former is not None and not former.done():
+                former.cancel()
+                await asyncio.gather(former, return_exceptions=True)
+            try:
+                self.post(await work())
+            except Exception:
+                # No one awaits the task: an error not logged here would never be seen.
+                log.exception("hosting_crashed", subject=subject)
+
+        task = self._tasks[subject] = asyncio.create_task(run(), name=f"hosting-{subject}")
+        self._alive.add(task)
+        task.add_done_callback(self._alive.discard)
+
+    async def _load_stage(self, prepare: PrepareStage) -> Event:
+        deployment, epoch = prepare.deployment, prepare.epoch
+        try:
+            loading = self._loading[deployment] = _Loading(prepare)
+            try:
+                loaded = await self._keep_weights(prepare)
+                if loaded is None:
+                    await self._drop(deployment)  # its memory must be free before new weights come
+                    loaded = await self._load(prepare, loading.progress)
+            finally:
+                del self._loading[deployment]
+            # Registered before it starts: a failed start is followed by a close, which must find it.
+            stage = self._stages[deployment] = HostedStage(prepare, loaded, self._around, self._broke)
+            stage.start()
+        except EdgeShardError as error:
+            return StageLoadFailed(deployment, epoch, error)
+        except Exception as error:
+            log.exception("stage_load_crashed", deployment=deployment)
+            why = InternalError(f"loading stage {prepare.stage} crashed: {type(error).__name__}: {error}")
+            return StageLoadFailed(deployment, epoch, why)
+        log.info("stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers))
+        return StageLoaded(deployment, epoch, stage.status())
+
+    async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> Event:
+        try:
+            await self._stages[deployment].activate()
+        except EdgeShardError as error:
+            return HeadActivated(deployment, epoch, error)
+        except Exception as error:
+            log.exception("activate_crashed", deployment=deployment)
+            why = InternalError(f"activating the head crashed: {type(error).__name__}: {error}")
+            return HeadActivated(deployment, epoch, why)
+        return HeadActivated(deployment, epoch)
+
+    async def _close_stage(self, deployment: DeploymentName) -> Event:
+        await self._drop(deployment)
+        log.info("stage_released", deployment=deployment)
+        return StageClosed(deployment)
+
+    async def _run_measuring(self, task: MeasuringTask) -> Event:
+        try:
+            await self._measure(task)
+        except EdgeShardError as error:
+            return MeasuringEnded(task, error)
+        except Exception as error:
+            log.exception("measuring_crashed")
+            return MeasuringEnded(task, InternalError(f"measuring crashed: {type(error).__name__}: {error}"))
+        return MeasuringEnded(task)
+
+    async def _stop_measuring(self) -> Event:
+        return MeasuringStopped()  # the measuring itself was cancelled before this began
+
+    async def _trace(self, action: StartTrace) -> Event:
+        command = action.command
+        stage = self._stages.get(command.deployment)
+        if stage is not None:
+            trace = await stage.trace(command.seconds)
+            if self._stages.get(command.deployment) is stage:
+                return TraceEnded(action.operation_id, command.deployment, trace)
+        gone = no_stage(command.deployment, command.epoch)
+        return TraceEnded(action.operation_id, command.deployment, error=gone)
+
+    async def _keep_weights(self, prepare: PrepareStage) -> LoadedModel | None:
+        """Stop the stage of the former epoch; returns its weights, with KV emptied, when they serve this epoch too.
+
+        The stage stays in `_stages`: if this is cancelled, the next action stops it again and finds its weights.
+        """
+        former = self._stages.get(prepare.deployment)
+        if former is None:
+            return None
+        await former.stop()
+        if former.loaded.key != model_key(prepare):
+            return None
+        await self._around.worker.run(former.loaded.model.reset)
+        return former.loaded
+
+    async def _drop(self, deployment: DeploymentName) -> None:
+        """Stop the stage, if there is one, and give its memory and its pin back."""
+        stage = self._stages.get(deployment)
+        if stage is None:
+            return
+        await stage.stop()
+        del self._stages[deployment]
+        stage.loaded.pin.release()
+        del stage
+        # A stage and its parts refer to each other, so without the collector its weights would stay for long. It runs
+        # on the compute thread, behind a step that may still use them.
+        await self._around.worker.run(gc.collect)
+
+    def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
+        self.post(StageBroke(deployment, epoch))
+
+
+def _say(event: Event) -> None:
+    if isinstance(event, ActionStarted):
+        log.debug("action_issued", **labels(event.action))
+    else:
+        log.debug("event_applied", **labels(event))

@@ -1,0 +1,235 @@
+"""One stage of one epoch, wired: the link in, the stage at work, the link out, and on the first stage the head."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import grpc
+
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
+from edgeshard.domain.trace import StageTrace
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.frames import Frame, FrameContract
+from edgeshard_agent.engine.head import Head, HeadLimits
+from edgeshard_agent.engine.recording import StepRecorder
+from edgeshard_agent.engine.stage_runner import StageRunner
+from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.lab.emulation import Emulation
+from edgeshard_agent.lab.shaping import EmulatedLink
+from edgeshard_agent.measuring.live_links import LiveLinks
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.net.attach import HeadStream
+from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
+from edgeshard_agent.net.link_sender import Hop, LinkSender
+from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
+from edgeshard_agent.store.cache import Pin
+
+ModelKey = tuple[Digest, LayerRange, DType, Quantisation | None, DType, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A stage's weights and, on the first stage, what the head needs of the model. Reusable while `key` is the same."""
+
+    key: ModelKey
+    model: StageModel
+    tokenizer: Tokenizer | None
+    eos_tokens: frozenset[int]
+    pin: Pin
+    """Keeps the cached blobs that the weights may be mapped from; released with the stage."""
+
+
+def model_key(prepare: PrepareStage) -> ModelKey:
+    """What must be equal for loaded weights and their KV arena to serve another epoch."""
+    spec, placed = prepare.spec, prepare.placed
+    return (
+        prepare.manifest_digest,
+        placed.layers,
+        spec.dtype,
+        quantisation_of(prepare),
+        spec.effective_kv_dtype,
+        prepare.placement.kv_blocks,
+    )
+
+
+def quantisation_of(prepare: PrepareStage) -> Quantisation | None:
+    return prepare.spec.quantisation_of(prepare.placed.node_name)
+
+
+@dataclass(frozen=True, slots=True)
+class HostServices:
+    """What every stage of a box shares."""
+
+    node_id: NodeId
+    worker: ComputeThread
+    servicer: StageServicer
+    coordinator: grpc.aio.Channel
+    tls: TlsFiles | None
+    clock: Clock
+    changed: Callable[[], None]
+    """Called when a stage's status is worth telling the coordinator early."""
+    emulation: Emulation | None = None
+    """In the lab: the device and links that this box emulates."""
+    links: LiveLinks | None = None
+    """Takes the link samples of live traffic; None in the lab, whose links are not its sockets."""
+
+
+class HostedStage:
+    """Made when the weights are there; `start` opens the links, `activate` the head; `stop` closes all of it.
+
+    A pipeline of one stage has no links: its finished steps go straight back into the head.
+    """
+
+    def __init__(
+        self,
+        prepare: PrepareStage,
+        loaded: LoadedModel,
+        around: HostServices,
+        on_broken: Callable[[DeploymentName, Epoch], None],
+    ) -> None:
+        self.prepare = prepare
+        self.loaded = loaded
+        self._around = around
+        self._on_broken = on_broken
+        self._window = prepare.placement.window
+        self._stage_count = len(prepare.placement.stages)
+        self._sender = self._make_sender()
+        pace = around.emulation.step_s if around.emulation is not None else None
+        self._runner = StageRunner(
+            prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
+        )
+        self._recorder: StepRecorder | None = None
+        self._stream: HeadStream | None = None
+        self._head = self._make_head() if prepare.stage == 0 else None
+
+    def start(self) -> None:
+        self._runner.start()
+        if self._sender is not None:
+            prepare = self.prepare
+            self._around.servicer.open(prepare.deployment, prepare.stage, self._make_receiver())
+            self._sender.start()
+
+    async def activate(self) -> None:
+        """Open the head: returns once the next stage is linked and the coordinator has taken the attach."""
+        prepare = self.prepare
+        if self._head is None:
+            raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
+        if self._sender is not None:
+            await self._sender.connected.wait()
+        assert self._stream is not None
+        self._stream.start(self._head)
+        await self._stream.attached.wait()
+
+    async def stop(self) -> None:
+        self._around.servicer.close(self.prepare.deployment, self.prepare.stage)
+        if self._stream is not None:
+            await self._stream.stop()
+        if self._sender is not None:
+            await self._sender.stop()
+        self._runner.stop()
+
+    def status(self) -> StageStatus:
+        active = self._stream is not None and self._stream.attached.is_set()
+        status = self._runner.status(StagePhase.ACTIVE if active else StagePhase.READY)
+        if self._head is None:
+            return status
+        stats = self._head.stats
+        return replace(status, requests_running=stats.running, requests_waiting=stats.waiting)
+
+    async def trace(self, seconds: float) -> StageTrace:
+        """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which returns what it had."""
+        recorder = StepRecorder(self._around.clock)
+        self._record_with(recorder)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if self._recorder is recorder:
+                self._record_with(None)
+        placed = self.prepare.placed
+        return StageTrace(self.prepare.stage, placed.node_name, placed.layers, recorder.records)
+
+    def _record_with(self, recorder: StepRecorder | None) -> None:
+        self._recorder = self._runner.recorder = recorder
+        if self._sender is not None:
+            self._sender.recorder = recorder
+
+    def freed(self) -> None:
+        """The runner freed KV blocks."""
+        self._around.changed()
+
+    def send(self, step: WireStep, frames: list[Frame]) -> None:
+        """A step the runner has finished: to the next stage, or home."""
+        if self._sender is not None:
+            self._sender.send(step, frames)
+        else:
+            self._received(step)
+
+    def _received(self, step: WireStep) -> None:
+        if isinstance(step, ForwardStep):
+            self._runner.offer(step)
+        elif self._head is not None:
+            if self._recorder is not None:
+                self._recorder.returned(step.number)
+            self._head.on_return(step)
+
+    def _repeated(self, step: int) -> None:
+        if self._sender is not None and self._head is None:
+            self._sender.repeat(step)
+
+    def broke(self, error: EdgeShardError) -> None:
+        """The runner or a link failed for good."""
+        if self._head is not None:
+            self._head.fail(error)
+        self._on_broken(self.prepare.deployment, self.prepare.epoch)
+
+    def _make_sender(self) -> LinkSender | None:
+        if self._stage_count == 1:
+            return None
+        prepare = self.prepare
+        to_stage = (prepare.stage + 1) % self._stage_count
+        receiver = prepare.placement.stages[to_stage]
+        hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address)
+        emulation, slow = self._around.emulation, None
+        if emulation is not None:
+            link = emulation.link(receiver.node_name)
+            slow = EmulatedLink(link.bandwidth_bps, link.latency_s, emulation.activation_bytes, self._window)
+        links = self._around.links
+        on_timing = partial(links.heard, receiver.node_id) if links is not None else lambda sample: None
+        return LinkSender(hop, self._window, self._around.tls, lambda error: self._runner.fail(error), slow, on_timing)
+
+    def _make_receiver(self) -> LinkReceiver:
+        prepare, shape = self.prepare, self.loaded.model.shape
+        contract = FrameContract(
+            pipeline=prepare.deployment,
+            epoch=prepare.epoch,
+            dtype=prepare.spec.dtype,
+            width=0 if prepare.stage == 0 else shape.frame_width,
+            max_tokens=MAX_STEP_TOKENS,
+            window=self._window,
+        )
+        from_stage = (prepare.stage - 1) % self._stage_count
+        return LinkReceiver(from_stage, contract, self._received, self._repeated)
+
+    def _make_head(self) -> Head:
+        prepare, shape = self.prepare, self.loaded.model.shape
+        slices, around = make_slices(prepare), self._around
+        self._stream = HeadStream(around.coordinator, around.node_id, prepare.deployment, prepare.epoch)
+        return Head(
+            make_scheduler(prepare, shape.max_context, self.loaded.eos_tokens, slices),
+            self.loaded.tokenizer,
+            HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens),
+            self._runner.offer,
+            self._stream.emit,
+            slices,
+        )

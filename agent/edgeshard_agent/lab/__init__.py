@@ -1,0 +1,1 @@
+"""Pretending to be another device behind other links."""

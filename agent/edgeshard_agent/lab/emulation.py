@@ -1,0 +1,193 @@
+"""A box that pretends to be another: the lab's emulated device. Pure but for reading its file.
+
+The box computes a small model and then waits until the emulated device would have finished the same step of the
+emulated model. Its frames are padded to the emulated model's size and delayed as on the emulated link. The emulator
+knows devices and links only, never a plan: it charges each step as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+    config_hash,
+    device_fingerprint,
+)
+from edgeshard.domain.step import StepPlan
+from edgeshard.planning.catalogue import DeviceSpec
+from edgeshard.planning.devices import Cluster, Link
+from edgeshard.planning.lab import parse_lab
+from edgeshard.planning.problem import ComputeTimes, StepShape
+from edgeshard.planning.shapes import BlockSpec, ModelSpec, model_from_config
+from edgeshard.profiles.grid import Grid
+
+# Close together, because an estimate has a kink where it changes from memory to arithmetic, and a real box has none.
+_GRID = Grid(
+    prefill_tokens=(1, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024, 2048),
+    prefill_contexts=(0, 64, 512, 2048),
+    decode_batches=(1, 2, 4, 8, 16, 32, 48, 64),
+    decode_contexts=(64, 512, 2048),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """What box `name` of `cluster` would take for steps of `model`, and how its links behave."""
+
+    name: str
+    cluster: Cluster
+    model: ModelSpec
+    times: ComputeTimes
+    dtype: DType
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self.cluster.nodes[self.cluster.index(self.name, "name")].device
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the emulated device can give to stages."""
+        return int(self.device.usable_bytes)
+
+    def step_s(self, layers: LayerRange, plan: StepPlan) -> float:
+        """Seconds the emulated device takes for a step of these layers; a step without spans costs nothing."""
+        if not plan.spans:
+            return 0.0
+        phase = StepShape.of_spans([(span.token_count, span.first_position) for span in plan.spans])
+        first, last = layers.first == 0, layers.end == self.model.layer_count
+        total = self.times.step_s(self.activation_bytes(phase.step_tokens))
+        total += sum(self.times.block_s(self.model.blocks[i], phase) for i in range(layers.first, layers.end))
+        total += self.times.embedding_s(phase) if first else 0.0
+        sampled = sum(span.sample for span in plan.spans)
+        if last and sampled:
+            total += self.times.head_s(StepShape(sampled, 1, 0.0, 0.0))
+        return total
+
+    def activation_bytes(self, tokens: int) -> int:
+        """Bytes of the hidden states of `tokens` positions of the emulated model."""
+        return tokens * self.model.shape.frame_width * self.dtype.itemsize
+
+    def link(self, receiver: str) -> Link:
+        """The link from this box to another, within what both ends can do."""
+        return self._link(self.name, receiver)
+
+    def link_from(self, sender: str) -> Link:
+        """The link from another box to this one."""
+        return self._link(sender, self.name)
+
+    def _link(self, sender: str, receiver: str) -> Link:
+        nodes = self.cluster.nodes
+        ends = (nodes[self.cluster.index(name, "emulate")] for name in (sender, receiver))
+        return self.cluster.link(*ends)
+
+
+def emulated_facts(real: DeviceFacts, emulation: Emulation) -> DeviceFacts:
+    """The box's facts: the emulated device's memory, marked as emulated."""
+    device = emulation.device
+    return replace(
+        real,
+        model=f"{device.kind} (emulated)",
+        memory_total_bytes=int(device.memory_bytes),
+        memory_budget_bytes=emulation.memory_bytes,
+        unified_memory=device.unified,
+    )
+
+
+def emulated_profile(
+    emulation: Emulation,
+    facts: DeviceFacts,
+    config: Mapping[str, Any],
+    dtype: DType,
+    quantisation: Quantisation | None = None,
+) -> ComputeProfile:
+    """What a measurement of the emulated device would give for the model that stands in for the emulated one.
+
+    Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator charges these times however
+    the stand-in's weights are kept. Where several emulated blocks stand behind one sort of block, it has their mean.
+    Raises FailedPreconditionError for a model of another number of layers.
+    """
+    stand_in = model_from_config("the model", config)
+    if stand_in.layer_count != emulation.model.layer_count:
+        raise FailedPreconditionError(
+            f"the box emulates {emulation.model.name} of {emulation.model.layer_count} layers, the model has "
+            f"{stand_in.layer_count}: name the lab's own stand-in",
+            field="model",
+            reason="NOT_THE_STAND_IN",
+        )
+    grid = _GRID.within(stand_in.shape.max_context)
+    device, times = emulation.device, emulation.times
+    embedding = _layer(LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], grid, stand_in)
+    head = _layer(LayerKind.HEAD, stand_in.head_parameters, [times.head_s], grid, stand_in)
+    per_step, per_mib = times.step_s(0.0), times.step_s(2.0**20)
+    details = {"emulates": device.kind, "model": emulation.model.name, "dtype": emulation.dtype}
+    return ComputeProfile(
+        fingerprint=device_fingerprint(facts, 1, details),
+        model_hash=config_hash(config),
+        dtype=dtype,
+        device=facts.kind,
+        threads=1,
+        layers=(embedding, *_emulated_blocks(emulation, stand_in, grid), head),
+        overhead=StepOverhead(per_step, (per_mib - per_step) / 2**20),
+        memory=MemoryProfile(int(device.memory_bytes), emulation.memory_bytes, 0, device.unified),
+        quantisation=quantisation,
+    )
+
+
+def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, grid: Grid) -> Iterable[LayerProfile]:
+    behind: dict[BlockSpec, list[BlockSpec]] = {}
+    for shown, emulated in zip(stand_in.blocks, emulation.model.blocks, strict=True):
+        behind.setdefault(shown, []).append(emulated)
+    for shown, group in behind.items():
+        kind = LayerKind.MOE_BLOCK if shown.experts else LayerKind.BLOCK
+        costs = [partial(emulation.times.block_s, block) for block in group]
+        yield _layer(kind, shown.parameters, costs, grid, stand_in, shown.window)
+
+
+def _layer(
+    kind: LayerKind,
+    parameters: int,
+    costs: Sequence[Callable[[StepShape], float]],
+    grid: Grid,
+    model: ModelSpec,
+    window: int = 0,
+) -> LayerProfile:
+    def sample(count: int, context: int, phase: StepShape) -> Sample:
+        return Sample(count, context, sum(cost(phase) for cost in costs) / len(costs))
+
+    # As in the engine: a query sees the positions before it and itself.
+    prefill = [
+        sample(tokens, context, StepShape(1, tokens, context + (tokens + 1) / 2, context + tokens))
+        for tokens, context in grid.prefill_points(model.shape.max_context)
+    ]
+    decode = [sample(n, context, StepShape(n, 1, context + 1, context + 1)) for n, context in grid.decode_points()]
+    return LayerProfile(kind, parameters, len(costs), window, 0, tuple(prefill), tuple(decode))
+
+
+def load_emulation(path: Path, name: str) -> Emulation:
+    """The emulation of box `name` from a lab file. Raises InvalidArgumentError naming the key at fault."""
+
+    def read_config(file: str) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads((path.parent / file).read_text(encoding="utf-8"))
+        return config
+
+    try:
+        lab = parse_lab(tomllib.loads(path.read_text(encoding="utf-8")), read_config)
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(f"--emulate {path}: {error}", field="emulate") from None
+    return Emulation(name, lab.cluster, lab.model, lab.times(name), lab.dtype)

@@ -1,0 +1,97 @@
+"""`python -m edgeshard_agent.measuring`: measure this box for a model, from its config.json alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.rpc.environment import settle_grpc
+
+_NEEDED = ("torch", "transformers", "psutil", "rich")
+
+
+def main() -> None:
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+        sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
+        sys.exit(1)
+    settle_grpc()
+    try:
+        _run(_parser().parse_args())
+    except EdgeShardError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted; nothing was kept\n")
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m edgeshard_agent.measuring", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="config.json of a model, or the folder it is in")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16 or float32")
+    parser.add_argument("--quantise", help="int8 or int4: the weights as small integers")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda or cuda:N")
+    parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
+    parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
+    parser.add_argument("--quick", action="store_true", help="fewer points and repeats: seconds, and less exact")
+    parser.add_argument("--again", action="store_true", help="measure even when a profile of this box is kept")
+    parser.add_argument("--json", action="store_true", help="print the profile itself on stdout")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1024:
+        raise ValueError(text)
+    return value
+
+
+def _run(options: argparse.Namespace) -> None:
+    import torch
+
+    from edgeshard.architectures import parse_config
+    from edgeshard.domain.dtypes import DType, Quantisation
+    from edgeshard.domain.profile import config_hash
+    from edgeshard.profiles.report import profile_lines
+    from edgeshard_agent.measuring.cache import ProfileStore
+    from edgeshard_agent.measuring.compute import fingerprint
+    from edgeshard_agent.measuring.facts import read_facts
+    from edgeshard_agent.measuring.report import measured
+
+    config, dtype = _read_config(options.config), DType.parse(options.dtype)
+    quantisation = None if options.quantise is None else Quantisation.parse(options.quantise, "quantise")
+    parse_config(config)
+    facts = read_facts(options.device, None)
+    threads = options.threads or facts.cores
+    torch.set_num_threads(threads)
+    store = None if options.state_dir is None else ProfileStore(options.state_dir)
+    profile = None
+    if store is not None and not options.again:
+        profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.quick)
+    if profile is None:
+        profile = measured(config, dtype, options.device, threads, options.quick, quantisation)
+        if store is not None:
+            store.keep(profile)
+    sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgumentError(f"--config {file}: {error.strerror}", field="config") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"--config {file} is not JSON: {error}", field="config") from None
+    if not isinstance(values, dict):
+        raise InvalidArgumentError(f"--config {file} holds no object", field="config")
+    return values
+
+
+if __name__ == "__main__":
+    main()

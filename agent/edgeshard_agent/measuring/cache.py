@@ -1,0 +1,65 @@
+"""Profiles on disk, found again as long as the box is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.profile import ComputeProfile
+
+
+class ProfileStore:
+    """`STATE_DIR/profiles`, one JSON file for each box, model shape and format of its weights.
+
+    A file that cannot be read or is of another version counts as not measured.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._directory = state_dir / "profiles"
+
+    def path(self, fingerprint: str, model_hash: str, dtype: DType, quantisation: Quantisation | None = None) -> Path:
+        weights = dtype if quantisation is None else f"{dtype}-{quantisation}"
+        return self._directory / f"{fingerprint}-{model_hash}-{weights}.json"
+
+    def find(
+        self,
+        fingerprint: str,
+        model_hash: str,
+        dtype: DType,
+        quantisation: Quantisation | None = None,
+        quick: bool = True,
+    ) -> ComputeProfile | None:
+        """The profile of exactly this box and model, or None. A quick profile counts only with `quick`."""
+        wanted = (fingerprint, model_hash, dtype, quantisation)
+        try:
+            profile = ComputeProfile.from_json(self.path(*wanted).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, InvalidArgumentError):
+            return None
+        if (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) != wanted:
+            return None
+        return profile if quick or not profile.quick else None
+
+    def keep(self, profile: ComputeProfile) -> Path:
+        """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""
+        path = self.path(profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation)
+        temporary: str | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".profile-", delete=False) as file:
+                temporary = file.name
+                file.write(profile.to_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+            raise InvalidArgumentError(
+                f"{path.parent} cannot be written to: {error.strerror}; give another --state-dir", field="state-dir"
+            ) from None
+        return path

@@ -1,0 +1,276 @@
+"""Times of every sort of layer of a model, which need not fit this box.
+
+One sort of layer is made at a time, with random weights, timed, and freed. Call it on the thread that computes, because
+torch's number of threads is that of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from edgeshard.architectures import ModelShape
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.profile import (
+    ComputeProfile,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    config_hash,
+    device_fingerprint,
+)
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.profiles.grid import FULL_GRID, Grid
+from edgeshard_agent.measuring.facts import available_bytes, read_facts
+from edgeshard_agent.measuring.layers import BlockSort, block_sorts, outer_parameters
+from edgeshard_agent.measuring.overhead import measure_overhead
+from edgeshard_agent.measuring.power import PowerMeter, find_sensor
+from edgeshard_agent.measuring.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes
+from edgeshard_agent.measuring.stopwatch import Measurement, Stopwatch, is_steady, summarise
+from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.stage import check_weights
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.native import kernel_names, native_available
+
+_REST_S = 2.0
+"""Long enough for a sensor to read the power at rest."""
+
+Progress = Callable[[str, int, int], None]
+"""The layer being measured, figures done, figures in all."""
+
+
+def fingerprint(facts: DeviceFacts, threads: int) -> str:
+    """The fingerprint of this box with `threads` threads. On a processor it includes which native kernels there are."""
+    details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
+    if facts.kind == "cpu":
+        details["kernels"] = kernel_names()[0] if native_available() else "torch"
+    return device_fingerprint(facts, threads, details)
+
+
+@dataclass(slots=True)
+class Point:
+    """A sample in the making: `batch` sequences of `tokens` tokens, and the seconds of its repeats so far."""
+
+    count: int
+    context: int
+    batch: int
+    tokens: int
+    taken: list[float] = field(default_factory=list)
+
+
+class Profiler:
+    """Measures one model shape on one device. `run` may be called once.
+
+    It keeps within `memory_limit_bytes`; None is all free memory. With little memory there are fewer copies of a layer,
+    and a cache may shorten the times (`rotated_bytes` is the size of all copies).
+    """
+
+    def __init__(  # noqa: PLR0913 - what, where and how well
+        self,
+        config: Mapping[str, Any],
+        dtype: DType,
+        device: str,
+        threads: int,
+        grid: Grid = FULL_GRID,
+        quantisation: Quantisation | None = None,
+        cache: int | None = None,
+        memory_limit_bytes: int | None = None,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        self._config = config
+        self._model = model_from_config("the model", config)
+        self._shape: ModelShape = self._model.shape
+        self._dtype = dtype
+        self._quantisation = quantisation
+        self._device = device
+        self._threads = threads
+        self._quick = grid.effort != FULL_GRID.effort
+        self._grid = grid.within(self._shape.max_context)
+        self._cache = cache
+        self._memory_limit_bytes = memory_limit_bytes
+        self._room_bytes = 0
+        self._progress = progress
+        self._watch = Stopwatch(device)
+        self._done = 0
+        self._total = 0
+
+    @torch.inference_mode()
+    def run(self) -> ComputeProfile:
+        """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
+        when not even one layer fits into memory."""
+        check_weights(self._shape, self._device, self._quantisation)
+        facts = read_facts(self._device, self._memory_limit_bytes)
+        memory = MemoryProfile(
+            facts.memory_total_bytes,
+            _free_bytes(self._device),
+            psutil.Process().memory_info().rss,
+            facts.unified_memory,
+        )
+        self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
+        cache = self._cache if self._cache is not None else cache_bytes(self._device)
+        meter = PowerMeter(find_sensor(self._device))
+        sorts = block_sorts(self._config)
+        points = len(self._grid.prefill_points(self._shape.max_context)) + len(self._grid.decode_points())
+        embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
+        outer = len(embedded) + len(self._grid.decode_batches)
+        self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
+        meter.rest(_REST_S)
+        try:
+            layers = [self._outer(LayerKind.EMBEDDING, cache)]
+            with meter.busy():
+                layers += [self._block(sort, cache) for sort in sorts]
+            layers.append(self._outer(LayerKind.HEAD, cache))
+            self._tell("step overhead")
+            overhead = measure_overhead(
+                self._config, self._dtype, self._device, sorts[0].first, self._threads, self._quantisation
+            )
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise _no_memory(f"{error}") from error
+        return ComputeProfile(
+            fingerprint=fingerprint(facts, self._threads),
+            model_hash=config_hash(self._config),
+            dtype=self._dtype,
+            device=self._device,
+            threads=self._threads,
+            layers=tuple(layers),
+            overhead=overhead,
+            memory=memory,
+            quick=self._quick,
+            processor_share=self._watch.processor_share,
+            energy=meter.profile(),
+            quantisation=self._quantisation,
+        )
+
+    def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
+        size = self._model.blocks[sort.first].weight_bytes(self._dtype, self._quantisation)
+        grid, limit = self._grid, self._shape.max_context
+        prefill, decode = grid.prefill_points(limit), grid.decode_points()
+        # Whole KV blocks for each sequence, hence the roundings.
+        room = max(
+            max(n + c + 16 for n, c in prefill),
+            max(n * (c + 17) for n, c in decode),
+        )
+        kv = kv_bytes(self._shape, self._dtype, room)
+        copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
+        rotation = BlockRotation(
+            self._config, self._shape, sort.first, self._dtype, self._device, copies, room, self._quantisation
+        )
+        points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
+        for number in range(grid.effort.passes):
+            for point in points:
+                self._tell(f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}")
+                if not is_steady(point.taken):
+                    self._time(rotation, point, first=number == 0)
+        samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
+        return LayerProfile(
+            kind=sort.kind,
+            parameters=sort.parameters,
+            layers=sort.layers,
+            window=sort.window,
+            rotated_bytes=rotation.rotated_bytes,
+            prefill=tuple(samples[: len(prefill)]),
+            decode=tuple(samples[len(prefill) :]),
+        )
+
+    def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
+        """Copies larger together than the caches, or as many as there is room for."""
+        # Until they are packed, the weights of one copy exist in the dtype as well.
+        whole_bytes = parameters * self._dtype.itemsize + kv_bytes
+        if whole_bytes > self._room_bytes:
+            raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
+        return min(wanted, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
+
+    def _time(self, rotation: BlockRotation, point: Point, first: bool) -> None:
+        """One pass over one point."""
+        step = rotation.step(point.batch, point.tokens, point.context)
+
+        def lap() -> None:
+            rotation.turn(copies)
+            rotation.run(step)
+
+        copies = 1
+        once = self._watch.once(lap)  # also finds the kernels and their buffers
+        # One round through all copies where that is cheap; long layers are timed one copy after the other.
+        effort = self._grid.effort
+        copies = max(1, min(rotation.copies, int(effort.limit_s / (2 * effort.least) / max(once, 1e-6))))
+        if first and copies == rotation.copies:
+            lap()
+        point.taken += self._watch.collect(lap, effort, copies)
+
+    def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
+        head = kind is LayerKind.HEAD
+        parameters = outer_parameters(self._config)[head]
+        size = parameters * self._dtype.itemsize
+        if head:
+            size = self._model.head_bytes(self._dtype, self._quantisation)
+        copies = self._copies(kind, copies_needed(size, cache), parameters, size)
+        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device, copies, self._quantisation)
+        grid = self._grid
+        time_one = self._head_rows if head else self._embedding_rows
+        # The embedding computes a row for each token; the head one row for each sequence.
+        counts = sorted(set(grid.decode_batches) | (set() if head else set(grid.prefill_tokens)))
+        samples = {rows: _sample(rows, 0, time_one(rotation, rows)) for rows in counts}
+        decode = tuple(samples[rows] for rows in grid.decode_batches)
+        prefill = decode if head else tuple(samples[rows] for rows in grid.prefill_tokens)
+        return LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
+
+    def _embedding_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
+        self._tell(f"embedding: {rows} tokens")
+        generator = torch.Generator().manual_seed(3)
+        device = self._watch.device
+        positions = torch.arange(rows, device=device).remainder(self._shape.max_context).unsqueeze(0)
+
+        def work() -> None:
+            tokens = torch.randint(self._shape.vocab_size, (1, rows), generator=generator).to(device)
+            rotation.take().embed(tokens, positions)
+
+        return self._warm_measure(work, len(rotation))
+
+    def _head_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
+        self._tell(f"head: {rows} sequences")
+        generator = torch.Generator().manual_seed(5)
+        hidden = torch.randn(rows, self._shape.frame_width, generator=generator)
+        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._dtype])
+        sampler = Sampler(self._shape.vocab_size)
+        for request in range(rows):
+            sampler.open(request, Sampling(), ())
+        wanted = [(request, 1) for request in range(rows)]
+        return self._warm_measure(lambda: sampler.sample(rotation.take().head(hidden), wanted), len(rotation))
+
+    def _warm_measure(self, work: Callable[[], object], copies: int) -> Measurement:
+        for _ in range(copies + 1):
+            work()
+        taken: list[float] = []
+        for _ in range(self._grid.effort.passes):
+            taken += self._watch.collect(work, self._grid.effort)
+        return summarise(taken)
+
+    def _tell(self, what: str) -> None:
+        self._progress(what, min(self._done, self._total), self._total)
+        self._done += 1
+
+
+def _sample(count: int, context: int, measured: Measurement) -> Sample:
+    return Sample(count, context, measured.seconds, measured.spread, measured.repeats)
+
+
+def _no_memory(why: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"no memory to measure one layer of this model: {why}; free some, or measure a smaller model",
+        field="config",
+        reason="NO_MEMORY_TO_MEASURE",
+    )
+
+
+def _free_bytes(device: str) -> int:
+    if torch.device(device).type != "cuda":
+        return available_bytes()
+    return int(torch.cuda.mem_get_info(device)[0])

@@ -1,0 +1,124 @@
+"""Carrying out the coordinator's commands to measure: layers in a process of their own, links one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from edgeshard.architectures import parse_config
+from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.profile import ComputeProfile, MeasuredLink, config_hash
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard_agent.core.measuring import MeasuringTask
+from edgeshard_agent.lab.emulation import Emulation, emulated_profile
+from edgeshard_agent.lab.shaping import LinkShape
+from edgeshard_agent.measuring.cache import ProfileStore
+from edgeshard_agent.measuring.compute import fingerprint
+from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.probing import ShapedWay, probe_link
+from edgeshard_agent.measuring.process import Tell, measure_apart
+from edgeshard_agent.measuring.worker import MeasuringJob
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNode:
+    """The box to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none."""
+
+    node_id: NodeId
+    facts: DeviceFacts
+    device: str
+    threads: int
+    memory: int | None
+    state_dir: Path
+    tls: TlsFiles | None
+    emulation: Emulation | None = None
+
+
+class Measurer:
+    """Measures and reports before it returns. `on_probed` is told of links once they are reported."""
+
+    def __init__(
+        self,
+        node: MeasuredNode,
+        report: Callable[[ProfileReport], Awaitable[None]],
+        send_progress: Callable[[CommandProgress], None],
+        on_probed: Callable[[tuple[MeasuredLink, ...]], None] = lambda links: None,
+    ) -> None:
+        self._node = node
+        self._report = report
+        self._send_progress = send_progress
+        self._on_probed = on_probed
+        self._store = ProfileStore(node.state_dir)
+
+    async def run(self, task: MeasuringTask) -> None:
+        """Raises the profiler's typed errors, and the coordinator's answer to the report."""
+
+        def tell(done: int, total: int, what: str) -> None:
+            self._send_progress(CommandProgress(task.operation_id, done, total, what))
+
+        match task.command:
+            case MeasureCompute():
+                await self._report(await self._compute(task.command, tell))
+            case ProbeLinks():
+                report = await self._links(task.command.peers, tell)
+                await self._report(report)
+                self._on_probed(report.links)
+
+    async def _compute(self, command: MeasureCompute, tell: Tell) -> ProfileReport:
+        parse_config(command.config)
+        node = self._node
+        if node.emulation is not None:
+            profile = emulated_profile(node.emulation, node.facts, command.config, command.dtype, command.quantisation)
+            return ProfileReport(node.node_id, compute=(profile,))
+        profile = await self._kept(command) or await self._measured(command, tell)
+        # The box holds no stage now, so the free memory is what stages may have.
+        facts = await asyncio.to_thread(read_facts, node.device, node.memory)
+        return ProfileReport(node.node_id, facts, (profile,))
+
+    async def _kept(self, command: MeasureCompute) -> ComputeProfile | None:
+        if command.again:
+            return None
+        node = self._node
+        marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
+        return await asyncio.to_thread(self._store.find, *marks, command.quick)
+
+    async def _measured(self, command: MeasureCompute, tell: Tell) -> ComputeProfile:
+        node = self._node
+        job = MeasuringJob(
+            command.config, command.dtype, node.device, node.threads, command.quick, node.memory, command.quantisation
+        )
+        profile = await measure_apart(job, tell)
+        await asyncio.to_thread(self._store.keep, profile)
+        weights = weights_text(profile.dtype, profile.quantisation)
+        log.info("measured", model_shape=profile.model_hash, weights=weights, share=profile.processor_share)
+        return profile
+
+    async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:
+        """The links to the boxes that answer."""
+        links = []
+        for number, peer in enumerate(peers):
+            tell(number, len(peers), f"link to {peer.name}")
+            try:
+                profile = await probe_link(peer.address, self._node.tls, way=self._way(peer))
+            except EdgeShardError as error:
+                log.warning("link_not_measured", to=peer.name, reason=error.reason, why=error.message)
+            else:
+                links.append(MeasuredLink(self._node.node_id, peer.node_id, profile))
+        return ProfileReport(self._node.node_id, links=tuple(links))
+
+    def _way(self, peer: Peer) -> ShapedWay | None:
+        emulation = self._node.emulation
+        if emulation is None:
+            return None
+        there, back = emulation.link(peer.name), emulation.link_from(peer.name)
+        return ShapedWay(*(LinkShape(link.bandwidth_bps, link.latency_s) for link in (there, back)))

@@ -1,0 +1,167 @@
+"""What the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
+
+A real `StageRunner` runs steps through a stage of one random block and says when the result is ready to be sent; the
+block's own time is taken off in the very same step, so that a noisy machine disturbs both alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from edgeshard.architectures import parse_config
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.profile import StepOverhead
+from edgeshard.domain.step import ForwardStep, KvGrant, Span, StepPlan, Tensor, WireStep
+from edgeshard.process.clock import SystemClock
+from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
+from edgeshard_agent.engine.stage_runner import StageRunner
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation
+from edgeshard_agent.measuring.stopwatch import Measurement, summarise
+from edgeshard_agent.model.stage import StageModel
+
+NAME = DeploymentName("profile")
+PROMPT_TOKENS = 64
+LAYERS_IN_BETWEEN = LayerRange(1, 2)
+_WARM_UPS = 5
+_REPEATS = 40
+_LIMIT_S = 2.0
+
+
+class _Timed:
+    """Stands in for the modules' `run` and remembers how long the block itself took."""
+
+    def __init__(self, rotation: BlockRotation) -> None:
+        self._run = rotation.modules.run
+        self._on_accelerator = rotation.device.type == "cuda"
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        began = time.perf_counter()
+        result = self._run(*arguments)
+        if self._on_accelerator:
+            torch.cuda.synchronize()
+        self.seconds = time.perf_counter() - began
+        return result
+
+
+class _Ring:
+    """Observes the stage: the result of a step ends the wait for it."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self, step: WireStep, frames: list[Frame]) -> None:
+        self.result.set_result(None)
+
+    def freed(self) -> None:
+        pass
+
+    def broke(self, error: EdgeShardError) -> None:
+        self.result.set_exception(error)
+
+
+def measure_overhead(
+    config: Mapping[str, Any],
+    dtype: DType,
+    device: str,
+    layer: int,
+    threads: int,
+    quantisation: Quantisation | None = None,
+) -> StepOverhead:
+    """The overhead of decode steps, and its growth with the bytes of hidden states. Not for a running event loop."""
+    return asyncio.run(_measure(config, dtype, device, layer, threads, quantisation))
+
+
+async def _measure(
+    config: Mapping[str, Any],
+    dtype: DType,
+    device: str,
+    layer: int,
+    threads: int,
+    quantisation: Quantisation | None,
+) -> StepOverhead:
+    shape = parse_config(config)
+    prompt = min(PROMPT_TOKENS, shape.max_context - 1)
+    room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
+    rotation = BlockRotation(config, shape, layer, dtype, device, 1, room, quantisation)
+    timed = _Timed(rotation)
+    modules: Any = rotation.modules
+    modules.run = timed
+    # A stage in the middle: hidden states come in and go out.
+    modules.context = _in_between(modules.context)
+    model = StageModel(shape, LAYERS_IN_BETWEEN, rotation.modules, rotation.pool)
+    worker, around = ComputeThread(threads), _Ring()
+    runner = StageRunner(NAME, Epoch(1), 1, model, worker, around, SystemClock())
+    runner.start()
+    try:
+        bench = _Bench(runner, model, around, timed, dtype, shape.frame_width)
+        few = await bench.measure(1)
+        many = await bench.measure(prompt)
+    finally:
+        runner.stop()
+        worker.close()
+    size = (prompt - 1) * shape.frame_width * dtype.itemsize
+    growth = max(0.0, many.seconds - few.seconds) / size if size else 0.0
+    return StepOverhead(few.seconds, growth, few.spread)
+
+
+def _in_between(context: Any) -> Any:
+    decoder = replace(context.decoder, shape=replace(context.shape, layer_count=3))
+    return replace(context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
+
+
+class _Bench:
+    """Sends steps through the runner one by one."""
+
+    def __init__(
+        self, runner: StageRunner, model: StageModel, around: _Ring, timed: _Timed, dtype: DType, width: int
+    ) -> None:
+        self._runner = runner
+        self._model = model
+        self._around = around
+        self._timed = timed
+        self._dtype = dtype
+        self._width = width
+
+    async def measure(self, tokens: int) -> Measurement:
+        taken: list[float] = []
+        ends = time.monotonic() + _LIMIT_S
+        reader = FrameReader(FrameContract(NAME, 1, self._dtype, self._width, tokens, 8))
+        while len(taken) < _WARM_UPS + _REPEATS and (len(taken) < 2 * _WARM_UPS or time.monotonic() < ends):
+            # The sender's encoding is counted where it happens: at the end of the stage before.
+            frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(len(taken), tokens))]
+            taken.append(await self._once(reader, frames))
+        self._model.reset()
+        return summarise(taken[_WARM_UPS:])
+
+    async def _once(self, reader: FrameReader, frames: list[bytes]) -> float:
+        self._around.result = asyncio.get_running_loop().create_future()
+        began = time.perf_counter()
+        for raw in frames:
+            for step in reader.accept(Frame.FromString(raw)).steps:
+                if not isinstance(step, ForwardStep):
+                    raise InternalError("a forward step came back as something else")
+                self._runner.offer(step)
+        await self._around.result
+        return max(0.0, time.perf_counter() - began - self._timed.seconds)
+
+    def _step(self, number: int, tokens: int) -> ForwardStep:
+        # Each step is a new request's first: its blocks come back with the next step.
+        blocks = tuple(range(-(-tokens // BLOCK_TOKENS)))
+        plan = StepPlan(
+            frees=(number - 1,) if number else (),
+            grants=(KvGrant(number, 0, blocks),),
+            spans=(Span(number, 0, tokens),),
+        )
+        data = bytes(tokens * self._width * self._dtype.itemsize)
+        return ForwardStep(number, plan, Tensor(self._dtype, (tokens, self._width), data))

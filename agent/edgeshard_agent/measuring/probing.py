@@ -1,0 +1,93 @@
+"""Probing a link through the same server, channel and message sizes as the frames of a hop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.profile import LinkProfile
+from edgeshard.profiles.links import ProbeSchedule, link_profile
+from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.frames import PART_BYTES
+from edgeshard.wire.status import from_rpc_error
+from edgeshard_agent.lab.shaping import LinkShape
+
+PROBE_TIMEOUT_S = 60.0
+_WARM_UPS = 3
+
+Call = grpc.aio.StreamStreamCall[pb.ProbeRequest, pb.ProbeResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedWay:
+    """The lab's link to the probed box, and the one its acknowledgements come back over."""
+
+    there: LinkShape
+    back: LinkShape
+
+
+async def probe_link(
+    target: str, tls: TlsFiles | None, schedule: ProbeSchedule | None = None, way: ShapedWay | None = None
+) -> LinkProfile:
+    """Latency and bandwidth from here to the agent at `target`, host:port; in the lab by way of a shaped link.
+
+    Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S, DeniedError for plaintext
+    beyond loopback.
+    """
+    schedule = schedule or ProbeSchedule()
+    channel = open_channel(target, tls, "address")
+    try:
+        call: Call = StageServiceStub(channel).Probe()
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            for _ in range(_WARM_UPS):  # the connection, and the first of everything
+                await _send(call, 0, target)
+            while (size := schedule.next_size()) is not None:
+                schedule.answered(size, await _timed(call, size, target, way))
+        await call.done_writing()
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, target) from None
+    except asyncio.InvalidStateError:
+        raise _ended(target) from None
+    except TimeoutError:
+        raise UnavailableError(
+            f"{target} did not answer probes for {PROBE_TIMEOUT_S:.0f} s", field="address", reason="PROBE_TIMEOUT"
+        ) from None
+    finally:
+        await channel.close()
+    return link_profile(schedule.answers)
+
+
+async def _timed(call: Call, size: int, target: str, way: ShapedWay | None) -> float:
+    """Seconds from the first byte's sending to the acknowledgement."""
+    began = time.perf_counter()
+    if way is not None:
+        await asyncio.sleep(way.there.arrival(began, size) - time.perf_counter())
+    await _send(call, size, target)
+    if way is not None:
+        await asyncio.sleep(way.back.latency_s)
+    return time.perf_counter() - began
+
+
+async def _send(call: Call, size: int, target: str) -> None:
+    """One payload, and its acknowledgement."""
+    for first in range(0, max(size, 1), PART_BYTES):
+        part = bytes(min(PART_BYTES, size - first))
+        await call.write(pb.ProbeRequest(payload=part, last=first + PART_BYTES >= size))
+    answer = await call.read()
+    if not isinstance(answer, pb.ProbeResponse):
+        raise _ended(target)
+    if answer.received_bytes != size:
+        raise UnavailableError(
+            f"{target} received {answer.received_bytes} of {size} probe bytes", field="address", reason="PROBE_DAMAGED"
+        )
+
+
+def _ended(target: str) -> UnavailableError:
+    return UnavailableError(f"{target} ended the probe", field="address", reason="PROBE_ENDED")

@@ -1,0 +1,68 @@
+"""The agent's end of a measurement in a process of its own.
+
+A process of its own can be ended at any moment, gives all its memory back, and does not keep the daemon's interpreter
+or compute thread busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, ResourceExhaustedError
+from edgeshard.domain.profile import ComputeProfile
+from edgeshard_agent.measuring.worker import MeasuringJob
+
+_LONGEST_LINE = 16 << 20
+
+Tell = Callable[[int, int, str], None]
+"""Figures done, figures in all, and what is being measured."""
+
+
+async def measure_apart(job: MeasuringJob, tell: Tell) -> ComputeProfile:
+    """Raises the profiler's typed errors. Cancelling ends the process before this returns."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard_agent.measuring.worker",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
+        start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, which ends this process
+    )  # fmt: skip
+    try:
+        assert process.stdin is not None
+        process.stdin.write(job.to_line())  # stays open: its end would end the process
+        outcome = await _outcome(process, tell)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+    if isinstance(outcome, ComputeProfile):
+        return outcome
+    raise outcome
+
+
+async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputeProfile | EdgeShardError:
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        message = json.loads(line)
+        if "progress" in message:
+            tell(*message["progress"])
+        elif "profile" in message:
+            return ComputeProfile.from_json(json.dumps(message["profile"]))
+        else:
+            return _error(message["error"])
+    code = await process.wait()
+    if code == -signal.SIGKILL:
+        return ResourceExhaustedError(
+            "the measurement was killed, most likely for want of memory; free some, or give the agent less --memory",
+            field="memory",
+            reason="MEASUREMENT_KILLED",
+        )
+    return InternalError(f"the measurement ended with exit code {code}; the box's log says why")
+
+
+def _error(values: dict[str, Any]) -> EdgeShardError:
+    kind = ERROR_BY_CODE.get(values["code"], InternalError)
+    return kind(values["message"], field=values["field"], reason=values["reason"])

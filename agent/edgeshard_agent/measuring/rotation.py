@@ -1,0 +1,200 @@
+"""Layers with random weights, in enough copies that a cache holds none of them by the time it is used again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgeshard.architectures import ModelShape
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard_agent.model.adapters import build_modules
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.modules import StageModules, weight_bytes
+from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+
+CACHE_FALLBACK_BYTES = 32 << 20
+CACHE_MULTIPLE = 4
+"""One layer timed alone sits in cache; copies worth more than this many caches do not."""
+MOST_COPIES = 256
+"""Of layers so small that no number of them would fill the caches within reason."""
+BLOCK_TOKENS = 16
+_PATTERN = 1_048_573  # a prime, so that the rows of no matrix are equal
+_CACHES = Path("/sys/devices/system/cpu")
+
+
+def cache_bytes(device: str, root: Path = _CACHES) -> int:
+    """The largest cache of the processor, or the second-level cache of an accelerator."""
+    if torch.device(device).type == "cuda":
+        size = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+        return size or CACHE_FALLBACK_BYTES
+    sizes = [0]
+    for path in root.glob("cpu*/cache/index*/size"):
+        try:
+            found = re.fullmatch(r"(\d+)([KMG]?)", path.read_text(encoding="ascii").strip())
+        except OSError:
+            continue
+        if found:
+            sizes.append(int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]])
+    return max(sizes) or CACHE_FALLBACK_BYTES
+
+
+def copies_needed(layer_bytes: int, cache: int) -> int:
+    """Copies worth more than CACHE_MULTIPLE caches, at least 1, at most MOST_COPIES."""
+    return min(MOST_COPIES, CACHE_MULTIPLE * cache // max(1, layer_bytes) + 1)
+
+
+def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
+    """Of the KV memory that each copy of a block has."""
+    blocks = -(-tokens // BLOCK_TOKENS)
+    return blocks * BLOCK_TOKENS * shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
+
+
+def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
+    """Give every parameter still on the meta device random values and pack them; returns the bytes in memory then.
+
+    The list of modules named `skip` is left out. Large ones repeat a pattern: drawing each element would take longer
+    than what is to be measured.
+    """
+    torch_dtype = TORCH_DTYPES[dtype]
+    pattern = _pattern(torch_dtype, device)
+    for name, parameter in list(module.named_parameters()):
+        if skip and name.startswith(f"{skip}."):
+            continue
+        if parameter.is_meta:
+            count = parameter.numel()
+            if parameter.dim() == 1:  # norms and biases
+                values = torch.ones(count, dtype=torch_dtype, device=device)
+            else:
+                values = pattern.repeat(-(-count // _PATTERN))[:count]
+            owner, _, leaf = name.rpartition(".")
+            place = module.get_submodule(owner)
+            setattr(place, leaf, nn.Parameter(values.view(parameter.shape), requires_grad=False))
+    for part in module.modules():
+        if isinstance(part, Projection):
+            part.pack()
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_meta and not skip:
+                setattr(part, name, torch.ones_like(buffer, device=device))
+    return weight_bytes(module)
+
+
+@lru_cache(maxsize=1)
+def _pattern(dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.randn(_PATTERN, generator=torch.Generator().manual_seed(7)).mul_(0.02).to(device, dtype)
+
+
+class BlockRotation:
+    """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the model is made."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        shape: ModelShape,
+        layer: int,
+        dtype: DType,
+        device: str,
+        copies: int,
+        kv_tokens: int,
+        quantisation: Quantisation | None = None,
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = torch.device(device)
+        # Each is filled by itself: a packed weight cannot be copied.
+        built: list[Any] = [
+            build_modules(config, LayerRange(layer, layer + 1), dtype, device, quantisation) for _ in range(copies)
+        ]
+        self._blocks = [each._ordered[0] for each in built]
+        self.rotated_bytes = sum(fill(block, dtype, device) for block in self._blocks)
+        for index, each in enumerate(self._blocks):
+            for part in each.modules():
+                if hasattr(part, "layer_idx"):
+                    part.layer_idx = index
+        self.modules: StageModules = built[0]
+        self.pool = KvPool(
+            LayerRange(0, copies),
+            -(-kv_tokens // BLOCK_TOKENS),
+            BLOCK_TOKENS,
+            shape.kv_heads,
+            shape.head_dim,
+            dtype,
+            device,
+        )
+        self._next = 0
+
+    @property
+    def copies(self) -> int:
+        return len(self._blocks)
+
+    def turn(self, count: int) -> None:
+        """Let the next `run` go through `count` copies, from where the last turn ended."""
+        start = self._next
+        chosen = [self._blocks[(start + offset) % self.copies] for offset in range(count)]
+        self._next = (start + count) % self.copies
+        modules: Any = self.modules
+        modules._ordered = chosen
+
+    def step(self, batch: int, tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
+        """Hidden states, positions and attention of `batch` spans of `tokens` tokens behind `context` positions."""
+        for request in self.pool.requests:
+            self.pool.free(request)
+        spans = tuple(Span(request, context, tokens) for request in range(batch))
+        blocks = -(-(context + tokens) // BLOCK_TOKENS)
+        grants = tuple(
+            KvGrant(request, 0, tuple(range(request * blocks, (request + 1) * blocks))) for request in range(batch)
+        )
+        self.pool.commit(self.pool.check(StepPlan(grants=grants)))
+        for request in range(batch):
+            if context:
+                self.pool.begin_span(request, 0, context, True)
+        generator = torch.Generator().manual_seed(11)
+        width = self.shape.frame_width
+        hidden = torch.randn(1, batch * tokens, width, generator=generator).to(self.device, TORCH_DTYPES[self.dtype])
+        positions = torch.arange(context, context + tokens, device=self.device).repeat(batch).unsqueeze(0)
+        return hidden, positions, StepAttention(self.pool, spans, self.device)
+
+    def run(self, step: tuple[torch.Tensor, torch.Tensor, StepAttention]) -> torch.Tensor:
+        hidden, positions, attention = step
+        return self.modules.run(hidden, positions, attention)
+
+
+class OuterRotation:
+    """Copies of a model's embedding, or of its final norm and head, used in turn."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        shape: ModelShape,
+        head: bool,
+        dtype: DType,
+        device: str,
+        copies: int,
+        quantisation: Quantisation | None = None,
+    ) -> None:
+        layer = shape.layer_count - 1 if head else 0
+        layers = LayerRange(layer, layer + 1)
+        self._copies: list[StageModules] = []
+        self._next = 0
+        self.rotated_bytes = 0
+        for _ in range(copies):
+            modules = build_modules(config, layers, dtype, device, quantisation)
+            self.rotated_bytes += fill(modules, dtype, device, skip=modules.context.architecture.block_list)
+            self._copies.append(modules)
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def take(self) -> StageModules:
+        """The next copy."""
+        self._next = (self._next + 1) % len(self._copies)
+        return self._copies[self._next]

@@ -1,0 +1,85 @@
+"""Repeated timing of one piece of work, on a processor or on an accelerator."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edgeshard.profiles.grid import Effort
+
+STEADY_SPREAD = 0.01
+"""Repeats end when the median is known this well: its standard error over itself."""
+FEWEST = 5
+"""Repeats below which a spread says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The median of the repeats in seconds, and their median absolute deviation over it."""
+
+    seconds: float
+    spread: float
+    repeats: int
+
+
+def summarise(seconds: list[float]) -> Measurement:
+    median = statistics.median(seconds)
+    deviation = statistics.median(abs(value - median) for value in seconds)
+    return Measurement(median, deviation / median if median > 0 else 0.0, len(seconds))
+
+
+def is_steady(seconds: list[float]) -> bool:
+    """Whether the median would hardly change with more repeats."""
+    if len(seconds) < FEWEST:
+        return False
+    # 1.2533 x 1.4826: the median's standard error from the median absolute deviation, for normal noise.
+    error: float = 1.858 * summarise(seconds).spread / len(seconds) ** 0.5
+    return error <= STEADY_SPREAD
+
+
+class Stopwatch:
+    """Times calls on a device. On CUDA between two events on its stream, so that launching is not waited for twice."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self._wall_s = 0.0
+        self._processor_s = 0.0
+
+    @property
+    def processor_share(self) -> float:
+        """Of the time of all calls so far, the part in which the caller really had a core; 1 on an accelerator."""
+        return min(1.0, self._processor_s / self._wall_s) if self._wall_s > 0 else 1.0
+
+    def once(self, work: Callable[[], object]) -> float:
+        """Seconds of one call."""
+        if self.device.type != "cuda":
+            began, computed = time.perf_counter(), time.thread_time()
+            work()
+            seconds = time.perf_counter() - began
+            self._wall_s += seconds
+            self._processor_s += time.thread_time() - computed
+            return seconds
+        with torch.cuda.device(self.device):
+            event: Any = torch.cuda.Event
+            first, last = event(enable_timing=True), event(enable_timing=True)
+            torch.cuda.synchronize()
+            first.record()
+            work()
+            last.record()
+            last.synchronize()
+            return float(first.elapsed_time(last)) / 1e3
+
+    def collect(self, work: Callable[[], object], effort: Effort, parts: int = 1) -> list[float]:
+        """One pass: seconds of one of the `parts` equal pieces a call consists of, for each repeat. Warm up before."""
+        taken: list[float] = []
+        ends = time.monotonic() + effort.limit_s
+        while len(taken) < effort.most:
+            taken.append(self.once(work) / parts)
+            if len(taken) >= effort.least and (is_steady(taken) or time.monotonic() > ends):
+                break
+        return taken

@@ -1,0 +1,114 @@
+"""Measuring layers in a process of its own: `python -m edgeshard_agent.measuring.worker`, started by `process.py`.
+
+One line of JSON comes in, the job. Lines of JSON go out: progress, and at last the profile or an error. The process
+ends when its input does, so that it never outlives the agent that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import EdgeShardError
+
+PROGRESS_INTERVAL_S = 0.25
+"""Progress is told this often at most: a figure may take a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringJob:
+    """The model to measure, and how. `memory` is what the box may use in bytes, None for all of it."""
+
+    config: Mapping[str, Any]
+    dtype: DType
+    device: str
+    threads: int
+    quick: bool
+    memory: int | None
+    quantisation: Quantisation | None = None
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> MeasuringJob:
+        values = json.loads(line)
+        quantisation = values["quantisation"]
+        typed = {"dtype": DType(values["dtype"]), "quantisation": Quantisation(quantisation) if quantisation else None}
+        return cls(**{**values, **typed})
+
+
+def main() -> None:
+    # A library's prints must not come between the messages.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    job = MeasuringJob.from_line(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    _give_way()
+    try:
+        _say(out, profile=json.loads(_measure(job, _throttled(out))))
+    except EdgeShardError as error:
+        _say(out, error={"code": error.code, "message": error.message, "field": error.field, "reason": error.reason})
+
+
+def _measure(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> str:
+    # After the job is read: importing torch takes seconds, and the agent may change its mind meanwhile.
+    import torch
+
+    from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
+    from edgeshard_agent.measuring.compute import Profiler
+
+    torch.set_num_threads(job.threads)
+    grid = QUICK_GRID if job.quick else FULL_GRID
+    profiler = Profiler(
+        job.config,
+        job.dtype,
+        job.device,
+        job.threads,
+        grid,
+        quantisation=job.quantisation,
+        memory_limit_bytes=job.memory,
+        progress=progress,
+    )
+    return profiler.run().to_json()
+
+
+def _throttled(out: TextIO) -> Callable[[str, int, int], None]:
+    last = float("-inf")
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_INTERVAL_S:
+            last = time.monotonic()
+            _say(out, progress=[done, total, what])
+
+    return tell
+
+
+def _say(out: TextIO, **message: object) -> None:
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def _give_way() -> None:
+    """When memory runs out, the kernel should end this process and not the agent."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What generic stages have in common: token embedding, rotary embedding, final norm and LM head, as a record says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from edgeshard.architectures.record import Ends
+from edgeshard_agent.model.modules import StageContext, StageModules
+from edgeshard_agent.model.projection import Projection
+
+
+class DecoderModules(StageModules):
+    """Base of the stages whose blocks are in `layers`; `_ordered` has them in the order they run."""
+
+    def __init__(self, context: StageContext) -> None:
+        super().__init__(context)
+        shape, record = context.shape, context.architecture
+        self._ends: Ends = record.ends(context.decoder.fields, shape)
+        windows = context.decoder.windows()
+        self._windows = [windows[index] or None for index in range(shape.layer_count)]
+        self.layers = nn.ModuleDict(
+            {str(index): self._block(index) for index in range(context.layers.first, context.layers.end)}
+        )
+        self.rotary_emb = getattr(context.library, record.library.rotary_class)(context.config).to(context.device)
+        if context.is_first:
+            self._embeds_with_head = shape.tied and context.is_last
+            if not self._embeds_with_head:
+                self.embed_tokens = self._weight(shape.vocab_size, shape.hidden_size)
+            scale = self._ends.embedding_scale
+            # sqrt(3072) = 55.43 is 55.5 in bfloat16, and some families multiply by that.
+            self._scale = torch.tensor(scale).to(context.torch_dtype).item() if self._ends.rounded else scale
+        if context.is_last:
+            self.norm = self._final_norm()
+            # One that is the embedding too stays as it is: rows of integers would not do for looking tokens up.
+            quantisation = None if shape.tied else context.quantisation
+            self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, quantisation=quantisation)
+        self._ordered: list[Any] = list(self.layers.values())
+        experts = context.architecture.is_expert
+        self._has_experts = any(
+            experts(name)
+            for index in range(context.layers.first, context.layers.end)
+            for name in record.block(context.decoder.fields, shape, index)
+        )
+
+    def _block(self, index: int) -> nn.Module:
+        """The block of this global index, without memory."""
+        raise NotImplementedError
+
+    def _final_norm(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _accept_in_block(self, index: str, name: str, value: torch.Tensor) -> None:
+        """Take the tensor of this name in the block of this index."""
+        raise NotImplementedError
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if self._embeds_with_head:
+            embedded = self.lm_head.row_vectors(tokens[0]).unsqueeze(0)
+        else:
+            embedded = functional.embedding(tokens, self.embed_tokens.weight)
+        return embedded if self._scale == 1.0 else embedded * self._scale
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.lm_head(self.norm(hidden))
+        ends = self._ends
+        if ends.logit_divisor != 1.0:
+            logits = logits / ends.logit_divisor
+        return logits if ends.logit_cap is None else torch.tanh(logits / ends.logit_cap) * ends.logit_cap
+
+    @property
+    def is_static(self) -> bool:
+        # Which experts a token goes to is known to the host only when it has read it.
+        return not self._has_experts
+
+    def accept(self, name: str, value: torch.Tensor) -> None:
+        if name == "lm_head.weight":
+            self._fill(self.lm_head, "weight", 0, value)
+        elif name == "embed_tokens.weight":
+            if hasattr(self, "embed_tokens"):
+                self._assign((name,), value)
+            if self.context.shape.tied and self.context.is_last:
+                self._fill(self.lm_head, "weight", 0, value)
+        elif name.startswith("layers."):
+            _, index, inner = name.split(".", 2)
+            self._accept_in_block(index, inner, value)
+        else:  # the final norm
+            self._assign((name,), value)
+
+    def _fill(self, projection: Projection, kind: str, first_row: int, value: torch.Tensor) -> None:
+        projection.fill(kind, first_row, value, self.context.torch_dtype, self.context.device)

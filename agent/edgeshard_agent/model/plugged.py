@@ -1,0 +1,167 @@
+"""Stages in transformers' own decoder layers, which call our attention.
+
+The layers are called with no cache and no mask: the attention plug finds the step in their keyword arguments. Their
+matrices are `Projection`s, so that our kernels multiply and small integers are possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgeshard.architectures.record import Place
+from edgeshard.domain.errors import InternalError
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.modules import StageContext, StageModules
+from edgeshard_agent.model.projection import Projection
+
+
+@dataclass(slots=True)
+class _Stacking:
+    """A parameter that holds all experts, while their tensors arrive; `left` elements are still to come."""
+
+    memory: torch.Tensor
+    left: int
+
+
+def make_layer(context: StageContext, index: int) -> nn.Module:
+    """transformers' decoder layer of this global index, on the meta device."""
+    with torch.device("meta"):
+        layer: nn.Module = getattr(context.library, context.architecture.library.layer_class)(
+            context.config, layer_idx=index
+        )
+    return layer
+
+
+class LayerModules(StageModules):
+    """Base of module classes for one family, with blocks of transformers and all else its own."""
+
+    def _blocks(self) -> nn.ModuleDict:
+        layers = range(self.context.layers.first, self.context.layers.end)
+        return nn.ModuleDict({str(index): make_layer(self.context, index) for index in layers})
+
+
+class LayerProjection(Projection):
+    """A matrix of a decoder layer, which has a batch axis before that of tokens."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., rows] from [..., columns]."""
+        return super().forward(x.reshape(-1, self.columns)).view(*x.shape[:-1], self.rows)
+
+
+class PluggedBlock(nn.Module):
+    """A decoder layer with what its family's record says of it: its window, and which rotary embedding it uses."""
+
+    def __init__(self, layer: nn.Module, window: int | None, rotary: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.rotary = rotary
+        self._window = window
+
+    def forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor, rotary: object, step: StepAttention
+    ) -> torch.Tensor:
+        """[1, T, width] from [1, T, width]."""
+        result: torch.Tensor = self.layer(
+            hidden,
+            attention_mask=None,
+            position_ids=positions,
+            past_key_values=None,
+            position_embeddings=rotary,
+            step=step,
+            layer_window=self._window,
+        )
+        return result
+
+
+class PluggedModules(DecoderModules):
+    """A stage of any family whose layers take hidden states, position ids and position embeddings."""
+
+    def __init__(self, context: StageContext) -> None:
+        super().__init__(context)
+        self._stacking: dict[str, _Stacking] = {}
+        self._kinds = {block.rotary for block in self._ordered}
+
+    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+        rotary = {kind: self.rotary_emb(hidden, positions, *([kind] if kind else [])) for kind in self._kinds}
+        for block in self._ordered:
+            hidden = block(hidden, positions, rotary[block.rotary], step)
+        return hidden
+
+    def _block(self, index: int) -> PluggedBlock:
+        context, record = self.context, self.context.architecture
+        layer = make_layer(context, index)
+        for name, size in record.block(context.decoder.fields, context.shape, index).items():
+            if not name.endswith(".weight"):
+                continue
+            small = context.quantisation is not None and record.is_quantised(name, len(size))
+            path, _, _ = record.place(name).parameter.rpartition(".")
+            linear = layer.get_submodule(path)
+            if type(linear) is nn.Linear:
+                owner, _, leaf = path.rpartition(".")
+                setattr(layer.get_submodule(owner), leaf, self._projection(linear, small))
+            elif small and not isinstance(linear, Projection):
+                raise InternalError(f"architecture {record.name}: {name} is no matrix that can be small integers")
+        rotary = ""
+        if record.rope is not None and record.rope.by_layer_type and record.windows is not None:
+            rotary = record.windows.layer_types(context.decoder.fields, context.shape.layer_count)[index]
+        return PluggedBlock(layer, self._windows[index], rotary)
+
+    def _projection(self, linear: nn.Linear, small: bool) -> Projection:
+        return LayerProjection(
+            (linear.out_features,),
+            linear.in_features,
+            bias=linear.bias is not None,
+            quantisation=self.context.quantisation if small else None,
+        )
+
+    def _final_norm(self) -> nn.Module:
+        name = self.context.architecture.library.norm_class
+        norm_class: Any = getattr(self.context.library, name, None) or getattr(nn, name)
+        with torch.device("meta"):
+            norm: nn.Module = norm_class(self.context.shape.hidden_size, eps=self._ends.eps)
+        return norm
+
+    def _accept_in_block(self, index: str, name: str, value: torch.Tensor) -> None:
+        place = self.context.architecture.place(name)
+        path, _, leaf = place.parameter.rpartition(".")
+        block: Any = self.layers[index]
+        owner = block.layer.get_submodule(path)
+        if isinstance(owner, Projection):
+            self._fill(owner, leaf, 0, value)
+        elif place.index is not None:
+            self._stack(f"{index}.{place.parameter}", owner, leaf, place, value)
+        else:
+            self._set(owner, leaf, self._memory_of(name, value))
+
+    def _stack(self, key: str, owner: nn.Module, leaf: str, place: Place, value: torch.Tensor) -> None:
+        """Copy one expert's tensor into the parameter that holds them all."""
+        stacking = self._stacking.get(key)
+        if stacking is None:
+            shape, dtype = getattr(owner, leaf).shape, self.context.torch_dtype
+            memory = torch.empty(shape, dtype=dtype, device=self.context.device)
+            stacking = self._stacking[key] = _Stacking(memory, memory.numel())
+        target = stacking.memory[place.index]
+        if place.half is not None:
+            target = target.chunk(2)[place.half]
+        target.copy_(value)
+        stacking.left -= value.numel()
+        if stacking.left == 0:
+            self._set(owner, leaf, self._stacking.pop(key).memory)
+
+    def _memory_of(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        if self.context.architecture.keeps_float32(name):
+            return value.to(device=self.context.device, dtype=torch.float32, copy=True).contiguous()
+        return self._memory(value)
+
+    def _set(self, owner: nn.Module, leaf: str, memory: torch.Tensor) -> None:
+        if getattr(owner, leaf).shape != memory.shape:
+            raise InternalError(f"{leaf} and its tensor differ in shape")
+        if leaf in owner._buffers:
+            setattr(owner, leaf, memory)
+        else:
+            setattr(owner, leaf, nn.Parameter(memory, requires_grad=False))

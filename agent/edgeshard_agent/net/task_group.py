@@ -1,0 +1,20 @@
+"""Coroutines that end together, such as the two directions of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
+    """Run them side by side until the first ends, and raise its error; the others are cancelled and waited for."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,9 @@
+"""`python -m edgeshard_agent.replay`: replays agents' parts of a dump. For `edgectl debug replay`."""
+
+from __future__ import annotations
+
+from edgeshard.process.replay import replay_stdin
+from edgeshard_agent.core.machine import machine
+
+if __name__ == "__main__":
+    replay_stdin(machine())

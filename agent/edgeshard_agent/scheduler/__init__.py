@@ -1,0 +1,1 @@
+"""Who is computed when: steps, KV blocks, chunks and fair shares. Pure."""

@@ -1,0 +1,373 @@
+"""Which step the head forms next. Pure: requests and results in, steps and events out; no clock, no I/O.
+
+Batching is per iteration: requests join and leave between steps. A step is one micro-batch: the decodes of the requests
+whose tokens came back (`batching`), then chunks of prompts as far as the budget goes (`chunking`), in the order of
+`fairness`. A prompt's chunks follow each other through the pipeline without waiting; a decode waits for its own token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.errors import AlreadyExistsError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.step import SampledToken, StepPlan, StepResult
+from edgeshard_agent.scheduler.batching import Batching, Flight, Spread
+from edgeshard_agent.scheduler.blocks import BlockAllocator
+from edgeshard_agent.scheduler.chunking import Chunking, Chunks
+from edgeshard_agent.scheduler.draft import Draft
+from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
+from edgeshard_agent.scheduler.prefix import extend_keys
+from edgeshard_agent.scheduler.sequence import Sequence
+from edgeshard_agent.scheduler.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStep:
+    """A step to run: what the stages do, and the token ids [T] that the first stage embeds."""
+
+    number: int
+    plan: StepPlan
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    request_id: RequestId
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    request_id: RequestId
+    reason: FinishReason
+    text: str
+
+
+HeadEvent = TokenOut | RequestEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_context` positions per request, at most `waiting` requests that are not admitted yet.
+
+    overcommit    admit a request once its prompt fits, and take the memory of the request of lowest standing when it
+                  runs out; otherwise a request is admitted only if it can be finished
+    prefix_cache  share the KV of equal beginnings among the requests of a client
+    """
+
+    max_context: int
+    waiting: int
+    overcommit: bool = False
+    prefix_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """What the scheduler holds now, and what it has done since it began. Blocks used, cached and free make the pool."""
+
+    running: int
+    waiting: int
+    steps_in_flight: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    kv_blocks_free: int
+    steps: int
+    prompt_tokens: int
+    """Positions of prompts that were run, again after a preemption."""
+    prefix_hit_tokens: int
+    """Positions of prompts that were found in the prefix cache instead."""
+    new_tokens: int
+    preemptions: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    steps: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    new_tokens: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    """Steps over one paged KV pool. `eos_tokens` end a request unless it ignores them."""
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        limits: Limits,
+        batching: Batching,
+        chunking: Chunking,
+        eos_tokens: frozenset[int],
+    ) -> None:
+        self._allocator = allocator
+        self._limits = limits
+        self._places = batching.places
+        self._eos_tokens = eos_tokens
+        self._flight = Flight(batching)
+        self._spread = Spread(batching, chunking.inter_token_s)
+        self._chunks = Chunks(chunking, self._flight.window)
+        self._served_tokens = ServedTokens()
+        self._waiting = FairQueue(self._served_tokens)
+        self._requests: dict[RequestId, Sequence] = {}
+        self._running: dict[int, Sequence] = {}
+        self._prefilling: dict[int, Sequence] = {}
+        self._ready: dict[int, Sequence] = {}
+        """Decoding requests whose newest token is back, the longest ready first."""
+        self._frees: list[int] = []
+        self._next_number = 0
+        self._next_step = 0
+        self._returned = 0
+        self._counts = _Counts()
+
+    @property
+    def idle(self) -> bool:
+        """No request, nothing to free and no step in flight."""
+        return not (self._requests or self._frees or len(self._flight))
+
+    @property
+    def stats(self) -> SchedulerStats:
+        allocator, counts = self._allocator, self._counts
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            steps_in_flight=len(self._flight),
+            kv_blocks_used=allocator.used,
+            kv_blocks_cached=allocator.cached,
+            kv_blocks_free=allocator.count - allocator.used - allocator.cached,
+            steps=counts.steps,
+            prompt_tokens=counts.prompt_tokens,
+            prefix_hit_tokens=counts.prefix_hit_tokens,
+            new_tokens=counts.new_tokens,
+            preemptions=counts.preemptions,
+        )
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request_id: RequestId,
+        generation: Generation,
+        prompt: list[int],
+        text: TextStream,
+        emitted: tuple[int, ...] = (),
+        client: str = "",
+    ) -> None:
+        """Take a request; `emitted` are tokens a former head already streamed, `client` is who it is for.
+
+        Raises InvalidArgumentError, ResourceExhaustedError or AlreadyExistsError, changing nothing.
+        """
+        self._check(request_id, generation, len(prompt), len(emitted))
+        number = self._take_number()
+        tokens = [*prompt, *emitted]
+        sequence = Sequence(number, number, request_id, client, generation, tokens, len(prompt), text)
+        self._requests[request_id] = sequence
+        self._served_tokens.open(client)
+        self._waiting.put(sequence)
+        self._admit()  # at once, so that only requests that must wait count as waiting
+
+    def _check(self, request_id: RequestId, generation: Generation, prompt_count: int, emitted_count: int) -> None:
+        longest = prompt_count + generation.max_new_tokens
+        if request_id in self._requests:
+            raise AlreadyExistsError(f"request {request_id} is already running", field="request_id")
+        if emitted_count >= generation.max_new_tokens:
+            raise InvalidArgumentError(
+                f"emitted_tokens: all {generation.max_new_tokens} tokens were streamed already; nothing is left to run",
+                field="emitted_tokens",
+            )
+        if longest > self._limits.max_context:
+            raise InvalidArgumentError(
+                f"max_new_tokens: the prompt's {prompt_count} tokens and {generation.max_new_tokens} new ones exceed "
+                f"the deployment's context of {self._limits.max_context}; shorten the prompt or ask for fewer",
+                field="max_new_tokens",
+                reason="CONTEXT_EXCEEDED",
+            )
+        if self._allocator.blocks_for(longest) > self._allocator.count:
+            raise ResourceExhaustedError(
+                f"max_new_tokens: {longest} tokens exceed the KV pool of "
+                f"{self._allocator.count * self._allocator.block_tokens}",
+                field="max_new_tokens",
+                reason="KV_POOL_EXHAUSTED",
+            )
+        if len(self._waiting) >= self._limits.waiting:
+            raise ResourceExhaustedError(
+                f"{len(self._waiting)} requests are waiting already", reason="QUEUE_FULL", retry_after_s=1.0
+            )
+
+    def cancel(self, request_id: RequestId) -> list[HeadEvent]:
+        """End a request now; its KV goes with the next step. An unknown id is a request that has ended: no event."""
+        sequence = self._requests.get(request_id)
+        if sequence is None:
+            return []
+        self._end(sequence)
+        return [RequestEnd(request_id, FinishReason.CANCELLED, "")]
+
+    def cancel_all(self) -> list[HeadEvent]:
+        return [event for request_id in list(self._requests) for event in self.cancel(request_id)]
+
+    # -- steps out -----------------------------------------------------------------------------------------------
+
+    def next_step(self) -> HeadStep | None:
+        """The step to run now; None when nothing is runnable or the window is full."""
+        if not self._flight.has_room:
+            return None
+        self._admit()
+        draft = Draft()
+        decodes = self._add_decodes(draft)
+        self._add_chunks(draft, decodes)
+        if not draft.spans and not self._frees:
+            return None
+        frees, self._frees = tuple(self._frees), []
+        number = self._next_step
+        self._next_step += 1
+        self._counts.steps += 1
+        self._flight.begin(decodes=decodes > 0)
+        prompt_tokens = len(draft.tokens) - decodes
+        self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
+        return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
+
+    def _add_decodes(self, draft: Draft) -> int:
+        """One micro-batch of those whose tokens are back, unless all micro-batches are in flight; how many."""
+        if not self._ready:
+            return 0
+        decoding = [s for s in self._running.values() if s.decoding]
+        parts = self._spread.micro_batches([(s.scheduled, 1) for s in decoding])
+        if self._flight.decode_steps >= parts:
+            return 0
+        size = -(-len(decoding) // parts)
+        chosen = list(self._ready.values())[:size]
+        # The best standing first: a request that has to give way for it is then not in the step yet.
+        for sequence in sorted(chosen, key=lambda s: s.standing):
+            if sequence.number in self._ready and self._make_room(sequence):
+                self._add_span(draft, sequence, len(sequence.tokens))
+                del self._ready[sequence.number]
+        return len(draft.spans)
+
+    def _add_chunks(self, draft: Draft, decodes: int) -> None:
+        """Chunks of prompts behind the step's decodes, as many as fit."""
+        decoding = len(self._running) > len(self._prefilling)
+        prompts = dict(self._prefilling)
+        while (sequence := self._served_tokens.first(prompts.values())) is not None:
+            del prompts[sequence.number]
+            first, end = sequence.scheduled, len(sequence.tokens)
+            length = self._chunks.length(draft.pieces, decodes, first, end, decoding)
+            if not length:
+                return
+            self._add_span(draft, sequence, first + length)
+            self._counts.prompt_tokens += length
+            if sequence.scheduled == end:
+                sequence.decoding = True
+                del self._prefilling[sequence.number]
+
+    def _add_span(self, draft: Draft, sequence: Sequence, end: int) -> None:
+        """Schedule a request's positions up to `end`."""
+        first = sequence.scheduled
+        draft.add(sequence, end, self._allocator.extend(sequence.number, end))
+        self._served_tokens.charge(sequence.client, end - first)
+        if self._limits.prefix_cache:
+            self._publish(sequence, first, end)
+
+    def _publish(self, sequence: Sequence, first: int, end: int) -> None:
+        """Publish the blocks that these positions complete. Steps run in order, so a later request finds them full."""
+        size = self._allocator.block_tokens
+        extend_keys(sequence, size, end)
+        for index in range(first // size, end // size):
+            self._allocator.publish(sequence.number, index, sequence.keys[index])
+
+    # -- results in ----------------------------------------------------------------------------------------------
+
+    def on_result(self, step: int, result: StepResult) -> list[HeadEvent]:
+        """Take a step's result; results come in the order of their steps."""
+        if step != self._returned or step >= self._next_step:
+            raise InternalError(f"result of step {step} came, step {self._returned} was due")
+        self._returned += 1
+        self._flight.end()
+        self._chunks.returned(sum(timing.compute_s for timing in result.timings))
+        events: list[HeadEvent] = []
+        for sampled in result.tokens:
+            sequence = self._running.get(sampled.request)
+            if sequence is not None:  # otherwise cancelled or preempted while the step was under way
+                events += self._take_token(sequence, sampled, result)
+        return events
+
+    def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> list[HeadEvent]:
+        if sampled.position != len(sequence.tokens):
+            raise InternalError(f"token for position {sampled.position} came, {len(sequence.tokens)} was due")
+        sequence.tokens.append(sampled.token)
+        self._counts.new_tokens += 1
+        is_end = sampled.token in self._eos_tokens and not sequence.generation.ignore_eos
+        text = "" if is_end else sequence.text.push(sampled.token)
+        token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, result.timings)
+        events: list[HeadEvent] = [TokenOut(sequence.request_id, token)]
+        reason = _finish_reason(sequence, sampled.token, is_end)
+        if reason is None:
+            self._ready[sequence.number] = sequence
+        else:
+            events.append(RequestEnd(sequence.request_id, reason, sequence.text.finish()))
+            self._end(sequence)
+        return events
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Let waiting requests in, in their turn, while there are places and the pool can promise what each needs."""
+        allocator, size = self._allocator, self._allocator.block_tokens
+        while len(self._running) < self._places and (sequence := self._waiting.first()) is not None:
+            known = len(sequence.tokens)
+            keys: list[bytes] = []
+            if self._limits.prefix_cache:
+                extend_keys(sequence, size, known - 1)
+                keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
+            shared = allocator.admit(sequence.number, known + 1 if self._limits.overcommit else sequence.longest, keys)
+            if shared is None:
+                return
+            self._waiting.remove(sequence)
+            self._running[sequence.number] = self._prefilling[sequence.number] = sequence
+            if shared.blocks:
+                sequence.shared, sequence.scheduled = shared, shared.filled
+                self._counts.prefix_hit_tokens += shared.filled
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """See to it that a decode has KV, by preemption if need be; False when it was preempted itself."""
+        while not self._allocator.can_extend(sequence.number, len(sequence.tokens)):
+            lowest = max(self._running.values(), key=lambda s: s.standing)
+            self._preempt(lowest)
+            if lowest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a request's KV. It waits at its old place, and then runs again what it had, which gives the same."""
+        self._leave(sequence)
+        sequence.restart(self._take_number())
+        self._waiting.put(sequence)
+        self._counts.preemptions += 1
+
+    def _end(self, sequence: Sequence) -> None:
+        if not self._waiting.remove(sequence):
+            self._leave(sequence)
+        del self._requests[sequence.request_id]
+        self._served_tokens.close(sequence.client)
+
+    def _leave(self, sequence: Sequence) -> None:
+        number = sequence.number
+        del self._running[number]
+        self._prefilling.pop(number, None)
+        self._ready.pop(number, None)
+        self._allocator.release(number)
+        if sequence.introduced:
+            self._frees.append(number)
+
+    def _take_number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+
+def _finish_reason(sequence: Sequence, token: int, is_end: bool) -> FinishReason | None:
+    if is_end or token in sequence.generation.stop_tokens or sequence.text.stopped:
+        return FinishReason.STOP
+    if len(sequence.tokens) >= sequence.longest:
+        return FinishReason.LENGTH
+    return None

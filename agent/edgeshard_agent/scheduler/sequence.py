@@ -1,0 +1,62 @@
+"""A request under way, as the head's scheduler keeps it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgeshard.domain.generation import Generation
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.step import KvGrant
+from edgeshard_agent.scheduler.text import TextStream
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` is prompt and emitted; positions below `scheduled` were handed to the stages.
+
+    `number` is what the stages know the request by, a new one after each preemption. `arrival` orders requests by when
+    they came. `client` is whose share of the pipeline it uses, and who alone may use its cached KV.
+    """
+
+    number: int
+    arrival: int
+    request_id: RequestId
+    client: str
+    generation: Generation
+    tokens: list[int]
+    prompt_count: int
+    text: TextStream
+    scheduled: int = 0
+    introduced: bool = False
+    """Whether a step has told the stages of it, so that they hold something of it."""
+    decoding: bool = False
+    """Whether all it began with is scheduled: from here on it goes token by token."""
+    keys: list[bytes] = field(default_factory=list)
+    """Prefix keys of its full blocks, as far as they were needed."""
+    shared: KvGrant | None = None
+    """Cached blocks it starts from; the stages hear of them with its first span."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its newest token is back and the next can be decoded."""
+        return self.decoding and self.scheduled < len(self.tokens)
+
+    @property
+    def longest(self) -> int:
+        return self.prompt_count + self.generation.max_new_tokens
+
+    @property
+    def priority(self) -> int:
+        return self.generation.priority
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Smaller keeps its memory longer: by priority, then by when it came."""
+        return (-self.priority, self.arrival)
+
+    def restart(self, number: int) -> None:
+        """Begin again from the first position, with what was emitted as part of the prompt."""
+        self.number = number
+        self.scheduled = 0
+        self.introduced = self.decoding = False
+        self.shared = None

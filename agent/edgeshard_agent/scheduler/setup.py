@@ -1,0 +1,68 @@
+"""From a deployment's placement to the scheduler its head runs. Pure."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.mode import Mode
+from edgeshard.domain.step import MAX_STEP_TOKENS, STEP_TOKENS
+from edgeshard.domain.step_cost import compute_s, inter_token_s
+from edgeshard.planning.pace import step_tokens
+from edgeshard_agent.scheduler.batching import Batching
+from edgeshard_agent.scheduler.blocks import BlockAllocator
+from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
+from edgeshard_agent.scheduler.slices import PromptSlices
+
+# Decodes leave half of a step to prompts.
+MAX_MICRO_BATCH = STEP_TOKENS // 2
+# Requests that may run for each one whose worst case the KV pool was made for, where a deployment overcommits.
+OVERCOMMIT = 2
+WAITING_PER_PLACE = 4
+
+
+def make_scheduler(
+    prepare: PrepareStage, max_context: int, eos_tokens: frozenset[int], slices: PromptSlices | None
+) -> Scheduler:
+    """`max_context` is the model's own limit."""
+    spec, placement = prepare.spec, prepare.placement
+    limits = Limits(
+        max_context=spec.max_context or max_context,
+        waiting=WAITING_PER_PLACE * spec.concurrency,
+        overcommit=spec.kv_overcommit,
+        prefix_cache=spec.prefix_cache,
+    )
+    chunking = Chunking(
+        step_tokens=step_tokens(placement.costs, placement.kv_block_tokens),
+        max_step_tokens=MAX_STEP_TOKENS,
+        least_tokens=placement.kv_block_tokens,
+        max_inter_token_latency_s=spec.max_inter_token_latency_s,
+        inter_token_s=partial(inter_token_s, placement.costs) if placement.costs else None,
+        slices=slices,
+        compute_s=partial(compute_s, placement.costs) if placement.costs else None,
+    )
+    allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens)
+    return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens)
+
+
+def make_slices(prepare: PrepareStage) -> PromptSlices | None:
+    """None where slices would not follow each other through the stages, or nobody knows what they cost."""
+    placement = prepare.placement
+    if Mode(prepare.spec.mode) is not Mode.NO_BUBBLES or len(placement.stages) == 1 or not placement.costs:
+        return None
+    return PromptSlices(placement.costs)
+
+
+def batching(prepare: PrepareStage) -> Batching:
+    """The placement's (b, m), or a larger b so that as many requests run as the deployment has memory for.
+
+    It stays as placed where a time per token was promised, which holds for that b, and in sequential mode.
+    """
+    spec, placement = prepare.spec, prepare.placement
+    mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches
+    if mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None:
+        places = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
+        micro_batch = max(micro_batch, -(-places // micro_batches))
+    fixed = spec.micro_batches > 0
+    return Batching(mode, placement.window, min(micro_batch, MAX_MICRO_BATCH), micro_batches, fixed)

@@ -1,0 +1,141 @@
+"""Two checkouts side by side: is this tree's engine slower than another's?
+
+Each tree serves the quick cases of `bench.engine` with its own daemons, in its own virtual environment. Both sites are
+up all the while. Case by case the two take turns, and who begins changes with every round, so that drift of the machine
+weighs on both alike. A ratio is of one round; the median over the rounds is what counts.
+
+    git worktree add ../before REVISION && make -C ../before setup
+    python -m bench.engine_trees ../before --rounds 10 -o FILE          JSON: a row a case
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+@dataclass(slots=True)
+class CaseRow:
+    """Tokens per second of a case, round by round: of the other tree (`before`) and of this one (`after`)."""
+
+    case: str
+    streams: int
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """This tree's rate over the other's, in each round."""
+        return [after / before for before, after in zip(self.before, self.after, strict=True)]
+
+    def report(self) -> dict[str, Any]:
+        ratios = sorted(self.ratios)
+        return asdict(self) | {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
+
+
+class Tree:
+    """The worker of one checkout: answers the number of a case with its tokens per second."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Tree:
+        command = [str(self._root / ".venv/bin/python"), str(Path(__file__).resolve()), "--worker"]
+        environment = os.environ | {"PYTHONPATH": str(self._root)}
+        self._process = subprocess.Popen(
+            command, cwd=self._root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()  # the worker takes its site down
+            self._process.wait()
+
+    def read(self) -> Any:
+        """The worker's next line. Raises RuntimeError where it has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the benchmark of {self._root} ended early")
+        return json.loads(line)
+
+    def measure(self, case: int) -> float:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(f"{case}\n")
+        self._process.stdin.flush()
+        return float(self.read())
+
+
+def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) -> list[CaseRow]:
+    """Both trees' quick cases, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
+    rows = [CaseRow(name, streams) for name, streams in before.read()]
+    if [(row.case, row.streams) for row in rows] != [tuple(case) for case in after.read()]:
+        raise RuntimeError("the two trees do not have the same quick cases")
+    chosen = [(index, row) for index, row in enumerate(rows) if not wanted or f"{row.case} x{row.streams}" in wanted]
+    for number in range(rounds):
+        for index, row in chosen:
+            turns = [(before, row.before), (after, row.after)]
+            for tree, rates in turns if number % 2 == 0 else reversed(turns):
+                rates.append(tree.measure(index))
+            print(f"{number + 1}/{rounds} {row.case} x{row.streams}: {row.ratios[-1]:.3f}", file=sys.stderr, flush=True)
+    return [row for _, row in chosen]
+
+
+async def work() -> None:
+    """A worker: the site of the tree that this process imports, at the command of standard input."""
+    # Imported here: the file runs in another checkout too, whose `bench` this is.
+    from bench.engine import hold, measure, site_with
+    from bench.engine_cases import QUICK, setups
+    from bench.random_llama import RandomWeights
+
+    cases = QUICK.cases
+    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
+        async with site_with(RandomWeights(), Path(scratch)) as site:
+            await hold(site, setups(cases), ())
+            print(json.dumps([(case.setup.name, case.streams) for case in cases]), flush=True)
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                sample, _ = await measure(site, cases[int(line)], QUICK.new_tokens)
+                print(json.dumps(sample.tokens_per_s), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, nargs="?", metavar="DIR", help="the other checkout, set up")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--case", action="append", default=[], metavar='"NAME xSTREAMS"', help="this one only; repeat")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        asyncio.run(work())
+        return 0
+    if options.before is None:
+        parser.error("name the other checkout")
+    with ExitStack() as stack:
+        trees = [stack.enter_context(Tree(root)) for root in (options.before, Path(__file__).parents[1])]
+        report = [row.report() for row in compare(trees[0], trees[1], options.rounds, options.case)]
+    for row in report:
+        print(f"{row['case']} x{row['streams']}: {row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})")
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One file for each model family; the registry finds them."""

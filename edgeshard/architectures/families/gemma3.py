@@ -1,0 +1,88 @@
+"""gemma3, of which only the text part runs: two rotary bases and windows by layer, four norms a block that multiply by
+1 + weight, a scaled embedding. Larger ones nest the decoder in `text_config`."""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import ACTIVATIONS, attention, gated_mlp, head_norms, norms
+from edgeshard.architectures.record import Architecture, BlockStyle, Ends, Fused, Library, Shapes
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import Windows, all_but_every
+
+_WINDOWS = Windows(4096, sliding=all_but_every(6, key="sliding_window_pattern"))
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    bias = fields.flag("attention_bias")
+    return (
+        norms(shape.hidden_size, *_NORMS)
+        | attention(shape, input_bias=bias, output_bias=bias)
+        | head_norms(shape)
+        | gated_mlp(shape, fields.size("intermediate_size"))
+    )
+
+
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    return BlockStyle(
+        eps=fields.number("rms_norm_eps"),
+        scaling=fields.number("query_pre_attn_scalar") ** -0.5,
+        activation=fields.choice("hidden_activation", ACTIVATIONS),
+        rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer],
+        unit_offset=True,
+    )
+
+
+def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
+    return Ends(
+        eps=fields.number("rms_norm_eps"),
+        embedding_scale=shape.hidden_size**0.5,
+        rounded=True,
+        unit_offset=True,
+        logit_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    fields.size("sliding_window_pattern", 6)
+    fields.optional_number("final_logit_softcapping")
+
+
+ARCHITECTURE = Architecture(
+    name="gemma3",
+    model_types=("gemma3_text",),
+    nested={"gemma3": "gemma3_text"},
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    },
+    activation="hidden_activation",
+    flags=("attention_bias",),
+    numbers=("rms_norm_eps", "query_pre_attn_scalar"),
+    refused={
+        "use_bidirectional_attention": "is set; EdgeShard runs causal models only",
+        "attn_logit_softcapping": "is given, which gemma3 does not apply; set it to null",
+    },
+    checks=(_check,),
+    rope=Rope(by_layer_type=True),
+    windows=_WINDOWS,
+    prefixes=("model.", "language_model."),
+    block=_block,
+    library=Library("gemma3", "Gemma3", config="Gemma3TextConfig"),
+    runs=Fused(_style),
+    ends=_ends,
+)

@@ -1,0 +1,85 @@
+"""glm4_moe: experts chosen by group behind a few dense blocks, with one more MLP that every token uses.
+
+Files may hold blocks for predicting further tokens behind the decoder's own; those are not run.
+"""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import (
+    attention,
+    chosen_experts,
+    even_split,
+    expert_count,
+    expert_mlps,
+    expert_stacks,
+    gated_mlp,
+    head_norms,
+    linear,
+    norms,
+)
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+
+_EXPERTS = Experts(count=("n_routed_experts",))
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    block = norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
+    block |= attention(shape, input_bias=fields.flag("attention_bias"))
+    if fields.flag("use_qk_norm"):
+        block |= head_norms(shape)
+    if layer < fields.count("first_k_dense_replace"):
+        return block | gated_mlp(shape, fields.size("intermediate_size"))
+    count, inner = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
+    return (
+        block
+        | linear("mlp.gate", count, shape.hidden_size)
+        | {"mlp.gate.e_score_correction_bias": (count,)}
+        | expert_mlps(shape, count, inner)
+        | gated_mlp(shape, inner * fields.size("n_shared_experts"), path="mlp.shared_experts")
+    )
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    count, groups, kept = expert_count(_EXPERTS, fields), fields.size("n_group"), fields.size("topk_group")
+    fields.count("first_k_dense_replace")
+    fields.count("num_nextn_predict_layers")
+    in_group = even_split(fields, "n_routed_experts", count, "n_group", groups)
+    if in_group < 2:
+        raise fields.refuse("n_group", f"is {groups}; a group is ranked by its best two experts, so it needs two")
+    if kept > groups:
+        raise fields.refuse("topk_group", f"is {kept}, more than the {groups} groups there are")
+    if (chosen := chosen_experts(_EXPERTS, fields)) > kept * in_group:
+        raise fields.refuse("num_experts_per_tok", f"is {chosen}, more than {kept} groups of {in_group} experts have")
+
+
+ARCHITECTURE = Architecture(
+    name="glm4_moe",
+    defaults={
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+    },
+    flags=("attention_bias", "use_qk_norm", "norm_topk_prob"),
+    sizes=("intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_group", "topk_group"),
+    numbers=("rms_norm_eps", "routed_scaling_factor"),
+    checks=(_check,),
+    rope=Rope(partial=True),
+    experts=_EXPERTS,
+    further_blocks="num_nextn_predict_layers",
+    block=_block,
+    library=Library("glm4_moe", "Glm4Moe"),
+    runs=Plugged(stacks=expert_stacks(), float32=r"e_score_correction_bias$"),
+)

@@ -1,0 +1,57 @@
+"""gpt_oss: attention with a sink for each head, every other block with a window, experts with biases in all blocks.
+
+Experts are stored with the matrices transposed, rows of gate and up in turn.
+"""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import attention, expert_count, linear, norms
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import Windows, all_but_every
+
+_EXPERTS = Experts(count=("num_local_experts",))
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    hidden, bias = shape.hidden_size, fields.flag("attention_bias")
+    count, inner = expert_count(_EXPERTS, fields), fields.size("intermediate_size")
+    return (
+        norms(hidden, "input_layernorm", "post_attention_layernorm")
+        | attention(shape, input_bias=bias, output_bias=bias)
+        | {"self_attn.sinks": (shape.attention_heads,)}
+        | linear("mlp.router", count, hidden, bias=True)
+        | {
+            "mlp.experts.gate_up_proj": (count, hidden, 2 * inner),
+            "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+            "mlp.experts.down_proj": (count, inner, hidden),
+            "mlp.experts.down_proj_bias": (count, hidden),
+        }
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="gpt_oss",
+    defaults={
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "max_position_embeddings": 131_072,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+    flags=("attention_bias",),
+    numbers=("rms_norm_eps", "swiglu_alpha", "swiglu_limit"),
+    windows=Windows(128, sliding=all_but_every(2)),
+    experts=_EXPERTS,
+    block=_block,
+    library=Library("gpt_oss", "GptOss"),
+    runs=Plugged(),
+    whole=r"router\.weight$|_bias$",
+)

@@ -1,0 +1,61 @@
+"""granitemoe: granite with experts in every block, those of a block in two tensors."""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import attention, expert_count, norms, scaled_ends
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.shape import ModelShape
+
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_EXPERTS = Experts(count=("num_local_experts",), tensors=r"\.(input|output)_linear\.")
+_PATH = "block_sparse_moe"
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    hidden, inner = shape.hidden_size, fields.size("intermediate_size")
+    count, bias = expert_count(_EXPERTS, fields), fields.flag("attention_bias")
+    return (
+        norms(hidden, "input_layernorm", "post_attention_layernorm")
+        | attention(shape, input_bias=bias, output_bias=bias)
+        | {
+            f"{_PATH}.router.layer.weight": (count, hidden),
+            f"{_PATH}.input_linear.weight": (count, 2 * inner, hidden),
+            f"{_PATH}.output_linear.weight": (count, hidden, inner),
+        }
+    )
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    for key in _MULTIPLIERS:
+        if key in fields.values and not fields.given(key):
+            raise fields.refuse(key, "is null; give the number")
+
+
+ARCHITECTURE = Architecture(
+    name="granitemoe",
+    defaults={
+        "num_key_value_heads": "num_attention_heads",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "eos_token_id": 2,
+    }
+    | dict.fromkeys(_MULTIPLIERS, 1.0),
+    flags=("attention_bias",),
+    numbers=("rms_norm_eps", *_MULTIPLIERS),
+    checks=(_check,),
+    experts=_EXPERTS,
+    block=_block,
+    library=Library("granitemoe", "GraniteMoe"),
+    runs=Plugged(
+        renames=(
+            (r"\.input_linear\.weight$", ".experts.gate_up_proj"),
+            (r"\.output_linear\.weight$", ".experts.down_proj"),
+            (r"\.router\.layer\.", ".router."),
+        ),
+    ),
+    ends=scaled_ends,
+    whole=r"router\.layer\.weight$",
+)

@@ -1,0 +1,54 @@
+"""llama: the kind the others are told apart from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import attention, gated_mlp, llama_style, norms
+from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
+from edgeshard.architectures.shape import ModelShape
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    bias = fields.flag("attention_bias")
+    return (
+        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
+        | attention(shape, input_bias=bias, output_bias=bias)
+        | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
+    )
+
+
+def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+
+
+ARCHITECTURE = Architecture(
+    name="llama",
+    defaults={
+        "num_key_value_heads": "num_attention_heads",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "eos_token_id": 2,
+    },
+    block=_block,
+    library=Library("llama", "Llama"),
+    runs=Fused(llama_style),
+    # The paper's models (Touvron et al. 2023, table of sizes; the published config.json files).
+    models={
+        "llama2-7b": _llama2(4096, 11_008, 32, 32, 32),
+        "llama2-13b": _llama2(5120, 13_824, 40, 40, 40),
+        "llama2-70b": _llama2(8192, 28_672, 80, 64, 8),
+    },
+)

@@ -1,0 +1,60 @@
+"""ministral3: mistral, whose queries grow with their position beyond the trained context. Published ones nest the
+decoder in the `text_config` of a model for pictures, of which only the decoder runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import attention, gated_mlp, norms
+from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import Windows
+
+_BETA = "llama_4_scaling_beta"
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    return (
+        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
+        | attention(shape)
+        | gated_mlp(shape, fields.size("intermediate_size"))
+    )
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    if fields.prefix and not fields.given("model_type"):
+        raise fields.refuse("model_type", "is missing; use the complete config.json of the checkpoint")
+    # Older files have the old key, which comes first where there are both; without either there are defaults.
+    path = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    entry = fields.values.get(path)
+    if entry is None:
+        return
+    for key in (_BETA, "original_max_position_embeddings"):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get(key), int | float):
+            raise fields.refuse(f"{path}.{key}", "is missing; use the complete config.json of the checkpoint")
+
+
+ARCHITECTURE = Architecture(
+    name="ministral3",
+    nested={"mistral3": "ministral3"},
+    defaults={
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131_072,
+        "max_position_embeddings": 262_144,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 2,
+    },
+    flags=(),
+    checks=(_check,),
+    # Without scaling of queries the published ones have a beta of 0.
+    rope=Rope(zeros=frozenset({_BETA, "mscale", "mscale_all_dim"})),
+    windows=Windows(),
+    prefixes=("model.", "language_model."),
+    block=_block,
+    library=Library("ministral3", "Ministral3"),
+    runs=Plugged(),
+)

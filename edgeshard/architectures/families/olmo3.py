@@ -1,0 +1,52 @@
+"""olmo3: olmo2 with windows in three of four blocks, and a rotary embedding for each type of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import attention, gated_mlp, norms
+from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import LAYER_TYPES, SLIDING, Windows, all_but_every
+
+_WINDOWS = Windows(4096, sliding=all_but_every(4))
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    bias = fields.flag("attention_bias")
+    return (
+        norms(shape.hidden_size, "post_attention_layernorm", "post_feedforward_layernorm")
+        | norms(shape.attention_heads * shape.head_dim, "self_attn.q_norm")
+        | norms(shape.kv_heads * shape.head_dim, "self_attn.k_norm")
+        | attention(shape, input_bias=bias, output_bias=bias)
+        | gated_mlp(shape, fields.size("intermediate_size"))
+    )
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    if SLIDING in _WINDOWS.layer_types(fields, layer_count) and not any(_WINDOWS.sizes(fields, layer_count)):
+        raise fields.refuse("sliding_window", "is null, yet some layers slide; give it, or layer_types without them")
+    scaling = fields.values.get("rope_scaling")
+    if isinstance(scaling, Mapping) and not LAYER_TYPES.isdisjoint(scaling):
+        # The old key holds what full attention uses; entries by layer type would be passed over.
+        raise fields.refuse("rope_scaling", "differs by layer type; give those entries as rope_parameters")
+
+
+ARCHITECTURE = Architecture(
+    name="olmo3",
+    defaults={
+        "num_key_value_heads": "num_attention_heads",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 50279,
+    },
+    flags=("attention_bias",),
+    checks=(_check,),
+    rope=Rope(by_layer_type=True),
+    windows=_WINDOWS,
+    block=_block,
+    library=Library("olmo3", "Olmo3"),
+    runs=Plugged(),
+)

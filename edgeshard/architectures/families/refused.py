@@ -1,0 +1,47 @@
+"""Families that are known and not run, by what EdgeShard lacks; continues "model_type X is not supported: it"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_NOT_HELD = "which EdgeShard's KV pool does not hold"
+_RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
+_CONVOLUTION = f"keeps a convolution's state per request besides keys and values, {_NOT_HELD}"
+_LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
+
+REFUSED: Mapping[str, tuple[str, ...]] = {
+    _RECURRENT: (
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "mamba",
+        "kimi_linear",
+        "mamba2",
+        "minimax",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    ),
+    _CONVOLUTION: ("lfm2", "lfm2_moe"),
+    _LATENT: (
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "kimi_k2",
+        "longcat_flash",
+        "youtu",
+    ),
+}

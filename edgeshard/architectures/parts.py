@@ -1,0 +1,152 @@
+"""Tensors, styles and checks that families have in common. Pure; nothing here knows which family asks."""
+
+from __future__ import annotations
+
+import re
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.record import BlockStyle, Ends, Experts, Shapes, Stack, Style
+from edgeshard.architectures.shape import ModelShape
+
+ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
+MAX_LAYERS = 1024
+"""Of one model; the largest published ones have a few hundred blocks at the most."""
+MAX_EXPERTS = 1024
+"""Of one mixture layer; the largest published models have a few hundred."""
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def linear(name: str, width_out: int, width_in: int, bias: bool = False) -> Shapes:
+    shapes: Shapes = {f"{name}.weight": (width_out, width_in)}
+    if bias:
+        shapes[f"{name}.bias"] = (width_out,)
+    return shapes
+
+
+def norms(width: int, *names: str, bias: bool = False) -> Shapes:
+    """Of norms over `width`; LayerNorm has a bias too."""
+    shapes: Shapes = {f"{name}.weight": (width,) for name in names}
+    if bias:
+        shapes |= {f"{name}.bias": (width,) for name in names}
+    return shapes
+
+
+def attention(
+    shape: ModelShape, *, input_bias: bool = False, output_bias: bool = False, output: str = "o_proj"
+) -> Shapes:
+    """Projections of queries, keys, values and of what attention gives."""
+    hidden = shape.hidden_size
+    query, key_value = shape.attention_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return (
+        linear("self_attn.q_proj", query, hidden, input_bias)
+        | linear("self_attn.k_proj", key_value, hidden, input_bias)
+        | linear("self_attn.v_proj", key_value, hidden, input_bias)
+        | linear(f"self_attn.{output}", hidden, query, output_bias)
+    )
+
+
+def head_norms(shape: ModelShape) -> Shapes:
+    """Norms of each head's query and key."""
+    return norms(shape.head_dim, "self_attn.q_norm", "self_attn.k_norm")
+
+
+def gated_mlp(shape: ModelShape, inner: int, *, path: str = "mlp", bias: bool = False) -> Shapes:
+    """down(activation(gate(x)) * up(x))"""
+    return (
+        linear(f"{path}.gate_proj", inner, shape.hidden_size, bias)
+        | linear(f"{path}.up_proj", inner, shape.hidden_size, bias)
+        | linear(f"{path}.down_proj", shape.hidden_size, inner, bias)
+    )
+
+
+def expert_mlps(
+    shape: ModelShape,
+    count: int,
+    inner: int,
+    path: str = "mlp.experts",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Shapes:
+    """Gated MLPs of experts, each with tensors of its own; `names` are of gate, up and down."""
+    gate, up, down = names
+    shapes: Shapes = {}
+    for expert in range(count):
+        shapes |= linear(f"{path}.{expert}.{gate}", inner, shape.hidden_size)
+        shapes |= linear(f"{path}.{expert}.{up}", inner, shape.hidden_size)
+        shapes |= linear(f"{path}.{expert}.{down}", shape.hidden_size, inner)
+    return shapes
+
+
+def expert_stacks(path: str = "mlp.experts") -> tuple[Stack, ...]:
+    """How transformers' modules keep `expert_mlps`: gates above ups in one tensor, downs in another."""
+    found = rf"{re.escape(path)}\.(\d+)\."
+    return (
+        Stack(rf"{found}gate_proj\.weight", f"{path}.gate_up_proj", 0),
+        Stack(rf"{found}up_proj\.weight", f"{path}.gate_up_proj", 1),
+        Stack(rf"{found}down_proj\.weight", f"{path}.down_proj"),
+    )
+
+
+# -- what the tensors do not tell --------------------------------------------------------------------------------------
+
+
+def llama_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    """Blocks of the Llama kind."""
+    return BlockStyle(fields.number("rms_norm_eps"), shape.head_dim**-0.5, fields.choice("hidden_act", ACTIVATIONS))
+
+
+def mixture_style(normalised: bool | None = None) -> Style:
+    """The same with experts; `norm_topk_prob` says whether their shares are normalised unless `normalised` does."""
+
+    def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+        return BlockStyle(
+            eps=fields.number("rms_norm_eps"),
+            scaling=shape.head_dim**-0.5,
+            activation=fields.choice("hidden_act", ACTIVATIONS),
+            experts_per_token=fields.size("num_experts_per_tok"),
+            normalised_experts=fields.flag("norm_topk_prob") if normalised is None else normalised,
+        )
+
+    return style
+
+
+def scaled_ends(fields: ConfigFields, shape: ModelShape) -> Ends:
+    """Embeddings multiplied by `embedding_multiplier`, logits divided by `logits_scaling`."""
+    return Ends(
+        eps=fields.number("rms_norm_eps"),
+        embedding_scale=fields.number("embedding_multiplier"),
+        logit_divisor=fields.number("logits_scaling"),
+    )
+
+
+# -- reading and checking ----------------------------------------------------------------------------------------------
+
+
+def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:
+    if total % parts:
+        raise fields.refuse(total_key, f"is {total}, which is not a multiple of {parts_key} {parts}")
+    return total // parts
+
+
+def expert_count(experts: Experts, fields: ConfigFields) -> int:
+    """Experts of one mixture layer, under the first of the keys that is given; 0 where they are switched off."""
+    if experts.switch and not fields.flag(experts.switch):
+        return 0
+    return fields.size(next((key for key in experts.count if fields.given(key)), experts.count[-1]))
+
+
+def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
+    """Experts a token uses in one mixture layer; 0 where they are switched off."""
+    if experts.switch and not fields.flag(experts.switch):
+        return 0
+    return fields.size(experts.chosen)
+
+
+def check_experts(experts: Experts, fields: ConfigFields) -> None:
+    count = expert_count(experts, fields)
+    if count > MAX_EXPERTS:  # before anything is listed by expert
+        raise fields.refuse(experts.count[0], f"is {count}; EdgeShard runs at most {MAX_EXPERTS}")
+    chosen = chosen_experts(experts, fields)
+    if chosen > count:
+        raise fields.refuse(experts.chosen, f"is {chosen}, more than the {count} experts there are")

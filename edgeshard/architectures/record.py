@@ -1,0 +1,258 @@
+"""What the project knows of one model family, as a value. The families themselves are files of `families/`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import Windows
+from edgeshard.domain.model import Part
+
+Shapes = dict[str, tuple[int, ...]]
+"""Tensors of a checkpoint with their shapes as stored."""
+BlockTensors = Callable[[ConfigFields, ModelShape, int], Shapes]
+"""Those of the block with this index, named without `layers.N.`."""
+OuterTensors = Callable[[ConfigFields, ModelShape], Shapes]
+"""Those outside the blocks, without the token embedding and the LM head."""
+Check = Callable[[ConfigFields, int], None]
+"""Raises UnsupportedModelError for what this family cannot run; it is given the number of blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeKeys:
+    """The keys under which config.json has the sizes. Without `head_dim` the heads share `hidden` evenly."""
+
+    layers: str = "num_hidden_layers"
+    hidden: str = "hidden_size"
+    heads: str = "num_attention_heads"
+    kv_heads: str = "num_key_value_heads"
+    head_dim: str = "head_dim"
+    context: str = "max_position_embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What transformers calls a family: `transformers.models.MODULE.modeling_MODULE`, and its classes.
+
+    The classes are `prefix` followed by what they are, unless given. `norm` may be a class of `torch.nn` too.
+    """
+
+    module: str
+    prefix: str
+    config: str = ""
+    layer: str = ""
+    rotary: str = ""
+    norm: str = ""
+
+    @property
+    def config_class(self) -> str:
+        return self.config or f"{self.prefix}Config"
+
+    @property
+    def layer_class(self) -> str:
+        return self.layer or f"{self.prefix}DecoderLayer"
+
+    @property
+    def rotary_class(self) -> str:
+        return self.rotary or f"{self.prefix}RotaryEmbedding"
+
+    @property
+    def norm_class(self) -> str:
+        return self.norm or f"{self.prefix}RMSNorm"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: the keys for how many there are (one of `count`) and how many of them a token uses, and
+    what the names of their tensors have in common (a regular expression). With a `switch` there are none unless that
+    flag is set."""
+
+    count: tuple[str, ...] = ("num_experts", "num_local_experts")
+    chosen: str = "num_experts_per_tok"
+    tensors: str = r"\.experts\."
+    switch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStyle:
+    """What a block's tensors do not tell, for blocks of the agent's own.
+
+    `scaling` multiplies the scores of attention. `rotary` is the type of layer whose rotary embedding the block uses,
+    "" where there is one for all, None for a block without positions. `unit_offset` norms multiply by 1 + weight in
+    float32, others by the weight in the model's dtype. `softcap` caps scores: cap * tanh(scores / cap).
+    `normalised_experts`: the chosen experts' shares add up to 1.
+    """
+
+    eps: float
+    scaling: float
+    activation: str
+    rotary: str | None = ""
+    unit_offset: bool = False
+    softcap: float | None = None
+    experts_per_token: int = 0
+    normalised_experts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is done before the first block and behind the last.
+
+    Embeddings are multiplied by `embedding_scale`, which is rounded to the model's dtype first where it is `rounded`.
+    The final norm has `eps`. Logits are divided by `logit_divisor`, then capped: cap * tanh(logits / cap).
+    """
+
+    eps: float
+    embedding_scale: float = 1.0
+    rounded: bool = False
+    unit_offset: bool = False
+    logit_divisor: float = 1.0
+    logit_cap: float | None = None
+
+
+Style = Callable[[ConfigFields, ModelShape, int], BlockStyle]
+MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block's tensor goes in the agent's modules: a parameter or a buffer of that path; where it holds all
+    experts, the one with `index`, and of that the first or the second `half` of its rows."""
+
+    parameter: str
+    index: int | None = None
+    half: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Tensors of one expert each that are one tensor in memory. The first group of `pattern` is the expert's index."""
+
+    pattern: str
+    parameter: str
+    half: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The family runs in the agent's own blocks: RMS norms, rotary grouped-query attention, gated MLPs or a mixture.
+
+    `renames` (regular expressions and what stands instead) turn a tensor's name in a block into that of the Llama kind.
+    """
+
+    style: Style
+    renames: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """The family runs in transformers' decoder layers, which call our attention.
+
+    `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
+    same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
+    `modules` names a module class of its own in the agent, for what a generic stage does not do.
+    """
+
+    renames: tuple[tuple[str, str], ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    float32: str = ""
+    modules: str = ""
+
+
+def rms_final_norm(fields: ConfigFields, shape: ModelShape) -> Shapes:
+    return {"norm.weight": (shape.hidden_size,)}
+
+
+def plain_ends(fields: ConfigFields, shape: ModelShape) -> Ends:
+    return Ends(fields.number("rms_norm_eps"))
+
+
+_KEYS = SizeKeys()
+_ROPE = Rope()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One model family. A regular expression here matches with `re.search` in a canonical name (see `tensors`).
+
+    What a config.json says:
+    `model_types` are those the family answers to. `nested` maps the model_type of a config.json that holds the decoder
+    in its `text_config` to the model_type in there. `defaults` are the values of transformers' configuration class for
+    keys that checkpoints leave out; without one a key is required. `activation` is a key. `flags`, `sizes` and
+    `numbers` are keys that are checked for their type, `refused` those that may only be missing, null or false, with
+    why. Families with learned positions have no `rope`.
+
+    What a checkpoint holds:
+    `prefixes` are taken off names, `block_list` is the name of the blocks' list, `computed` names in a block that are
+    not read. `further_blocks` is the key for how many blocks follow that are not run. `outer_names` are all tensors
+    outside the blocks that there may be, with their unit; `outer` has those of a config.
+
+    How it runs: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, but for those that
+    match `whole`. `models` are configs known by name.
+    """
+
+    name: str
+    model_types: tuple[str, ...] = ()
+    nested: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any]
+    keys: SizeKeys = _KEYS
+    activation: str = "hidden_act"
+    flags: tuple[str, ...] = ("attention_bias", "mlp_bias")
+    sizes: tuple[str, ...] = ("intermediate_size",)
+    numbers: tuple[str, ...] = ("rms_norm_eps",)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    rope: Rope | None = _ROPE
+    windows: Windows | None = None
+    experts: Experts | None = None
+
+    prefixes: tuple[str, ...] = ("model.",)
+    block_list: str = "layers"
+    computed: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
+    further_blocks: str = ""
+    embedding: str = "embed_tokens.weight"
+    embedding_width: Callable[[ConfigFields, ModelShape], int] = lambda fields, shape: shape.hidden_size
+    outer_names: Mapping[str, Part] = field(default_factory=lambda: {"norm.weight": Part.HEAD})
+    outer: OuterTensors = rms_final_norm
+    block: BlockTensors
+
+    library: Library
+    runs: Fused | Plugged
+    ends: MakeEnds = plain_ends
+    quantises: bool = True
+    whole: str = r"gate\.weight$"
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def answers_to(self) -> tuple[str, ...]:
+        """The values of model_type at the top of a config.json."""
+        return (*(self.model_types or (self.name,)), *self.nested)
+
+    def is_expert(self, name: str) -> bool:
+        """Whether this tensor belongs to experts of which a token uses a few only."""
+        return self.experts is not None and re.search(self.experts.tensors, name) is not None
+
+    def place(self, name: str) -> Place:
+        """Where the tensor of this name in a block goes; both names are without `layers.N.`."""
+        if isinstance(self.runs, Plugged):
+            for stack in self.runs.stacks:
+                if (found := re.fullmatch(stack.pattern, name)) is not None:
+                    return Place(stack.parameter, int(found[1]), stack.half)
+        for pattern, replacement in self.runs.renames:
+            name = re.sub(pattern, replacement, name)
+        return Place(name)
+
+    def keeps_float32(self, name: str) -> bool:
+        """Whether the tensor of this name in a block keeps full precision in any dtype."""
+        runs = self.runs
+        return isinstance(runs, Plugged) and bool(runs.float32 and re.search(runs.float32, self.place(name).parameter))
+
+    def is_quantised(self, name: str, dimensions: int) -> bool:
+        """Whether the tensor of this name in a block becomes small integers where that is asked for."""
+        if not self.quantises or dimensions != 2 or re.search(self.whole, name):
+            return False
+        return self.place(name).index is None

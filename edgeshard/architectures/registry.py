@@ -1,0 +1,69 @@
+"""All families there are: a file of `families/` is found by being there.
+
+A file has `ARCHITECTURE`, the record of a family that runs, or `REFUSED`, why some are not run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+from edgeshard.architectures import families
+from edgeshard.architectures.record import Architecture
+from edgeshard.domain.errors import InternalError
+
+
+def family_modules() -> list[ModuleType]:
+    """The files of `families/`, by name. Raises InternalError for one that has neither."""
+    names = sorted(found.name for found in pkgutil.iter_modules(families.__path__))
+    modules = [importlib.import_module(f"{families.__name__}.{name}") for name in names]
+    for module in modules:
+        if not (hasattr(module, "ARCHITECTURE") or hasattr(module, "REFUSED")):
+            raise InternalError(f"{module.__name__} has neither ARCHITECTURE nor REFUSED")
+    return modules
+
+
+def by_name(modules: Iterable[object]) -> dict[str, Architecture]:
+    """The records in files, by name. Raises InternalError where two have one name or answer to one model_type."""
+    names: dict[str, Architecture] = {}
+    types: set[str] = set()
+    for record in (module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")):
+        if record.name in names or types & set(record.answers_to):
+            raise InternalError(f"two architectures answer to {record.name} or to one of {record.answers_to}")
+        names[record.name] = record
+        types |= set(record.answers_to)
+    return names
+
+
+def refused_types(modules: Iterable[ModuleType]) -> dict[str, str]:
+    """By model_type, what EdgeShard lacks for families it does not run."""
+    merged: dict[str, str] = {}
+    for module in modules:
+        for what, model_types in getattr(module, "REFUSED", {}).items():
+            merged |= dict.fromkeys(model_types, what)
+    return merged
+
+
+_FOUND = family_modules()
+RECORDS: Mapping[str, Architecture] = by_name(_FOUND)
+ARCHITECTURES: tuple[str, ...] = tuple(RECORDS)
+"""The names of all families that run, in alphabetical order of their files."""
+REFUSED: Mapping[str, str] = refused_types(_FOUND)
+KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = {
+    name: config for record in RECORDS.values() for name, config in record.models.items()
+}
+"""Configs of published models by name, for planning without any file."""
+_BY_TYPE = {kind: record for record in RECORDS.values() for kind in (record.name, *record.answers_to)}
+
+
+def find(architecture: str) -> Architecture | None:
+    """The record of this name, or answering to this model_type."""
+    return _BY_TYPE.get(architecture)
+
+
+def architecture_named(name: str) -> Architecture:
+    """The record a `ModelShape.architecture` names."""
+    return RECORDS[name]

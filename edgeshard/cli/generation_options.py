@@ -1,0 +1,50 @@
+"""The options of generation as options of a command, by reflection on their one definition."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Annotated, Any
+
+import typer
+
+from edgeshard.domain.generation import Generation, OptionField, Sampling, option_fields
+
+
+def generation_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` an option for each of `Generation` and `Sampling` that has a flag, in place of its `**options`.
+
+    It gets them by the SDK's keywords; those that can be repeated and were not given are left out.
+    """
+    generation = [item for item in option_fields(Generation) if item.option.flag is not None]
+    items = {_parameter_name(item): item for item in (*generation[:1], *option_fields(Sampling), *generation[1:])}
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **named: Any) -> None:
+        values = {name: named.pop(name) for name in items if name in named}
+        options = {items[name].keyword: value for name, value in values.items() if value is not None}
+        command(*arguments, **named, **options)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    positional = [parameter for parameter in own if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    named_only = [parameter for parameter in own if parameter.kind is Parameter.KEYWORD_ONLY]
+    options = [_parameter(name, item) for name, item in items.items()]
+    run.__signature__ = inspect.Signature([*positional, *options, *named_only])  # type: ignore[attr-defined]
+    return run
+
+
+def _parameter_name(item: OptionField) -> str:
+    return item.option.flag or item.keyword
+
+
+def _parameter(name: str, item: OptionField) -> Parameter:
+    option, kind, default, flags = item.option, item.kind, item.default, []
+    if isinstance(default, tuple):
+        kind, default = list[str] | None, None
+    elif kind is bool:
+        # Without a --no- form.
+        flags = ["--" + name.replace("_", "-")]
+    about = typer.Option(*flags, min=option.low, metavar=option.metavar or None, help=option.help)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])

@@ -1,0 +1,58 @@
+"""An event or an action in a line of the log: its kind, and what it is about."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from edgeshard.domain.commands import CommandKey
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.errors import EdgeShardError
+
+_NAMED = frozenset(
+    {"name", "node", "node_id", "deployment", "epoch", "stage", "phase", "revision", "connection"}
+    | {"attachment", "operation_id", "uid", "incarnation", "retry_after_s", "active_requests"}
+)
+_DEPTH = 2
+
+
+def labels(value: Any) -> dict[str, Any]:
+    """`kind` and the fields that say which box, deployment, epoch or operation, also those of the values within.
+
+    Whatever is not of these few names stays out.
+    """
+    found: dict[str, Any] = {"kind": type(value).__name__}
+    _collect(value, found, _DEPTH)
+    return found
+
+
+def _collect(value: Any, found: dict[str, Any], depth: int) -> None:
+    inner: list[Any] = []
+    for name in _fields(value):
+        part = getattr(value, name)
+        if isinstance(part, EdgeShardError):
+            found.setdefault("reason", part.reason)
+        elif isinstance(part, CommandKey):
+            found.setdefault("operation_id", part.operation_id)
+        elif name in _NAMED and isinstance(part, str | int | float | Enum):
+            found.setdefault(_label(value, name), part)
+        elif _fields(part):
+            inner.append((name, part))
+    for name, part in inner:
+        if name in ("command", "task", "action"):
+            found.setdefault(name, type(part).__name__)
+        if depth:
+            _collect(part, found, depth - 1)
+
+
+def _label(value: Any, name: str) -> str:
+    if name != "name":
+        return name
+    return "deployment" if isinstance(value, DeploymentSpec) else "node"
+
+
+def _fields(value: Any) -> tuple[str, ...]:
+    if is_dataclass(value):
+        return tuple(each.name for each in fields(value))
+    return tuple(getattr(type(value), "model_fields", ()))

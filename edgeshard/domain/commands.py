@@ -1,0 +1,231 @@
+"""What an agent tells the coordinator of itself, what the coordinator tells an agent to do, and the agent's answers.
+
+For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets the key back from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.device import DeviceFacts, StageStatus
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.profile import ComputeProfile, MeasuredLink
+from edgeshard.domain.trace import StageTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A box announcing itself. `address` is its stage listener (host:port).
+
+    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect.
+    """
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a box says of itself every second or so. Memory in bytes."""
+
+    node_id: NodeId
+    incarnation: str
+    stages: tuple[StageStatus, ...]
+    memory_available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStage:
+    """Fetch, load and open one stage at an epoch; KV of a lower epoch is dropped."""
+
+    spec: DeploymentSpec
+    placement: Placement
+    stage: int
+    epoch: Epoch
+    manifest_digest: Digest
+
+    @property
+    def deployment(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+    @property
+    def placed(self) -> PlacedStage:
+        return self.placement.stages[self.stage]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivateHead:
+    """Open the ring and attach. Sent to the first stage once every stage of the epoch is prepared."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStage:
+    """Drop the stage of this deployment at this epoch or any lower one."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureCompute:
+    """Measure the box's times for a model shape, on random weights. `config` is the model's decoded config.json.
+
+    The weights are in `dtype`, or as `quantisation` says. `quick` takes fewer points; `again` measures even if a
+    profile of the same box and shape is kept.
+    """
+
+    config: Mapping[str, Any]
+    dtype: DType
+    quick: bool
+    again: bool
+    quantisation: Quantisation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A box whose link is measured. `address` is its stage listener, host:port."""
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLinks:
+    """Measure the links to other boxes, one after the other."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """Record the steps of a stage for some seconds, then answer with them. A newer trace replaces an older one."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    seconds: float
+
+
+class CommandKind(StrEnum):
+    """What a command is for, in its key."""
+
+    PREPARE = "prepare"
+    ACTIVATE = "activate"
+    RELEASE = "release"
+    MEASURE = "measure"
+    TRACE = "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandKey:
+    """Which command an answer belongs to. Its text is the command's operation id.
+
+    `uid` is of what the command was sent for (a deployment, an operator's call, a trace) and holds no "/". `epoch` is
+    the deployment's, 0 where there is none. `stage` is the stage's index, for a measurement the number of those before.
+    """
+
+    uid: str
+    epoch: Epoch
+    kind: CommandKind
+    stage: int
+
+    @property
+    def operation_id(self) -> OperationId:
+        return OperationId(f"{self.uid}/{self.epoch}/{self.kind}/{self.stage}")
+
+    @classmethod
+    def parse(cls, text: str) -> CommandKey:
+        """The key whose `operation_id` is `text`. Raises InvalidArgumentError naming `operation_id` for any other."""
+        match text.split("/"):
+            case [uid, epoch, kind, stage] if (
+                uid and kind in set(CommandKind) and _is_whole(epoch) and _is_whole(stage)
+            ):
+                return cls(uid, Epoch(int(epoch)), CommandKind(kind), int(stage))
+        raise InvalidArgumentError(
+            f"operation_id {text[:80]!r} is not of the form UID/EPOCH/KIND/STAGE",
+            field="operation_id",
+            reason="INVALID_OPERATION_ID",
+        )
+
+
+def _is_whole(text: str) -> bool:
+    """Whether it is a whole number as Python writes it, so that each key has one text. At most 20 digits: 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 20 and (text == "0" or text[0] != "0")
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDump:
+    """Say what the agent knows and did lately, by `DumpPart`s. Not for its state: nothing there depends on it."""
+
+
+StageCommand = PrepareStage | ActivateHead | ReleaseStage
+Command = StageCommand | MeasureCompute | ProbeLinks | TraceSteps
+ControlMessage = Command | TakeDump
+"""What goes down a control stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """What a box measured of itself; parts that are absent stay as they are known."""
+
+    node_id: NodeId
+    facts: DeviceFacts | None = None
+    compute: tuple[ComputeProfile, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ControlHello:
+    """The first message of a box's control stream: whose it is."""
+
+    node_id: NodeId
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandProgress:
+    """How far a long command is: `done` of `total`, and what it is doing, in words."""
+
+    operation_id: OperationId
+    done: int
+    total: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPart:
+    """A part of an agent's dump, which is JSON text in UTF-8; `last` ends it."""
+
+    operation_id: OperationId
+    part: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The answer to a command; `failure` is None when it succeeded.
+
+    `stage` is the status after a prepare, `trace` the record of a trace.
+    """
+
+    operation_id: OperationId
+    failure: EdgeShardError | None = None
+    stage: StageStatus | None = None
+    trace: StageTrace | None = None
+
+
+AgentMessage = ControlHello | CommandResult | CommandProgress | DumpPart

@@ -1,0 +1,122 @@
+"""What an operator asks for (a deployment spec), and what the coordinator says it is doing about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgeshard.domain.device import StageStatus
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.ids import Epoch, check_name
+from edgeshard.domain.placement import ExplicitStage, Placement, parse_layers
+
+EVERY_NODE = "*"
+"""The key of `quantisation` for all boxes that are not named."""
+
+Positive = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class DeploymentSpec(BaseModel):
+    """The unit of `edgectl deploy`: a model, its source box and how it is to run.
+
+    `layers` places it by hand; without it the coordinator chooses. `max_context` 0 means the model's own limit.
+    `concurrency` requests of `max_context` tokens fit the KV pool at once; with `kv_overcommit` twice as many are
+    admitted, and the youngest is set back when memory runs out. `prefix_cache` shares the KV of equal beginnings among
+    a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
+    `micro_batches` is how many decode steps are in flight at once; with 0 the planner and the head choose.
+    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    model: str
+    source: str
+    privacy: Literal["open", "source-only"] = "open"
+    objective: Literal["latency", "throughput", "auto"] = "auto"
+    dtype: DType = DType.BFLOAT16
+    kv_dtype: DType | None = None
+    max_context: Annotated[int, Field(ge=0, le=2**31)] = 0
+    max_new_tokens: Positive = 1024
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = 8
+    max_time_per_token_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_inter_token_latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    kv_overcommit: bool = False
+    prefix_cache: bool = False
+    mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
+    micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
+    exclude: tuple[str, ...] = ()
+    reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    quantisation: dict[str, Quantisation] = Field(default_factory=dict)
+    layers: tuple[ExplicitStage, ...] = ()
+
+    @property
+    def effective_kv_dtype(self) -> DType:
+        return self.kv_dtype or self.dtype
+
+    def quantisation_of(self, node: str) -> Quantisation | None:
+        """How this box keeps its weights; None for the deployment's dtype."""
+        return self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
+
+
+def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
+    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`.
+
+    Raises InvalidArgumentError naming the field, also for a key that does not exist.
+    """
+    values = dict(values)
+    if isinstance(values.get("layers"), str):
+        values["layers"] = parse_layers(values["layers"])
+    try:
+        spec = DeploymentSpec.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "spec"
+        what = "is not a known field" if first["type"] == "extra_forbidden" else first["msg"].lower()
+        raise InvalidArgumentError(f"{name}: {what}", field=name, reason="INVALID_SPEC") from None
+    for field_name in ("name", "model", "source"):
+        check_name(getattr(spec, field_name), field_name)
+    if spec.privacy == "source-only":
+        raise InvalidArgumentError(
+            "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"
+        )
+    most = 1 if spec.mode == "sequential" else spec.concurrency
+    if spec.micro_batches > most:
+        raise InvalidArgumentError(
+            f"micro_batches: {spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency "
+            f"{spec.concurrency}; at most {most} can",
+            field="micro_batches",
+            reason="TOO_MANY_MICRO_BATCHES",
+        )
+    return spec
+
+
+class DeploymentPhase(StrEnum):
+    LOADING = "loading"
+    """Every stage is fetching or loading."""
+    ACTIVATING = "activating"
+    """Every stage is loaded; the head is opening the ring."""
+    READY = "ready"
+    WAITING = "waiting"
+    """A box it needs is away; it loads again when the box is back."""
+    FAILED = "failed"
+    """It never became ready; nothing of it is held on any box."""
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A deployment as the coordinator reports it."""
+
+    spec: DeploymentSpec
+    phase: DeploymentPhase
+    epoch: Epoch
+    placement: Placement
+    failure: EdgeShardError | None = None
+    stages: tuple[StageStatus, ...] = ()
+    active_requests: int = 0

@@ -1,0 +1,75 @@
+"""Boxes and what they hold, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a box computes with. Memory in bytes.
+
+    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve.
+    """
+
+    kind: str
+    model: str
+    cores: int
+    memory_total_bytes: int
+    memory_budget_bytes: int
+    unified_memory: bool
+    software: str
+
+
+class StagePhase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    """Loaded, waiting for the head."""
+    ACTIVE = "active"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """What a box says of one stage it holds. Sizes in bytes.
+
+    `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
+    steps that have arrived and wait for their turn. The first stage counts requests: running, and not
+    yet admitted.
+    """
+
+    deployment: DeploymentName
+    epoch: Epoch
+    stage: int
+    layers: LayerRange
+    phase: StagePhase
+    parameter_bytes: int = 0
+    kv_bytes_capacity: int = 0
+    kv_bytes_in_use: int = 0
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+    steps_done: int = 0
+    tokens_done: int = 0
+    busy_share: float = 0.0
+    steps_waiting: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A box as the coordinator knows it. `address` is its stage listener, host:port."""
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    connected: bool
+    heartbeat_age_s: float
+    free_bytes: int
+    stages: tuple[StageStatus, ...] = ()

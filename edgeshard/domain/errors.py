@@ -1,0 +1,181 @@
+"""The one exception tree. Foreign errors are translated into it once, at the boundary where they arise.
+
+Every error names the field at fault where there is one, says what to do, and carries a stable `reason`. Its class
+decides the gRPC status (`edgeshard.wire.status`), and the exit code of `edgectl`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class Code(IntEnum):
+    """The google.rpc.Code values in use."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class EdgeShardError(Exception):
+    """Base of every error EdgeShard raises on purpose.
+
+    `reason` is a stable upper-case name for programs, `field` the input at fault ('' when there is none),
+    `retry_after_s` the seconds after which a retry may succeed (None when a retry would not help or is unknown).
+
+    Errors are part of a daemon's state, and values like the rest of it: two that say the same are equal.
+    """
+
+    code: ClassVar[Code] = Code.INTERNAL
+    exit_code: ClassVar[int] = 1
+    default_reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, *, field: str = "", reason: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.reason = reason or self.default_reason
+        self.retry_after_s = retry_after_s
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, EdgeShardError) and self._said() == other._said()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self._said()))
+
+    def _said(self) -> tuple[str, str, str, float | None]:
+        return self.message, self.field, self.reason, self.retry_after_s
+
+
+class InternalError(EdgeShardError):
+    """A bug or a broken invariant."""
+
+
+class InvalidArgumentError(EdgeShardError):
+    """The input is wrong whatever the state of the system."""
+
+    code = Code.INVALID_ARGUMENT
+    exit_code = 2
+    default_reason = "INVALID_ARGUMENT"
+
+
+class UnsupportedModelError(InvalidArgumentError):
+    """A model, or an option of its config.json, that EdgeShard does not run."""
+
+    default_reason = "UNSUPPORTED_MODEL"
+
+
+class PlacementError(InvalidArgumentError):
+    """An explicit placement that cannot be: a gap, an overlap, an unknown box, the source not first."""
+
+    default_reason = "INVALID_PLACEMENT"
+
+
+class NotFoundError(EdgeShardError):
+    code = Code.NOT_FOUND
+    exit_code = 3
+    default_reason = "NOT_FOUND"
+
+
+class AlreadyExistsError(EdgeShardError):
+    code = Code.ALREADY_EXISTS
+    default_reason = "ALREADY_EXISTS"
+
+
+class DeniedError(EdgeShardError):
+    code = Code.PERMISSION_DENIED
+    exit_code = 4
+    default_reason = "PERMISSION_DENIED"
+
+
+class UnauthenticatedError(EdgeShardError):
+    """No certificate, or one of another authority."""
+
+    code = Code.UNAUTHENTICATED
+    exit_code = 4
+    default_reason = "UNAUTHENTICATED"
+
+
+class ResourceExhaustedError(EdgeShardError):
+    """Memory, KV blocks or places in a queue are short."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    default_reason = "RESOURCE_EXHAUSTED"
+
+
+class FailedPreconditionError(EdgeShardError):
+    """The request is right but the system is not in the state for it."""
+
+    code = Code.FAILED_PRECONDITION
+    default_reason = "FAILED_PRECONDITION"
+
+
+class WireVersionError(FailedPreconditionError):
+    default_reason = "WIRE_VERSION"
+
+
+class StaleEpochError(FailedPreconditionError):
+    """Something of a lower epoch arrived late and is refused."""
+
+    default_reason = "STALE_EPOCH"
+
+
+class AbortedError(EdgeShardError):
+    """Lost a race with another change; asking again may succeed."""
+
+    code = Code.ABORTED
+    default_reason = "ABORTED"
+
+
+class UnavailableError(EdgeShardError):
+    """A process cannot be reached or is going away."""
+
+    code = Code.UNAVAILABLE
+    exit_code = 5
+    default_reason = "UNAVAILABLE"
+
+
+class DeadlineError(EdgeShardError):
+    code = Code.DEADLINE_EXCEEDED
+    exit_code = 6
+    default_reason = "DEADLINE_EXCEEDED"
+
+
+class DataLossError(EdgeShardError):
+    """Bytes that do not match their checksum, or a file that ends too early."""
+
+    code = Code.DATA_LOSS
+    default_reason = "DATA_LOSS"
+
+
+class CancelledRequestError(EdgeShardError):
+    code = Code.CANCELLED
+    default_reason = "CANCELLED"
+
+
+ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {
+    Code.CANCELLED: CancelledRequestError,
+    Code.INVALID_ARGUMENT: InvalidArgumentError,
+    Code.DEADLINE_EXCEEDED: DeadlineError,
+    Code.NOT_FOUND: NotFoundError,
+    Code.ALREADY_EXISTS: AlreadyExistsError,
+    Code.PERMISSION_DENIED: DeniedError,
+    Code.RESOURCE_EXHAUSTED: ResourceExhaustedError,
+    Code.FAILED_PRECONDITION: FailedPreconditionError,
+    Code.ABORTED: AbortedError,
+    Code.INTERNAL: InternalError,
+    Code.UNAVAILABLE: UnavailableError,
+    Code.DATA_LOSS: DataLossError,
+    Code.UNAUTHENTICATED: UnauthenticatedError,
+}

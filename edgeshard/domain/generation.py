@@ -1,0 +1,248 @@
+"""A request for text and what comes back.
+
+An option of generation is declared once, as a field of `Sampling` or `Generation`: the SDK's keyword arguments,
+edgectl's options and the conversion to the wire follow from it by reflection. `GenerateOptions` repeats its name and
+type for type checkers, which know no reflection; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypedDict, get_type_hints
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an option of generation is beside its field's name, type and default; kept in the field's metadata.
+
+    `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
+    its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
+    keyword's, None where it has none.
+    """
+
+    help: str
+    metavar: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    keyword: str = ""
+    flag: str | None = ""
+
+    @property
+    def rule(self) -> str:
+        """The bounds in words; empty where there are none."""
+        match self.low, self.above, self.high:
+            case None, None, None:
+                return ""
+            case low, None, None:
+                return f"must be {low} or more"
+            case None, above, None:
+                return f"must be above {above}"
+            case None, above, high:
+                return f"must be above {above} and at most {high}"
+            case low, _, high:
+                return f"must be {low} to {high}"
+
+    def allows(self, value: float) -> bool:
+        """Whether a number is finite and within the bounds."""
+        return (
+            (not isinstance(value, float) or math.isfinite(value))
+            and (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OptionField:
+    """An option as it stands in `Sampling` or `Generation`: the field's name, type and default, and the rest."""
+
+    name: str
+    kind: Any
+    default: Any
+    option: Option
+
+    @property
+    def keyword(self) -> str:
+        return self.option.keyword or self.name
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    """A field that is an option: the one place where it is described."""
+    return field(default=default, metadata={"option": Option(help, **more)})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen.
+
+    The random draw at position p is a function of (seed, p) alone, so a replay on another box draws the same.
+    """
+
+    temperature: float = _option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
+    top_k: int = _option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
+    top_p: float = _option(1.0, "Draw from the likeliest tokens that reach p; 1 is off.", metavar="P", above=0, high=1)
+    repetition_penalty: float = _option(1.0, "Above 1 avoids tokens seen before.", metavar="X", above=0)
+    seed: int = _option(0, "The same seed draws the same text.", metavar="N", low=0, high=2**64 - 1)
+    logprobs: bool = _option(False, "Report each token's log-probability.")
+    top_logprobs: int = _option(0, "And those of this many best tokens.", metavar="N", low=0, high=20)
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError naming the first field out of range."""
+        _check_bounds(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
+
+    prompt: str | tuple[int, ...]
+    max_new_tokens: int = _option(128, "Most tokens to generate.", metavar="N", low=1, high=2**31, flag="max_tokens")
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_tokens: tuple[int, ...] = _option((), "Tokens that end the answer.", flag=None)
+    stop_strings: tuple[str, ...] = _option(
+        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop"
+    )
+    ignore_eos: bool = _option(False, "Go on past the end of the text.")
+    priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
+        _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
+        _check_bounds(self)
+        _require(all(self.stop_strings), "stop_strings", "must not hold an empty string")
+        _require(len(self.stop_strings) <= 16, "stop_strings", "holds more than 16 strings")
+        self.sampling.validate()
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options of `Client.generate` and `complete`, as keyword arguments.
+
+    Those of a `Generation` and its `Sampling`, where each is described with its default and bounds, so that a type
+    checker knows them too; and `request_id`, chosen by the caller to make `cancel` possible from elsewhere, and
+    `timeout_s`, the bound of the whole request (None: no bound).
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    seed: int
+    stop: str | Sequence[str]
+    stop_tokens: Sequence[int]
+    logprobs: bool
+    top_logprobs: int
+    ignore_eos: bool
+    priority: int
+    request_id: str
+    timeout_s: float | None
+
+
+def option_fields(owner: type[Sampling] | type[Generation]) -> tuple[OptionField, ...]:
+    """The options among a class's fields, in their order."""
+    return _OPTION_FIELDS[owner]
+
+
+def _find_options(owner: type[Sampling] | type[Generation]) -> tuple[OptionField, ...]:
+    kinds = get_type_hints(owner)
+    return tuple(
+        OptionField(item.name, kinds[item.name], item.default, item.metadata["option"])
+        for item in fields(owner)
+        if "option" in item.metadata
+    )
+
+
+_OPTION_FIELDS = {Sampling: _find_options(Sampling), Generation: _find_options(Generation)}
+
+
+def _check_bounds(value: Sampling | Generation) -> None:
+    for item in option_fields(type(value)):
+        if item.option.rule:
+            _require(item.option.allows(getattr(value, item.name)), item.name, item.option.rule)
+
+
+def _require(condition: bool, field_name: str, rule: str, reason: str = "") -> None:
+    if not condition:
+        raise InvalidArgumentError(f"{field_name} {rule}", field=field_name, reason=reason)
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """End of sequence, a stop token or a stop string."""
+    LENGTH = "length"
+    """max_new_tokens reached."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    """Where one box's time went in one step, in seconds."""
+
+    stage: int
+    wait_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was admitted; `prompt_tokens` is the tokenised prompt."""
+
+    request_id: RequestId
+    deployment: DeploymentName
+    prompt_tokens: tuple[int, ...]
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `position` is absolute: the prompt's length for the first.
+
+    `text` is the text that it completes: it is empty while a character or a possible stop string is incomplete.
+    `logprob` is 0 unless the request asked for it.
+    """
+
+    position: int
+    token: int
+    text: str
+    logprob: float = 0.0
+    top: tuple[TokenLogprob, ...] = ()
+    timings: tuple[StageTiming, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request; `text` is the rest that was held back."""
+
+    reason: FinishReason
+    text: str
+    prompt_token_count: int
+    new_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A client's call. `model` is a deployment's name, or a model's when one deployment serves it.
+
+    `request_id` is '' where the coordinator is to choose it.
+    """
+
+    model: str
+    generation: Generation
+    request_id: str = ""
+
+
+GenerationEvent = Started | Token | Finished

@@ -1,0 +1,56 @@
+"""Distinct types for identifiers, and the one place that says what a valid name is."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from edgeshard.domain.errors import InvalidArgumentError
+
+NodeId = NewType("NodeId", str)
+NodeName = NewType("NodeName", str)
+ModelName = NewType("ModelName", str)
+DeploymentName = NewType("DeploymentName", str)
+RequestId = NewType("RequestId", str)
+OperationId = NewType("OperationId", str)
+Digest = NewType("Digest", str)
+"""A sha256 in lower-case hexadecimal."""
+Epoch = NewType("Epoch", int)
+StepNumber = NewType("StepNumber", int)
+RequestNumber = NewType("RequestNumber", int)
+"""The head's number for a request, unique within (pipeline, epoch)."""
+
+MAX_ID_LENGTH = 128
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_DIGEST = re.compile(r"[a-f0-9]{64}")
+
+
+def check_name(text: str, field: str) -> str:
+    """Return `text` when it is a valid name of a node, model or deployment.
+
+    Names are never paths: lower-case letters, digits and `.`, `_`, `-` inside, at most 63 characters.
+    """
+    if not _NAME.fullmatch(text) or ".." in text:
+        raise InvalidArgumentError(
+            f"{field} {text!r} is not a valid name: use 1-63 lower-case letters, digits, '.', '_' or '-', "
+            "beginning and ending with a letter or digit",
+            field=field,
+            reason="INVALID_NAME",
+        )
+    return text
+
+
+def check_id(text: str, field: str) -> str:
+    """Return an opaque id that is neither empty nor long; raises InvalidArgumentError naming `field`."""
+    if not 0 < len(text) <= MAX_ID_LENGTH:
+        raise InvalidArgumentError(
+            f"{field} must have 1 to {MAX_ID_LENGTH} characters, not {len(text)}", field=field, reason="INVALID_ID"
+        )
+    return text
+
+
+def check_digest(text: str, field: str = "sha256") -> Digest:
+    """Return `text` as a Digest when it is 64 lower-case hexadecimal digits, so that it is safe as a file name."""
+    if not _DIGEST.fullmatch(text):
+        raise InvalidArgumentError(f"{field} {text[:80]!r} is not a sha256", field=field, reason="INVALID_DIGEST")
+    return Digest(text)

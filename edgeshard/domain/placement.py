@@ -1,0 +1,136 @@
+"""Which box holds which layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeshard.domain.errors import PlacementError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step_cost import StageCost
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitStage:
+    """One `box=first:end` of an operator's own placement."""
+
+    node: NodeName
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStage:
+    """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
+
+    `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
+    memory it takes beside these while it works.
+    """
+
+    index: int
+    node_id: NodeId
+    node_name: NodeName
+    address: str
+    layers: LayerRange
+    parameter_bytes: int
+    kv_bytes: int
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expects of a placement. Seconds, and tokens per second over all requests.
+
+    `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
+    one; None when nothing was proven.
+    """
+
+    time_to_first_token_s: float
+    time_per_token_s: float
+    throughput_tps: float
+    bottleneck: str
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
+
+    `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
+    `costs`, one for each stage or none at all, let the head size its steps.
+    """
+
+    stages: tuple[PlacedStage, ...]
+    kv_block_tokens: int
+    kv_blocks: int
+    micro_batch: int
+    micro_batches: int
+    predicted: Prediction | None = None
+    note: str = ""
+    costs: tuple[StageCost, ...] = ()
+
+    @property
+    def head(self) -> PlacedStage:
+        return self.stages[0]
+
+    @property
+    def window(self) -> int:
+        """Steps in flight at most: one for every stage, or one for every micro-batch where there are more."""
+        return max(len(self.stages), self.micro_batches)
+
+
+_STAGE = re.compile(r"\s*([^=\s]+)\s*=\s*(\d+)\s*:\s*(\d+)\s*")
+
+
+def parse_layers(text: str) -> tuple[ExplicitStage, ...]:
+    """Parse `a=0:4,b=4:9,c=9:12`."""
+    stages = []
+    for item in text.split(","):
+        match = _STAGE.fullmatch(item)
+        if match is None:
+            raise PlacementError(f"layers: {item!r} is not NODE=FIRST:END, such as a=0:4", field="layers")
+        stages.append(ExplicitStage(NodeName(match[1]), LayerRange(int(match[2]), int(match[3]))))
+    return tuple(stages)
+
+
+def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) -> None:
+    """Raise PlacementError unless the stages hold every layer once, in order, on distinct boxes, the source first."""
+    if not stages:
+        raise PlacementError("layers: no stage is given", field="layers")
+    expected = 0
+    seen: set[str] = set()
+    for stage in stages:
+        name, layers = stage.node, stage.layers
+        if layers.end <= layers.first:
+            raise PlacementError(f"layers: {name}={layers} holds no layer", field="layers", reason="EMPTY_STAGE")
+        if layers.end > layer_count:
+            raise PlacementError(
+                f"layers: {name}={layers} goes beyond the model, which has layers 0:{layer_count}",
+                field="layers",
+                reason="LAYER_OUT_OF_RANGE",
+            )
+        if layers.first > expected:
+            raise PlacementError(
+                f"layers: no box holds layers {expected}:{layers.first}", field="layers", reason="LAYER_GAP"
+            )
+        if layers.first < expected:
+            raise PlacementError(
+                f"layers: {name}={layers} overlaps the stage before it, which ends at {expected}",
+                field="layers",
+                reason="LAYER_OVERLAP",
+            )
+        if name in seen:
+            raise PlacementError(f"layers: box {name} is named twice", field="layers", reason="DUPLICATE_NODE")
+        seen.add(name)
+        expected = layers.end
+    if expected != layer_count:
+        raise PlacementError(
+            f"layers: no box holds layers {expected}:{layer_count}", field="layers", reason="LAYER_GAP"
+        )
+    if stages[0].node != source:
+        raise PlacementError(
+            f"layers: the first box must be the deployment's source {source}, not {stages[0].node}",
+            field="source",
+            reason="SOURCE_NOT_FIRST",
+        )

@@ -1,0 +1,360 @@
+"""The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound. Pure.
+
+A label is (layers done, last kind, how often each kind was used, seconds so far). Of labels that agree in the first
+three the quickest is kept, which loses nothing. A label whose priced time plus what is certainly left to go reaches the
+ceiling is dropped, which loses nothing either. With a `width`, only the most promising labels of every (layers, kind)
+are kept; the least bound of those that were dropped is then part of the answer's proof.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeshard.planning.instance import Floats
+from edgeshard.planning.scoring import SLACK
+from edgeshard.planning.solvers.lagrangian_bound import Relaxed
+from edgeshard.planning.solvers.problem import INFINITY, Booleans, Integers, Problem
+
+Words = npt.NDArray[np.uint64]
+
+# A search with a width looks no further for a way around links; what it then misses counts as dropped.
+RELAYS_IN_A_ROW = 4
+
+
+class Counters:
+    """How often each kind was used, packed into 64-bit words; kinds that can never run out take no bits.
+
+    The last field counts stages, when their number is limited.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        instance = problem.instance
+        # Without relays every stage holds a layer, so no kind is used more often than there are layers.
+        most = [0 if size >= problem.layers and not instance.relays else int(size) for size in problem.sizes]
+        most[0] = 0
+        usable = problem.layers if not instance.relays else instance.nodes
+        self.limited = instance.min_nodes > 1 or instance.max_nodes < min(usable, instance.nodes)
+        fields = [*most, min(instance.nodes, instance.max_nodes - 1) if self.limited else 0]
+        self.word, self.shift, self.mask, self.unit = [], [], [], []
+        word, used = 0, 0
+        for limit in fields:
+            bits = limit.bit_length()
+            if used + bits > 64:
+                word, used = word + 1, 0
+            self.word.append(word)
+            self.shift.append(used)
+            self.mask.append((1 << bits) - 1)
+            self.unit.append((1 << used) if bits else 0)
+            used += bits
+        self.words = word + 1
+        self.limits = np.array([limit if limit else 1 for limit in fields], dtype=np.uint64)
+        self._word = np.array(self.word)
+        self._shift = np.array([min(shift, 63) for shift in self.shift], dtype=np.uint64)
+        self._mask = np.array(self.mask, dtype=np.uint64)
+        self.units = np.zeros((len(fields), self.words), dtype=np.uint64)
+        for field, (where, unit) in enumerate(zip(self.word, self.unit, strict=True)):
+            self.units[field, where] = unit
+
+    def free(self, keys: Words) -> Booleans:
+        """[labels, C] whether one more stage of every kind is left."""
+        fields = (keys[:, self._word] >> self._shift) & self._mask
+        left = np.asarray(fields < self.limits)
+        return np.asarray(left[:, :-1] & left[:, -1:])
+
+    def add(self, keys: Words, kinds: Integers) -> Words:
+        return np.asarray(keys + self.units[kinds] + self.units[-1])
+
+    def stages(self, keys: Words) -> Integers:
+        """Stages after the source's; meaningful only when `limited`."""
+        return np.asarray((keys[:, self._word[-1]] >> self._shift[-1]) & self._mask[-1]).astype(np.int64)
+
+    def used(self, keys: Words, kind: int) -> Floats:
+        """How often every label used this kind; 0 for a kind that cannot run out."""
+        return np.asarray((keys[:, self._word[kind]] >> self._shift[kind]) & self._mask[kind]).astype(np.float64)
+
+
+@dataclass(slots=True)
+class Labels:
+    """Arrays over labels: seconds so far, prices paid, the last stage's own time, kind, counters, origin."""
+
+    cost: Floats
+    price: Floats
+    station: Floats
+    kind: Integers
+    keys: Words
+    parent: Integers
+
+    def take(self, index: Integers | Booleans) -> Labels:
+        return Labels(
+            self.cost[index],
+            self.price[index],
+            self.station[index],
+            self.kind[index],
+            self.keys[index],
+            self.parent[index],
+        )
+
+    def __len__(self) -> int:
+        return len(self.cost)
+
+
+class Fill:
+    """Least time for the layers left, by what is left of every kind: quickest boxes first, full, links at their best.
+
+    It forgets which link leads where, but not what was used; the relaxation does the reverse. Only for few kinds.
+    """
+
+    MOST_KINDS = 16
+
+    def __init__(self, problem: Problem, counters: Counters) -> None:
+        self._problem, self._counters = problem, counters
+        layers, instance = problem.layers, problem.instance
+        starts = np.arange(layers + 1)
+        last = np.where(np.isfinite(problem.finish), layers - starts, 0).max(axis=1)
+        self._room = np.maximum((problem.reach - starts).max(axis=1), last).astype(np.float64)
+        compute = instance.compute_s[problem.representative]
+        self._layer = np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]
+        self._enter = problem.hop.min(axis=0)
+        self._visit = problem.overhead + self._enter
+        work = problem.overhead[:, None] + problem.done[:, -1:] - problem.done
+        tail = np.where(np.isfinite(problem.finish), problem.finish - work, INFINITY)
+        self._tail = float(tail.min())
+
+    def to_go(self, labels: Labels, start: int, arrived: bool) -> Floats:
+        """[labels] seconds certainly left after `start` layers; infinite when what is left cannot hold the rest.
+
+        A box that has just `arrived` still has its own room, its hop is paid.
+        """
+        keys = labels.keys - self._counters.units[labels.kind] if arrived else labels.keys
+        need = np.full(len(keys), float(self._problem.layers - start))
+        seconds = np.full(len(keys), self._tail)
+        usable = np.flatnonzero((self._room > 0) & np.isfinite(self._visit))
+        rate = self._layer[usable, start] + self._visit[usable] / self._room[usable]
+        for index in np.argsort(rate):
+            kind = int(usable[index])
+            left = self._problem.sizes[kind] - self._counters.used(keys, kind)
+            taken = np.minimum(need, left * self._room[kind])
+            seconds += taken * rate[index]
+            need -= taken
+        seconds[need > 0] = INFINITY
+        return seconds - self._enter[labels.kind] if arrived else seconds
+
+
+def join(parts: list[Labels]) -> Labels:
+    if len(parts) == 1:
+        return parts[0]
+    names = ("cost", "price", "station", "kind", "keys", "parent")
+    return Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`stages` = (kind, end) from the source on, empty when nothing was found below the ceiling.
+
+    `dropped_s` is the least bound of what a width or the effort dropped: nothing undiscovered is below
+    min(value, dropped).
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    value_s: float
+    dropped_s: float
+
+
+class Search:
+    """One search. `ceiling_s`: only plans of R below it count. `effort`: most labels extended in all."""
+
+    def __init__(
+        self, problem: Problem, relaxed: Relaxed, ceiling_s: float, width: int | None, effort: int = 4_000_000
+    ) -> None:
+        self._problem, self._relaxed, self._width, self._left = problem, relaxed, width, effort
+        self._ceiling = ceiling_s
+        self._counters = Counters(problem)
+        self._fill = Fill(problem, self._counters) if problem.count <= Fill.MOST_KINDS else None
+        # With sending in the station, a slower last stage may forbid the next link: the quicker label is not all.
+        self._stations_count = not problem.instance.asynchronous and np.isfinite(problem.limit)
+        self._waiting: list[list[Labels]] = [[] for _ in range(problem.layers + 1)]
+        self._dropped = INFINITY
+        self._origins: list[tuple[int, Integers, Integers, int]] = []
+        self._numbers: list[int] = []
+        self._next = 0
+        self._best: tuple[tuple[tuple[int, int], ...], float] | None = None
+
+    def run(self) -> Found:
+        self._begin()
+        for start in range(1, self._problem.layers):
+            if not self._waiting[start]:
+                continue
+            self._advance(start)
+            self._waiting[start] = []
+        if self._best is None:
+            return Found((), INFINITY, self._dropped)
+        return Found(*self._best, self._dropped)
+
+    def _begin(self) -> None:
+        problem = self._problem
+        for end in np.flatnonzero(np.isfinite(problem.first)):
+            cost = problem.first[[end]]
+            zero, kind = np.zeros(1), np.zeros(1, dtype=np.int64)
+            keys = np.zeros((1, self._counters.words), dtype=np.uint64)
+            self._waiting[end].append(Labels(cost, zero, cost, kind, keys, np.full(1, -1, dtype=np.int64)))
+
+    def _bound(self, labels: Labels, to_go: Floats) -> Floats:
+        return np.asarray(labels.cost + labels.price + to_go[labels.kind] - self._relaxed.paid)
+
+    def _advance(self, start: int) -> None:
+        """All labels that have `start` layers done: hop on, over relays or directly, then work."""
+        arrivals: list[Labels] = []
+        worked = join(self._waiting[start])
+        # A second relay of one kind, one after the other, only costs: its neighbours could have met at the first.
+        rounds = int(self._problem.relay.sum()) + 1 if self._width is None else RELAYS_IN_A_ROW
+        if self._problem.instance.min_nodes > 1 and self._width is None:
+            rounds = self._problem.instance.nodes  # then a relay may be there only to be counted
+        for relays in itertools.count():
+            worked = self._keep(worked, start, arrived=False)
+            if not len(worked):
+                break
+            if relays >= rounds:
+                self._drop(worked, start)
+                break
+            self._number(worked, start)
+            arrived = self._hop(worked, start)
+            if not len(arrived):
+                break
+            arrivals.append(arrived)
+            worked = self._relay(arrived)
+        if arrivals:
+            arrived = self._keep(join(arrivals), start, arrived=True)
+            self._finish(arrived, start)
+            self._work(arrived, start)
+
+    def _drop(self, labels: Labels, start: int) -> None:
+        if self._width is not None:
+            self._dropped = min(self._dropped, float(self._bound(labels, self._relaxed.worked[start]).min()))
+
+    def _keep(self, labels: Labels, start: int, arrived: bool) -> Labels:
+        """Without what cannot win, doubles, and what is beyond the width."""
+        bound = self._bound(labels, self._relaxed.arrived[start] if arrived else self._relaxed.worked[start])
+        alive = np.flatnonzero(bound < self._ceiling)
+        labels, bound = labels.take(alive), bound[alive]
+        if len(labels):
+            chosen = self._distinct(labels)
+            labels, bound = labels.take(chosen), bound[chosen]
+            if self._fill is not None:
+                bound = np.maximum(bound, labels.cost + self._fill.to_go(labels, start, arrived))
+                alive = np.flatnonzero(bound < self._ceiling)
+                labels, bound = labels.take(alive), bound[alive]
+            labels = labels.take(self._promising(labels.kind, bound))
+        self._left -= len(labels)
+        return labels
+
+    def _number(self, worked: Labels, start: int) -> None:
+        """Every finished stage gets a number, by which what comes after it finds it again."""
+        self._numbers.append(self._next)
+        self._origins.append((self._next, worked.parent, worked.kind, start))
+        worked.parent = np.arange(self._next, self._next + len(worked))
+        self._next += len(worked)
+
+    def _distinct(self, labels: Labels) -> Integers:
+        """The quickest of the labels that agree in kind and counters; also those whose last stage is shorter."""
+        keys = [labels.keys[:, word] for word in range(self._counters.words)]
+        order = np.lexsort((labels.station, labels.cost, *keys, labels.kind))
+        kind, words = labels.kind[order], labels.keys[order]
+        fresh = np.ones(len(order), dtype=bool)
+        fresh[1:] = (kind[1:] != kind[:-1]) | (words[1:] != words[:-1]).any(axis=1)
+        if not self._stations_count:
+            return np.asarray(order[fresh])
+        group = np.cumsum(fresh)
+        rank = np.argsort(np.argsort(labels.station[order], kind="stable"), kind="stable")
+        # Groups get ever smaller ranges, so that a running minimum starts anew with each of them.
+        value = rank - group * (len(order) + 1)
+        fresh[1:] |= value[1:] < np.minimum.accumulate(value)[:-1]
+        return np.asarray(order[fresh])
+
+    def _promising(self, kind: Integers, bound: Floats) -> Integers:
+        width = self._width
+        if width is None and self._left >= len(kind):
+            return np.arange(len(kind))
+        width = width if width is not None else max(1, self._left // max(1, len(self._problem.sizes)))
+        order = np.lexsort((bound, kind))
+        ordered = kind[order]
+        first = np.searchsorted(ordered, ordered)
+        inside = np.arange(len(order)) - first < width
+        if not inside.all():
+            self._dropped = min(self._dropped, float(bound[order[~inside]].min()))
+        return np.asarray(order[inside])
+
+    def _hop(self, labels: Labels, start: int) -> Labels:
+        problem, prices = self._problem, self._relaxed.prices
+        cost = labels.cost[:, None] + problem.hop[labels.kind]
+        bound = cost + (labels.price[:, None] + (prices + self._relaxed.entered[start] - self._relaxed.paid)[None])
+        ok = (bound < self._ceiling) & self._counters.free(labels.keys)
+        if self._stations_count:
+            ok &= labels.station[:, None] + problem.occupied[labels.kind] <= problem.limit
+        if self._width is not None and len(labels) > 4 * self._width:
+            self._thin(ok, bound)
+        row, kind = np.nonzero(ok)
+        return Labels(
+            cost[row, kind],
+            labels.price[row] + prices[kind],
+            np.zeros(len(row)),
+            kind,
+            self._counters.add(labels.keys[row], kind),
+            labels.parent[row],
+        )
+
+    def _thin(self, ok: Booleans, bound: Floats) -> None:
+        """Before doubles are sought, keep four widths per kind: sorting all of them is most of the work otherwise."""
+        assert self._width is not None
+        masked = np.where(ok, bound, INFINITY)
+        limit = np.partition(masked, 4 * self._width, axis=0)[4 * self._width]
+        late = ok & (masked >= limit)
+        if late.any():
+            self._dropped = min(self._dropped, float(masked[late].min()))
+            ok &= ~late
+
+    def _relay(self, arrived: Labels) -> Labels:
+        """Zero layers here, and on."""
+        problem = self._problem
+        chosen = arrived.take(np.flatnonzero(problem.relay[arrived.kind]))
+        station = problem.overhead[chosen.kind]
+        return Labels(chosen.cost + station, chosen.price, station, chosen.kind, chosen.keys, chosen.parent)
+
+    def _finish(self, arrived: Labels, start: int) -> None:
+        """The last stage from here: a plan. It lowers the ceiling when it is the best so far."""
+        total = arrived.cost + self._problem.finish[arrived.kind, start]
+        if self._counters.limited:
+            enough = self._counters.stages(arrived.keys) + 1 >= self._problem.instance.min_nodes
+            total = np.where(enough, total, INFINITY)
+        if not len(total):
+            return
+        index = int(np.argmin(total))
+        if total[index] < self._ceiling:
+            self._ceiling = float(total[index]) * (1 - SLACK)
+            stages = (*self._trace(int(arrived.parent[index])), (int(arrived.kind[index]), self._problem.layers))
+            self._best = (stages, float(total[index]))
+
+    def _work(self, arrived: Labels, start: int) -> None:
+        problem = self._problem
+        left = problem.reach[arrived.kind, start] - start
+        for width in range(1, int(left.max(initial=0)) + 1):
+            chosen = arrived.take(np.flatnonzero(left >= width))
+            station = problem.windows[start, width - 1, chosen.kind]
+            worked = Labels(chosen.cost + station, chosen.price, station, chosen.kind, chosen.keys, chosen.parent)
+            alive = self._bound(worked, self._relaxed.worked[start + width]) < self._ceiling
+            if alive.any():
+                self._waiting[start + width].append(worked.take(np.flatnonzero(alive)))
+
+    def _trace(self, number: int) -> tuple[tuple[int, int], ...]:
+        """(kind, end) of the finished stages that led to this one."""
+        chain: list[tuple[int, int]] = []
+        while number >= 0:
+            index = bisect_right(self._numbers, number) - 1
+            first, parents, kinds, start = self._origins[index]
+            chain.append((int(kinds[number - first]), start))
+            number = int(parents[number - first])
+        return tuple(reversed(chain))

@@ -1,0 +1,1 @@
+"""What every process has: settings, logs and the machine's clock."""

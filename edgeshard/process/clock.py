@@ -1,0 +1,12 @@
+"""The machine's clock."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """Monotonic seconds of this machine; see `edgeshard.domain.clock.Clock`."""
+
+    def now(self) -> float:
+        return time.monotonic()

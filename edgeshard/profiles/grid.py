@@ -1,0 +1,61 @@
+"""The points at which a box's layers are measured, and how hard to try for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to try for one figure, in each of `passes` over all figures.
+
+    Because of the passes, other work on the box disturbs some repeats of every figure, which a median ignores, and not
+    all repeats of one. A pass takes `least` to `most` repeats, no more than `least` once `limit_s` seconds are over.
+    """
+
+    passes: int = 3
+    least: int = 2
+    most: int = 20
+    limit_s: float = 0.7
+
+
+_FULL_EFFORT = Effort()
+_QUICK_EFFORT = Effort(2, 2, 8, 0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The points that are measured. A point beyond the model's context is left out."""
+
+    prefill_tokens: tuple[int, ...] = (1, 16, 64, 256, 512)
+    prefill_contexts: tuple[int, ...] = (0, 64, 512)
+    decode_batches: tuple[int, ...] = (1, 2, 4, 8)
+    decode_contexts: tuple[int, ...] = (64, 512)
+    effort: Effort = _FULL_EFFORT
+    deep: tuple[int, int] | None = None
+    """Tokens and context of one prefill far into a prompt. With little context the time of attention is lost in that of
+    the products, and slices of long prompts chosen from such figures are a guess."""
+
+    def within(self, max_context: int) -> Grid:
+        """Without the points a model of this context cannot run; at least one of each remains."""
+        return replace(
+            self,
+            prefill_tokens=tuple(n for n in self.prefill_tokens if n <= max_context),
+            prefill_contexts=tuple(n for n in self.prefill_contexts if n < max_context),
+            decode_contexts=tuple(n for n in self.decode_contexts if n < max_context) or (max_context - 1,),
+        )
+
+    def prefill_points(self, max_context: int) -> list[tuple[int, int]]:
+        points = [(n, c) for n in self.prefill_tokens for c in self.prefill_contexts if n + c <= max_context]
+        if self.deep is not None:
+            tokens, context = self.deep[0], min(self.deep[1], max_context - self.deep[0])
+            if context > max(self.prefill_contexts):
+                points.append((tokens, context))
+        return points
+
+    def decode_points(self) -> list[tuple[int, int]]:
+        return [(n, c) for n in self.decode_batches for c in self.decode_contexts]
+
+
+FULL_GRID = Grid(deep=(256, 2048))
+QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 4), (64, 256), _QUICK_EFFORT, deep=(128, 2048))

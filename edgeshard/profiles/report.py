@@ -1,0 +1,58 @@
+"""What a profile says, in words for an operator. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.profile import ComputeProfile, LayerKind
+from edgeshard.profiles.fit import LayerFit, fit_profile
+
+UNDISTURBED = 0.95
+"""Share of a core below which a profile is worth another attempt."""
+
+
+def profile_lines(profile: ComputeProfile) -> Iterator[str]:
+    """What an operator wants to see of a profile. Raises InvalidArgumentError for one without samples."""
+    fitted = fit_profile(profile)
+    weights = weights_text(profile.dtype, profile.quantisation)
+    yield f"box {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
+    yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.quick else "")
+    if profile.processor_share < UNDISTURBED:
+        yield f"warning: the box was busy ({profile.processor_share:.0%} of a core was left); measure again"
+    for fit in fitted.layers:
+        yield from _layer(fit)
+    overhead, memory = profile.overhead, profile.memory
+    yield f"step overhead: {time_text(overhead.seconds)}, and {time_text(overhead.seconds_per_byte * 2**20)}/MiB"
+    shared = ", shared with the accelerator" if memory.unified else ""
+    yield f"memory: {_size(memory.free_bytes)} free of {_size(memory.total_bytes)}{shared}"
+    yield f"the agent itself: {_size(memory.daemon_bytes)}"
+    if profile.energy is not None:
+        energy = profile.energy
+        yield f"power: {energy.idle_w:.1f} W at rest, {energy.busy_w:.1f} W while measuring ({energy.source})"
+
+
+def _layer(fit: LayerFit) -> Iterator[str]:
+    layer = fit.profile
+    name = f"{layer.kind}" + (f", window {layer.window}" if layer.window else "")
+    yield f"{name}: {layer.layers} of {layer.parameters:,} parameters"
+    if layer.kind is not LayerKind.HEAD:
+        times = ", ".join(f"{s.count}: {time_text(s.seconds)}" for s in layer.prefill if s.context == 0)
+        yield f"  prefill by tokens: {times}  (fit within {fit.prefill.error.max:.1%})"
+    if layer.kind is not LayerKind.EMBEDDING:
+        context = layer.decode[0].context
+        times = ", ".join(f"{s.count}: {time_text(s.seconds)}" for s in layer.decode if s.context == context)
+        yield f"  decode by sequences, {context} positions: {times}  (fit within {fit.decode.error.max:.1%})"
+    slowest = max(sample.spread for sample in (*layer.prefill, *layer.decode))
+    yield f"  repeats differ by {slowest:.1%} at most (median deviation)"
+
+
+def time_text(seconds: float) -> str:
+    """Three digits or so: `1.23 s`, `4.56 ms`, `789 us`."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

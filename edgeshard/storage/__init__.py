@@ -1,0 +1,1 @@
+"""Files of models: Hugging Face directories and directories of content-addressed blobs."""

@@ -1,0 +1,379 @@
+"""Reading a Hugging Face checkpoint on disk: safetensors headers, the shard index, the small files beside them.
+
+What a file says is checked before it is used: sizes are capped before reading, offsets must tile the file
+exactly, shapes must match byte counts, and file names in an index are names, never paths. Weights are never unpickled.
+Format: https://huggingface.co/docs/safetensors, an 8-byte little-endian length, a JSON header, then the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgeshard.architectures import check_manifest, parse_config, unit_of
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import (
+    DataLossError,
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedModelError,
+)
+from edgeshard.domain.ids import Digest, ModelName, check_name
+from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+HEADER_LIMIT_BYTES = 32 << 20
+CONFIG_LIMIT_BYTES = 1 << 20
+FILE_LIMIT_BYTES = 256 << 20
+CHUNK_BYTES = 4 << 20
+_RANK_LIMIT = 8
+_LARGEST = 2**63 - 1
+
+_SINGLE, _INDEX, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_OPTIONAL_FILES = ("tokenizer.json", "generation_config.json")
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+_LENGTH = struct.Struct("<Q")
+
+_DTYPES = {"F32": DType.FLOAT32, "F16": DType.FLOAT16, "BF16": DType.BFLOAT16}
+# Every type of the format, because a tensor that no stage needs (a mask, a counter) may have any of them.
+_BITS = {
+    name: bits
+    for bits, names in {
+        64: "F64 I64 U64 C64",
+        32: "F32 I32 U32",
+        16: "F16 BF16 I16 U16",
+        8: "BOOL I8 U8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+        6: "F6_E2M3 F6_E3M2",
+        4: "F4",
+    }.items()
+    for name in names.split()
+}
+_NOT_HASHED = Digest("0" * 64)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name."""
+
+    name: str
+    stored_dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    size: int
+
+    @property
+    def dtype(self) -> DType:
+        """Raises UnsupportedModelError for an element type EdgeShard does not run."""
+        if self.stored_dtype not in _DTYPES:
+            raise UnsupportedModelError(
+                f"tensor {self.name} in {self.file.name} has type {self.stored_dtype}; "
+                f"convert the checkpoint to one of {', '.join(_DTYPES)}",
+                field=self.name,
+                reason="UNSUPPORTED_DTYPE",
+            )
+        return _DTYPES[self.stored_dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A small file that travels with the model; `size` in bytes."""
+
+    name: str
+    path: Path
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose headers are checked and whose tensors are not yet read."""
+
+    directory: Path
+    config_json: str
+    tensors: tuple[StoredTensor, ...]
+    files: tuple[StoredFile, ...]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return parse_json_object(self.config_json, _CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLocation:
+    """`size` bytes at `offset` of a local file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """The checkpoint in `directory`, single-file or sharded, with every header checked.
+
+    Raises NotFoundError for a missing file, UnsupportedModelError when the weights are pickled, InvalidArgumentError
+    for a header or index that breaks the format's rules, DataLossError (naming file and tensor) for a truncated file.
+    """
+    if not directory.is_dir():
+        raise NotFoundError(f"model directory {directory} does not exist", field="directory")
+    config_json = _read_text(directory / _CONFIG, CONFIG_LIMIT_BYTES)
+    parse_json_object(config_json, _CONFIG)
+    if (directory / _SINGLE).is_file():
+        tensors = read_header(directory / _SINGLE)
+    elif (directory / _INDEX).is_file():
+        tensors = _read_shards(directory)
+    else:
+        raise _no_weights(directory)
+    files = []
+    for name in _OPTIONAL_FILES:
+        path = directory / name
+        if path.is_file():
+            size = path.stat().st_size
+            if size > FILE_LIMIT_BYTES:
+                raise _malformed(name, f"has {size} bytes; at most {FILE_LIMIT_BYTES} are accepted")
+            files.append(StoredFile(name, path, size))
+    return Checkpoint(directory, config_json, tensors, tuple(files))
+
+
+def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None = None) -> ModelManifest:
+    """The manifest of a checkpoint under `name`, with the sha256 of the raw bytes of every tensor a stage can need.
+
+    Everything that can be refused without reading the weights is refused first. `progress` is called from the calling
+    thread. Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or tensor at fault.
+    """
+    model_name = ModelName(check_name(name, "name"))
+    config = checkpoint.config
+    architecture = parse_config(config).architecture
+    needed = [tensor for tensor in checkpoint.tensors if unit_of(architecture, tensor.name, config) is not None]
+    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED) for t in needed)
+    files = tuple(FileInfo(f.name, f.size, _NOT_HASHED) for f in checkpoint.files)
+    draft = ModelManifest(model_name, architecture, checkpoint.config_json, tensors, files)
+    check_manifest(draft)
+
+    total = draft.stored_bytes
+    done = 0
+
+    def digest_of(location: BlobLocation, what: str) -> Digest:
+        nonlocal done
+        sha256 = hashlib.sha256()
+        for chunk in read_chunks(location, what, CHUNK_BYTES):
+            sha256.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+        return Digest(sha256.hexdigest())
+
+    # Stable order of files and offsets, so that a spinning disk reads forward.
+    digests = {
+        tensor.name: digest_of(_location(tensor), f"tensor {tensor.name}")
+        for tensor in sorted(needed, key=lambda t: (t.file, t.offset))
+    }
+    return replace(
+        draft,
+        tensors=tuple(replace(tensor, sha256=digests[tensor.name]) for tensor in tensors),
+        files=tuple(
+            replace(info, sha256=digest_of(BlobLocation(file.path, 0, file.size), f"file {file.name}"))
+            for info, file in zip(files, checkpoint.files, strict=True)
+        ),
+    )
+
+
+def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Digest, BlobLocation]:
+    """Where on this machine the bytes of every blob of the manifest lie."""
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
+    files = {file.name: file for file in checkpoint.files}
+    locations = {info.sha256: _location(tensors[info.name]) for info in manifest.tensors}
+    for file in manifest.files:
+        locations[file.sha256] = BlobLocation(files[file.name].path, 0, file.size)
+    return locations
+
+
+def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:
+    """The bytes of `location` from `start` on; `what` names them in the error of a file that ends too early."""
+    with location.path.open("rb") as file:
+        file.seek(location.offset + start)
+        remaining = location.size - start
+        while remaining > 0:
+            chunk = file.read(min(chunk_bytes, remaining))
+            if not chunk:
+                raise _truncated(location.path.name, what)
+            remaining -= len(chunk)
+            yield chunk
+
+
+def read_header(path: Path) -> tuple[StoredTensor, ...]:
+    """The tensors of one safetensors file, in the order of their bytes. Reads the header only.
+
+    Raises DataLossError for a file shorter than its header says, InvalidArgumentError for any other broken rule.
+    """
+    with path.open("rb") as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        prefix = file.read(_LENGTH.size)
+        if len(prefix) < _LENGTH.size:
+            raise _truncated(path.name, "the header")
+        (header_bytes,) = _LENGTH.unpack(prefix)
+        if header_bytes > HEADER_LIMIT_BYTES:
+            raise _malformed(
+                path.name, f"says its header has {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
+            )
+        if header_bytes > file_bytes - _LENGTH.size:
+            raise _truncated(path.name, "the header")
+        header = file.read(header_bytes)
+    data_start = _LENGTH.size + header_bytes
+    return parse_header(header, path, data_start, file_bytes - data_start)
+
+
+def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int) -> tuple[StoredTensor, ...]:
+    """The tensors a header describes, given that `data_bytes` bytes follow it, beginning at `data_start` of `path`."""
+    if not header.startswith(b"{"):
+        raise _malformed(path.name, "has a header that is not a JSON object")
+    entries = parse_json_object(_decode(header, path.name), path.name)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _malformed(path.name, "has a __metadata__ that is not an object of strings")
+    tensors = [_parse_entry(name, entry, path, data_start) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
+    expected = data_start
+    for tensor in tensors:
+        if tensor.offset + tensor.size > data_start + data_bytes:
+            raise _truncated(path.name, f"tensor {tensor.name}", tensor.name)
+        if tensor.offset != expected:
+            what = "overlaps the tensor before it" if tensor.offset < expected else "leaves a hole before it"
+            raise _malformed(path.name, f"has a tensor {tensor.name} that {what}", tensor.name)
+        expected += tensor.size
+    if expected != data_start + data_bytes:
+        raise _malformed(path.name, f"has {data_start + data_bytes - expected} bytes that belong to no tensor")
+    return tuple(tensors)
+
+
+def _parse_entry(name: str, entry: object, path: Path, data_start: int) -> StoredTensor:
+    if not _is_text(name):
+        raise _malformed(path.name, f"names a tensor {name!r}, which is not valid Unicode")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _malformed(path.name, f"describes tensor {name} by other keys than dtype, shape and data_offsets", name)
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise _malformed(path.name, f"gives tensor {name} the unknown type {str(dtype)[:40]!r}", name, "UNKNOWN_DTYPE")
+    if not _is_size_list(shape) or len(shape) > _RANK_LIMIT:
+        raise _malformed(
+            path.name, f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more", name
+        )
+    if not _is_size_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _malformed(path.name, f"gives tensor {name} data_offsets that are not [begin, end]", name)
+    begin, end = offsets
+    if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
+        raise _malformed(
+            path.name, f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape {shape}", name
+        )
+    return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, end - begin)
+
+
+def _is_size_list(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _LARGEST for item in value)
+
+
+def _read_shards(directory: Path) -> tuple[StoredTensor, ...]:
+    index = parse_json_object(_read_text(directory / _INDEX, HEADER_LIMIT_BYTES), _INDEX)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise _malformed(_INDEX, "has no weight_map", "weight_map")
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or ".." in shard:
+            raise _malformed(
+                _INDEX, f"names the file {str(shard)[:80]!r}; it must be a plain *.safetensors name", "weight_map"
+            )
+    tensors = []
+    for shard in sorted(set(weight_map.values())):
+        if not (directory / shard).is_file():
+            raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {directory}", field=shard)
+        tensors += [t for t in read_header(directory / shard) if weight_map.get(t.name) == shard]
+    found = {tensor.name for tensor in tensors}
+    for name, shard in weight_map.items():
+        if name not in found:
+            raise DataLossError(
+                f"tensor {name} is missing from {shard}, where {_INDEX} says it is; fetch the checkpoint again",
+                field=name,
+                reason="MISSING_TENSOR",
+            )
+    return tuple(tensors)
+
+
+def _no_weights(directory: Path) -> EdgeShardError:
+    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLE_SUFFIXES)
+    if pickled:
+        return UnsupportedModelError(
+            f"{directory} has its weights as {pickled[0]} only, a format that can run code when it is read; "
+            "convert it to safetensors (transformers' save_pretrained does)",
+            field="directory",
+            reason="PICKLED_WEIGHTS",
+        )
+    return NotFoundError(f"{directory} has neither {_SINGLE} nor {_INDEX}", field="directory")
+
+
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """The JSON object in `text`; raises InvalidArgumentError, naming `name`, for anything else or a repeated key."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            raise ValueError("a key appears twice")
+        return values
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(name, f"is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _malformed(name, "is not a JSON object")
+    return value
+
+
+def _read_text(path: Path, limit_bytes: int) -> str:
+    if not path.is_file():
+        raise NotFoundError(f"{path.name} is missing from {path.parent}", field=path.name)
+    with path.open("rb") as file:
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise _malformed(path.name, f"has more than the {limit_bytes} bytes that are accepted")
+    return _decode(data, path.name)
+
+
+def _decode(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _malformed(name, "is not UTF-8") from None
+
+
+def _is_text(name: str) -> bool:
+    """False for lone surrogates, which JSON can spell but no message can carry."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _location(tensor: StoredTensor) -> BlobLocation:
+    return BlobLocation(tensor.file, tensor.offset, tensor.size)
+
+
+def _malformed(name: str, what: str, field: str = "", reason: str = "MALFORMED_CHECKPOINT") -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name} {what}", field=field or name, reason=reason)
+
+
+def _truncated(file_name: str, what: str, field: str = "") -> DataLossError:
+    return DataLossError(
+        f"{file_name} ends before the end of {what}; fetch the file again", field=field or file_name, reason="TRUNCATED"
+    )

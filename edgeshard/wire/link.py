@@ -1,0 +1,64 @@
+"""What the two ends of a hop send each other: message <-> value. A frame stays as it is: `FrameReader` takes it."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.link import LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.profile import LinkSample
+from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.wire.frames import Frame
+
+LinkMessage = LinkHello | LinkWelcome | LinkPadding | LinkSample | Frame
+
+
+def link_message_to_wire(message: LinkMessage) -> pb.LinkMessage:
+    match message:
+        case Frame():
+            return pb.LinkMessage(frame=message)
+        case LinkHello():
+            hello = pb.LinkHello(
+                deployment=message.deployment,
+                epoch=message.epoch,
+                from_stage=message.from_stage,
+                to_stage=message.to_stage,
+                dialler_sends=message.dialler_sends,
+                wire_version=message.wire_version,
+                next_step=message.next_step,
+            )
+            return pb.LinkMessage(hello=hello)
+        case LinkWelcome():
+            return pb.LinkMessage(welcome=pb.LinkWelcome(next_step=message.next_step))
+        case LinkPadding():
+            return pb.LinkMessage(padding=bytes(message.size_bytes))
+        case LinkSample():
+            return pb.LinkMessage(timing=pb.LinkTiming(bytes=message.size_bytes, seconds=message.seconds))
+        case _:
+            assert_never(message)
+
+
+def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
+    """None for a kind this version does not know. Figures of a sample are the caller's to check."""
+    match message.WhichOneof("message"):
+        case "frame":
+            return message.frame
+        case "hello":
+            hello = message.hello
+            return LinkHello(
+                deployment=DeploymentName(hello.deployment),
+                epoch=Epoch(hello.epoch),
+                from_stage=hello.from_stage,
+                to_stage=hello.to_stage,
+                dialler_sends=hello.dialler_sends,
+                wire_version=hello.wire_version,
+                next_step=hello.next_step,
+            )
+        case "welcome":
+            return LinkWelcome(message.welcome.next_step)
+        case "padding":
+            return LinkPadding(len(message.padding))
+        case "timing":
+            return LinkSample(message.timing.bytes, message.timing.seconds)
+        case _:
+            return None

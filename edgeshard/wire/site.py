@@ -1,0 +1,193 @@
+"""What the coordinator tells of boxes and models, and an operator's call to measure: message <-> value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId, check_id
+from edgeshard.domain.site import (
+    MeasureRequest,
+    NodeDetails,
+    NodeProgress,
+    ServedModel,
+    Site,
+    StoredLink,
+    StoredModel,
+    StoredProfile,
+)
+from edgeshard.proto.v1 import admin_pb2 as pb
+from edgeshard.proto.v1 import inference_pb2, profile_pb2
+from edgeshard.wire.common import (
+    dtype_from_wire,
+    dtype_to_wire,
+    node_from_wire,
+    node_to_wire,
+    quantisation_from_wire,
+    quantisation_to_wire,
+)
+from edgeshard.wire.profile import (
+    compute_profile_from_wire,
+    compute_profile_to_wire,
+    link_from_wire,
+    link_to_wire,
+)
+from edgeshard.wire.status import from_failure, to_failure
+
+
+def stored_model_to_wire(model: StoredModel) -> pb.StoredModel:
+    return pb.StoredModel(
+        name=model.name,
+        manifest_digest=model.manifest_digest,
+        architecture=model.architecture,
+        layer_count=model.layer_count,
+        parameter_count=model.parameter_count,
+        stored_bytes=model.stored_bytes,
+        dtype=dtype_to_wire(model.dtype),
+        max_context=model.max_context,
+    )
+
+
+def stored_model_from_wire(message: pb.StoredModel) -> StoredModel:
+    return StoredModel(
+        name=ModelName(message.name),
+        manifest_digest=Digest(message.manifest_digest),
+        architecture=message.architecture,
+        layer_count=message.layer_count,
+        parameter_count=message.parameter_count,
+        stored_bytes=message.stored_bytes,
+        dtype=dtype_from_wire(message.dtype),
+        max_context=message.max_context,
+    )
+
+
+def served_model_to_wire(model: ServedModel) -> inference_pb2.ServedModel:
+    return inference_pb2.ServedModel(deployment=model.deployment, model=model.model, max_context=model.max_context)
+
+
+def served_model_from_wire(message: inference_pb2.ServedModel) -> ServedModel:
+    return ServedModel(DeploymentName(message.deployment), ModelName(message.model), message.max_context)
+
+
+def stored_profile_to_wire(stored: StoredProfile) -> pb.StoredProfile:
+    return pb.StoredProfile(
+        node_id=stored.node_id,
+        profile=compute_profile_to_wire(stored.profile),
+        models=stored.models,
+        age_s=stored.age_s,
+    )
+
+
+def stored_profile_from_wire(message: pb.StoredProfile) -> StoredProfile:
+    return StoredProfile(
+        node_id=NodeId(message.node_id),
+        profile=compute_profile_from_wire(message.profile),
+        models=tuple(ModelName(name) for name in message.models),
+        age_s=message.age_s,
+    )
+
+
+def stored_link_to_wire(stored: StoredLink) -> profile_pb2.MeasuredLink:
+    message = link_to_wire(stored.link)
+    message.age_s = stored.age_s
+    return message
+
+
+def stored_link_from_wire(message: profile_pb2.MeasuredLink) -> StoredLink:
+    return StoredLink(link_from_wire(message), message.age_s)
+
+
+def node_details_to_wire(details: NodeDetails) -> pb.GetNodeResponse:
+    return pb.GetNodeResponse(
+        node=node_to_wire(details.node),
+        profiles=[stored_profile_to_wire(profile) for profile in details.profiles],
+        links=[stored_link_to_wire(link) for link in details.links],
+    )
+
+
+def node_details_from_wire(message: pb.GetNodeResponse) -> NodeDetails:
+    return NodeDetails(
+        node=node_from_wire(message.node),
+        profiles=tuple(stored_profile_from_wire(profile) for profile in message.profiles),
+        links=tuple(stored_link_from_wire(link) for link in message.links),
+    )
+
+
+def site_to_wire(site: Site) -> pb.GetSiteResponse:
+    return pb.GetSiteResponse(
+        nodes=[node_to_wire(node) for node in site.nodes],
+        links=[stored_link_to_wire(link) for link in site.links],
+        profiles=[stored_profile_to_wire(profile) for profile in site.profiles],
+        config_json=json.dumps(dict(site.config)).encode() if site.config else b"",
+    )
+
+
+def site_from_wire(message: pb.GetSiteResponse) -> Site:
+    """Raises InvalidArgumentError for figures that cannot be, InternalError for a config that is not JSON."""
+    return Site(
+        nodes=tuple(node_from_wire(node) for node in message.nodes),
+        links=tuple(stored_link_from_wire(link) for link in message.links),
+        profiles=tuple(stored_profile_from_wire(profile) for profile in message.profiles),
+        config=_config_from_wire(message.config_json),
+    )
+
+
+def _config_from_wire(text: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(text or b"{}")
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise InternalError("config_json: the coordinator's answer is not a JSON object", field="config_json")
+    return values
+
+
+def measure_request_to_wire(request: MeasureRequest) -> pb.ProfileRequest:
+    return pb.ProfileRequest(
+        operation_id=request.operation_id,
+        model=request.model,
+        dtype=dtype_to_wire(request.dtype),
+        nodes=request.nodes,
+        quick=request.quick,
+        again=request.again,
+        quantisation=quantisation_to_wire(request.quantisation),
+    )
+
+
+def measure_request_from_wire(message: pb.ProfileRequest) -> MeasureRequest:
+    """Raises InvalidArgumentError naming the field. The data type may be left out where only links are measured."""
+    return MeasureRequest(
+        operation_id=OperationId(check_id(message.operation_id, "operation_id")),
+        model=message.model,
+        dtype=dtype_from_wire(message.dtype) if message.dtype or message.model else DType.BFLOAT16,
+        nodes=tuple(message.nodes),
+        quick=message.quick,
+        again=message.again,
+        quantisation=quantisation_from_wire(message.quantisation),
+    )
+
+
+def node_progress_to_wire(progress: NodeProgress) -> pb.ProfileResponse:
+    return pb.ProfileResponse(
+        node=progress.node,
+        done=progress.done,
+        total=progress.total,
+        what=progress.what,
+        finished=progress.finished,
+        failure=to_failure(progress.failure) if progress.failure is not None else None,
+        missed_nodes=progress.missed,
+    )
+
+
+def node_progress_from_wire(message: pb.ProfileResponse) -> NodeProgress:
+    return NodeProgress(
+        node=NodeName(message.node),
+        done=message.done,
+        total=message.total,
+        what=message.what,
+        finished=message.finished,
+        failure=from_failure(message.failure) if message.HasField("failure") else None,
+        missed=tuple(NodeName(name) for name in message.missed_nodes),
+    )

@@ -1,0 +1,189 @@
+"""Requests at the head that end in an unusual way are answered, and the event loop stays free meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from edgeshard_agent.engine.head import Head, HeadLimits, HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.scheduler.batching import Batching
+from edgeshard_agent.scheduler.blocks import BlockAllocator
+from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+
+import edgeshard
+from edgeshard.domain.errors import InternalError, UnavailableError
+from edgeshard.domain.generation import FinishReason, Generation
+from edgeshard.domain.head import StartRequest
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.mode import Mode
+from edgeshard.domain.step import ReturnedStep, SampledToken, StepResult
+
+REQUEST = RequestId("r")
+
+
+class SlowTokenizer:
+    """Encodes when told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.fault: Exception | None = None
+
+    def encode(self, text: str) -> list[int]:
+        assert self.go.wait(60)
+        return [1, 2]
+
+    def decode(self, ids: list[int]) -> str:
+        if self.fault is not None:
+            raise self.fault
+        return "".join(f"<{i}>" for i in ids)
+
+
+class Rig:
+    def __init__(self, window: int = 3, concurrency: int = 2) -> None:
+        self.tokenizer = SlowTokenizer()
+        self.out: list[HeadOutput] = []
+        self.steps: list[HeadStep] = []
+        self.fault: Exception | None = None
+        scheduler = Scheduler(
+            BlockAllocator(4 * concurrency, 16),
+            Limits(64, 4 * concurrency),
+            Batching(Mode.NO_BUBBLES, window, concurrency, 1),
+            Chunking(16),
+            frozenset({9}),
+        )
+        self.head = Head(
+            scheduler, self.tokenizer, HeadLimits(100, 64), self.offer, self.out.append  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def offer(self, step: HeadStep) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.steps.append(step)
+
+
+async def begin(rig: Rig) -> asyncio.Task[None]:
+    """A text request, up to where it waits for the tokenizer."""
+    task = asyncio.create_task(rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_request_cancelled_while_it_is_tokenised_ends_as_cancelled() -> None:
+    rig = Rig()
+    task = await begin(rig)
+    rig.head.cancel(REQUEST)
+    rig.tokenizer.go.set()
+    await task
+    assert rig.out == [RequestAccepted(REQUEST, [1, 2]), RequestEnd(REQUEST, FinishReason.CANCELLED, "")]
+    assert not rig.steps and rig.head.is_idle
+
+
+async def test_a_pipeline_that_breaks_while_a_request_is_tokenised_refuses_it() -> None:
+    rig, broken = Rig(), UnavailableError("the next box is gone")
+    task = await begin(rig)
+    rig.head.fail(broken)
+    rig.tokenizer.go.set()
+    await task
+    assert rig.out == [RequestRefused(REQUEST, broken)]
+
+
+async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
+    rig = Rig()
+    rig.tokenizer.go.set()
+    rig.tokenizer.fault = OverflowError("out of range")
+    await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
+    (refused,) = rig.out
+    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
+
+
+async def test_an_unforeseen_fault_while_taking_a_token_fails_the_pipeline_and_not_the_stream_it_came_on() -> None:
+    rig = Rig()
+    rig.tokenizer.go.set()
+    await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
+    rig.tokenizer.fault = OverflowError("out of range")
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    assert isinstance(rig.out[-1], RequestRefused) and isinstance(rig.out[-1].error, InternalError)
+
+
+async def test_a_step_that_cannot_be_offered_leaves_no_request_half_started() -> None:
+    """A stage that was stopped takes no more steps, and nobody awaits what the head makes of a request."""
+    rig = Rig()
+    rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
+    accepted, refused = rig.out
+    assert accepted == RequestAccepted(REQUEST, [1, 2])
+    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
+    rig.fault = None
+    await rig.head.start_request(StartRequest(RequestId("later"), Generation((1, 2), 4)))
+    assert not rig.steps, "stages would wait for ever for the step that was lost"
+    assert rig.out[2:] == [RequestRefused(RequestId("later"), refused.error)]
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["of a cancel", "after a token"])
+async def test_a_later_step_that_cannot_be_offered_ends_every_request(end: bool) -> None:
+    rig = Rig()
+    requests = [RequestId("one"), RequestId("other")]
+    for request in requests:
+        await rig.head.start_request(StartRequest(request, Generation((1, 2), 4)))
+    rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    if end:
+        rig.head.cancel(requests[0])
+    else:
+        rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    ended = [output.request_id for output in rig.out if isinstance(output, RequestRefused | RequestEnd)]
+    assert sorted(ended) == requests
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> None:
+    """Two may run and eight wait, however many steps the window lets through at the moment they come."""
+    rig = Rig(window=window, concurrency=2)
+    for number in range(10):
+        await rig.head.start_request(StartRequest(RequestId(f"r{number}"), Generation((1, 2), 62)))
+    assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 10
+    await rig.head.start_request(StartRequest(RequestId("one too many"), Generation((1, 2), 62)))
+    assert isinstance(rig.out[-1], RequestRefused) and rig.out[-1].error.reason == "QUEUE_FULL"
+
+
+async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() -> None:
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
+    rig.head.cancel(REQUEST)
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    assert not any(isinstance(output, TokenOut) for output in rig.out)
+
+
+async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
+    tries = []
+    for _ in range(10):  # a busy machine takes the core from some of them, and not from all
+        longest_s, whole_s = await refuse_a_long_prompt()
+        if longest_s < whole_s / 3:
+            return
+        tries.append(f"{longest_s:.3f} of {whole_s:.3f} s")
+    raise AssertionError(f"the loop stood still for {', '.join(tries)}")
+
+
+async def refuse_a_long_prompt() -> tuple[float, float]:
+    """The seconds of the loop's longest turn meanwhile, and of it all."""
+    tokenizer = Tokenizer.load(Path(edgeshard.__file__).parent / "demo_model" / "tokenizer.json")
+    batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
+    scheduler = Scheduler(BlockAllocator(4, 16), Limits(64, 4), batching, Chunking(16), frozenset())
+    out: list[HeadOutput] = []
+    head = Head(scheduler, tokenizer, HeadLimits(4096, 64), lambda step: None, out.append)
+    text = "Once upon a time there was a king who had three sons. " * 20_000
+    began = time.perf_counter()
+    task = asyncio.create_task(head.start_request(StartRequest(REQUEST, Generation(text, 4))))
+    turns = []
+    while not task.done():
+        turn = time.perf_counter()
+        await asyncio.sleep(0)
+        turns.append(time.perf_counter() - turn)
+    whole = time.perf_counter() - began
+    assert isinstance(out[0], RequestRefused) and out[0].error.reason == "CONTEXT_EXCEEDED"
+    return max(turns), whole

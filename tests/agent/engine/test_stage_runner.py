@@ -1,0 +1,154 @@
+"""A stage at work, with a model that does as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from edgeshard_agent.engine.stage_runner import StageRunner
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.model.stage import StageOutput
+from edgeshard_agent.scheduler.scheduler import HeadStep
+
+from edgeshard.domain.device import StagePhase
+from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import ReturnedStep, Span, StepPlan, WireStep
+from edgeshard.process.clock import SystemClock
+from edgeshard.wire.frames import Frame
+
+PATIENCE_S = 60
+
+
+class Pool:
+    bytes_capacity, bytes_in_use = 100, 10
+
+
+class Model:
+    """The whole of a pipeline. A step ends when the test lets it, and raises what `failures` has for its token."""
+
+    is_first = is_last = True
+    layers, parameter_bytes, pool = LayerRange(0, 2), 1000, Pool()
+
+    def __init__(self) -> None:
+        self.executed: list[int] = []
+        self.failures: dict[int, Exception] = {}
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def execute(self, plan: StepPlan, inputs: Any) -> StageOutput:
+        self.executed.append(int(inputs[0]))
+        self.begun.set()
+        assert self.let.wait(PATIENCE_S)
+        if int(inputs[0]) in self.failures:
+            raise self.failures[int(inputs[0])]
+        return StageOutput()
+
+
+@dataclass
+class Around:
+    sent: list[int] = field(default_factory=list)
+    broken: list[EdgeShardError] = field(default_factory=list)
+    frees: int = 0
+
+    def send(self, step: WireStep, frames: list[Frame]) -> None:
+        assert isinstance(step, ReturnedStep) and frames == []
+        self.sent.append(step.number)
+
+    def freed(self) -> None:
+        self.frees += 1
+
+    def broke(self, error: EdgeShardError) -> None:
+        self.broken.append(error)
+
+
+@dataclass
+class Stage:
+    model: Model
+    around: Around
+    worker: ComputeThread
+    runner: StageRunner
+
+    def offer(self, *numbers: int, frees: tuple[int, ...] = ()) -> None:
+        for number in numbers:
+            plan = StepPlan(spans=(Span(0, number, 1),), frees=frees)
+            self.runner.offer(HeadStep(number, plan, (number,)))
+
+    async def begun(self) -> None:
+        assert await asyncio.to_thread(self.model.begun.wait, PATIENCE_S)
+
+    async def all_told(self) -> None:
+        """Whatever was offered has been through the compute thread, and the event loop has heard of it."""
+        self.model.let.set()
+        await self.worker.run(lambda: None)
+        await asyncio.sleep(0)
+
+
+@pytest_asyncio.fixture
+async def stage() -> AsyncIterator[Stage]:
+    model, around, worker = Model(), Around(), ComputeThread(1)
+    name = DeploymentName("tales")
+    runner = StageRunner(name, Epoch(1), 0, model, worker, around, SystemClock())  # type: ignore[arg-type]
+    runner.start()
+    yield Stage(model, around, worker, runner)
+    model.let.set()
+    worker.close()
+
+
+async def test_steps_run_in_order_and_are_told_in_order(stage: Stage) -> None:
+    stage.offer(0, 1, 2)
+    stage.offer(3, frees=(0,))
+    await stage.begun()
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert (status.phase, status.steps_waiting, status.steps_done) == (StagePhase.ACTIVE, 3, 0)
+    await stage.all_told()
+    assert stage.model.executed == stage.around.sent == [0, 1, 2, 3]
+    assert stage.around.frees == 1
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert (status.steps_waiting, status.steps_done, status.tokens_done) == (0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (InvalidArgumentError("no such block", reason="BAD_BLOCK"), "BAD_BLOCK"),
+        (RuntimeError("a shape"), "STAGE_CRASHED"),
+    ],
+)
+async def test_nothing_runs_behind_a_step_that_failed(stage: Stage, failure: Exception, reason: str) -> None:
+    """Not even what was queued before the event loop heard of it."""
+    stage.model.failures[1] = failure
+    stage.offer(0, 1, 2, 3)
+    await stage.begun()
+    stage.model.let.set()
+    await stage.all_told()
+    stage.offer(4)
+    await stage.all_told()
+    assert stage.model.executed == [0, 1] and stage.around.sent == [0]
+    assert [error.reason for error in stage.around.broken] == [reason]
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert (status.phase, status.steps_waiting) == (StagePhase.FAILED, 0)
+
+
+async def test_of_a_step_that_a_stop_overtakes_nothing_is_told(stage: Stage) -> None:
+    stage.offer(0, 1)
+    await stage.begun()
+    stage.runner.stop()
+    await stage.all_told()
+    assert stage.model.executed == [0] and stage.around.sent == [] and stage.around.broken == []
+
+
+@pytest.mark.parametrize("failing", ["send", "freed"])
+async def test_a_result_that_nobody_takes_fails_the_stage(stage: Stage, failing: str) -> None:
+    def fail(*_: object) -> None:
+        raise InternalError("the outbox is full")
+
+    setattr(stage.around, failing, fail)
+    stage.offer(0, frees=(0,))
+    await stage.all_told()
+    assert [error.message for error in stage.around.broken] == ["the outbox is full"]

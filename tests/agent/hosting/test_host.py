@@ -1,0 +1,304 @@
+"""Taking stages up and down: whatever interrupts it, no pin, task, receiver or weight stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from edgeshard_agent.core.events import CommandReceived
+from edgeshard_agent.core.machine import machine
+from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting import host
+from edgeshard_agent.hosting.dumping import Dumps
+from edgeshard_agent.hosting.host import Hosting, Progress
+from edgeshard_agent.hosting.hosted_stage import HostedStage, HostServices, LoadedModel, model_key
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.store.cache import BlobCache
+
+from edgeshard.domain.commands import Command, CommandResult, MeasureCompute, PrepareStage, ReleaseStage, TraceSteps
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.trace import StageTrace
+from edgeshard.process.clock import SystemClock
+from edgeshard.rpc.channel import open_channel
+
+NAME = DeploymentName("tales")
+MEASURE = MeasureCompute({}, DType.FLOAT32, quick=True, again=False)
+BLOB = Digest("a" * 64)
+
+
+class Node:
+    """A `Hosting` over real weights; the neighbour is an address where nobody listens."""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self.cache = BlobCache(directory, 1 << 30)
+        self.worker = ComputeThread(1)
+        self.servicer = StageServicer()
+        self.channel = open_channel("127.0.0.1:9", None)
+        self.answers: dict[str, CommandResult] = {}
+        self.models: list[weakref.ref[StageModel]] = []
+        self.alive_at_load: list[int] = []
+        self.surveying: list[str] = []
+        self.measurements = 0
+        self.surveyed = asyncio.Event()
+        self.neighbour = "127.0.0.1:9"
+        self.layers = LayerRange(0, 2)
+        self._model = model
+        self._config = json.loads((model / "config.json").read_text())
+        around = HostServices(NodeId("n"), self.worker, self.servicer, self.channel, None, SystemClock(), lambda: None)
+        self.hosting = Hosting(self.load, self.measuring, around, self._answered)
+
+    async def measuring(self, task: MeasuringTask) -> None:
+        self.surveying.append(task.operation_id)
+        self.measurements += 1
+        try:
+            await self.surveyed.wait()
+        finally:
+            try:
+                await asyncio.sleep(0)  # a process takes a moment to end
+            finally:
+                self.surveying.pop()
+
+    async def load(self, prepare: PrepareStage, progress: Progress) -> LoadedModel:
+        assert not self.surveying, "the memory of a measurement is not free yet"
+        self.alive_at_load.append(sum(model() is not None for model in self.models))
+        pin = self.cache.pin([BLOB])
+        try:
+            weights = await self.worker.run(self._weights, prepare.placed.layers)
+        except BaseException:
+            pin.release()
+            raise
+        self.models.append(weakref.ref(weights))
+        return LoadedModel(model_key(prepare), weights, None, frozenset(), pin)
+
+    def _weights(self, layers: LayerRange) -> StageModel:
+        return StageModel.load(
+            SafetensorsDirectory(self._model), self._config, layers, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32,
+            kv_blocks=4, block_tokens=16, device="cpu",
+        )  # fmt: skip
+
+    def _answered(self, results: tuple[CommandResult, ...]) -> None:
+        self.answers.update({result.operation_id: result for result in results})
+
+    def prepare(self, epoch: int) -> PrepareStage:
+        cuts = (self.layers, LayerRange(self.layers.end, 4))
+        placed = tuple(
+            PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), self.neighbour, cut, 0, 0) for i, cut in enumerate(cuts)
+        )
+        spec = DeploymentSpec(name=NAME, model="tiny", source="n0", dtype=DType.FLOAT32)
+        return PrepareStage(spec, Placement(placed, 16, 4, 1, 1), 0, Epoch(epoch), Digest("0" * 64))
+
+    def command(self, operation: str, command: Command) -> None:
+        self.hosting.post(CommandReceived(OperationId(operation), command))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 (what is watched has no event)
+                await asyncio.sleep(0.002)
+
+    async def answer(self, operation: str) -> CommandResult:
+        await self.until(lambda: operation in self.answers)
+        return self.answers[operation]
+
+    @property
+    def pins(self) -> int:
+        return self.cache._pins[BLOB]
+
+
+def stage_tasks() -> list[str]:
+    """Tasks of stages' links and heads, by name."""
+    names = [task.get_name() for task in asyncio.all_tasks() if not task.done()]
+    return [name for name in names if name.startswith(("link-", "attach-"))]
+
+
+@pytest.fixture
+async def node(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Node]:
+    node = Node(tiny_llama, tmp_path)
+    yield node
+    await node.hosting.close()
+    await node.channel.close()
+    node.worker.close()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Cyclic garbage stays where it is unless somebody asks for it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("last", ["prepare", "release"])
+async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(node: Node, turns: int, last: str) -> None:
+    node.command("p1", node.prepare(1))
+    assert (await node.answer("p1")).failure is None
+    busy = threading.Event()
+    blocking = asyncio.create_task(node.worker.run(busy.wait))  # another stage computes: the next epoch must wait
+    node.command("p2", node.prepare(2))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if last == "prepare":
+        node.command("p3", node.prepare(3))
+    else:
+        node.command("r2", ReleaseStage(NAME, Epoch(2)))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    busy.set()
+    await blocking
+    if last == "prepare":
+        assert (await node.answer("p3")).failure is None
+        assert len(node.models) == 1, "the same weights serve every epoch"
+        assert len(stage_tasks()) == 1 and node.pins == 1, stage_tasks()
+        node.command("r3", ReleaseStage(NAME, Epoch(3)))
+        await node.answer("r3")
+    else:
+        await node.answer("r2")
+    assert node.pins == 0 and not node.hosting.statuses()
+    assert not stage_tasks()
+
+
+async def test_a_stage_that_cannot_start_after_its_load_leaves_nothing(node: Node) -> None:
+    node.neighbour = "192.0.2.1:1"  # beyond loopback, and this box has no TLS
+    node.command("p", node.prepare(1))
+    failure = (await node.answer("p")).failure
+    assert failure is not None and failure.reason == "TLS_REQUIRED"
+    await node.until(lambda: not node.hosting.statuses() and node.pins == 0)
+    assert not stage_tasks() and not node.servicer._receivers
+
+
+async def test_weights_that_are_not_used_again_are_gone_before_new_ones_come(node: Node, no_collector: None) -> None:
+    node.command("p1", node.prepare(1))
+    await node.answer("p1")
+    node.layers = LayerRange(0, 3)
+    node.command("p2", node.prepare(2))
+    assert (await node.answer("p2")).failure is None
+    assert node.alive_at_load == [0, 0], "two stages' weights were in memory at once"
+
+
+async def test_a_released_stage_gives_its_memory_back(node: Node, no_collector: None) -> None:
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    node.command("r", ReleaseStage(NAME, Epoch(1)))
+    assert (await node.answer("r")).failure is None
+    assert [model() for model in node.models] == [None]
+
+
+async def test_a_measurement_gives_way_to_a_stage(node: Node) -> None:
+    node.command("m", MEASURE)
+    await node.until(lambda: bool(node.surveying))
+    node.command("p", node.prepare(1))
+    assert (await node.answer("p")).failure is None
+    failure = (await node.answer("m")).failure
+    assert failure is not None and failure.reason == "STAGE_CAME" and not node.surveying
+    node.command("again", MEASURE)
+    failure = (await node.answer("again")).failure
+    assert failure is not None and failure.reason == "STAGE_HELD"
+
+
+async def test_a_measurement_is_asked_for_again_after_the_control_stream_was_lost(node: Node) -> None:
+    node.command("m", MEASURE)
+    await node.until(lambda: bool(node.surveying))
+    node.hosting.post(ControlLost())
+    node.command("m", MEASURE)
+    await node.until(lambda: node.measurements == 2)
+    assert node.surveying == ["m"]
+    node.surveyed.set()
+    assert (await node.answer("m")).failure is None
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_no_measurement_outlives_the_agent(node: Node, turns: int) -> None:
+    node.command("m", MEASURE)
+    await node.until(lambda: bool(node.surveying))
+    node.hosting.post(ControlLost())  # as the end of the control client does just before
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await node.hosting.close()
+    assert not node.surveying
+
+
+async def test_a_trace_is_of_the_stage_that_runs(node: Node) -> None:
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    node.command("t", TraceSteps(NAME, Epoch(1), 0.1))
+    answer = await node.answer("t")
+    assert answer.failure is None and answer.trace is not None
+    assert (answer.trace.stage, answer.trace.node, answer.trace.layers) == (0, "n0", node.layers)
+
+
+async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = HostedStage.trace
+
+    async def trace(stage: HostedStage, seconds: float) -> StageTrace:
+        found = await real(stage, seconds)
+        await node.answer("r")  # however long that takes, the trace is not over before
+        return found
+
+    monkeypatch.setattr(HostedStage, "trace", trace)
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    node.command("t", TraceSteps(NAME, Epoch(1), 0.1))
+    node.command("r", ReleaseStage(NAME, Epoch(1)))
+    answer = await node.answer("t")
+    assert answer.failure is not None and answer.failure.reason == "NO_STAGE" and answer.trace is None
+    assert node.pins == 0
+
+
+async def test_closing_a_box_ends_its_traces(node: Node) -> None:
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    node.command("t", TraceSteps(NAME, Epoch(1), 60.0))
+    await asyncio.wait_for(node.hosting.close(), 30)
+    assert not [task for task in asyncio.all_tasks() if "(trace)" in task.get_name()]
+
+
+async def test_a_dump_of_a_box_replays_and_says_what_it_is(node: Node) -> None:
+    sent: dict[str, bytes] = {}
+    dumps = Dumps(node.hosting, lambda: {"versions": {"edgeshard": "1"}}, sent.__setitem__, node._answered)
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    dumps.take(OperationId("d"))
+    await node.until(lambda: "d" in sent)
+    document = json.loads(sent["d"])
+    assert document["versions"] == {"edgeshard": "1"} and not machine().replay(document).differs
+    kinds = [entry["event"].get("action", entry["event"])["type"] for entry in document["ring"]["entries"]]
+    assert kinds == ["CommandReceived", "LoadStage", "StageLoaded", "SendResults"]
+
+
+async def test_a_dump_that_crashes_is_answered(node: Node) -> None:
+    def about() -> dict[str, object]:
+        raise OSError("no /proc here")
+
+    sent: dict[str, bytes] = {}
+    Dumps(node.hosting, about, sent.__setitem__, node._answered).take(OperationId("d"))
+    answer = await node.answer("d")
+    assert answer.failure is not None and not sent
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+async def test_every_event_and_action_is_said_at_debug_and_none_is_worded_above(
+    node: Node, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worded: list[str] = []
+    monkeypatch.setattr(host, "debug_logged", lambda: level == "debug")
+
+    def labels(value: object) -> dict[str, str]:
+        worded.append(type(value).__name__)
+        return {}
+
+    monkeypatch.setattr(host, "labels", labels)
+    node.command("r", ReleaseStage(NAME, Epoch(1)))
+    assert worded == {"debug": ["CommandReceived", "SendResults"], "info": []}[level]

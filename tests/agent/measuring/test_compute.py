@@ -1,0 +1,339 @@
+"""Real measurements of small things: that they are there, positive, in proportion, and not of a warm cache."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edgeshard_agent.measuring.compute import Profiler, fingerprint
+from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.layers import block_sorts, outer_parameters
+from edgeshard_agent.measuring.overhead import measure_overhead
+from edgeshard_agent.measuring.rotation import (
+    CACHE_FALLBACK_BYTES,
+    CACHE_MULTIPLE,
+    BlockRotation,
+    cache_bytes,
+    copies_needed,
+)
+from edgeshard_agent.measuring.stopwatch import Stopwatch, is_steady, summarise
+from edgeshard_agent.model.adapters import build_modules
+from edgeshard_agent.model.modules import weight_bytes
+from edgeshard_agent.ops import native_available
+
+from edgeshard.architectures import parse_config
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.model import LayerRange, attended_pairs
+from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, Sample
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.profiles.fit import fit_layer, fit_profile
+from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Effort, Grid
+
+torch.set_num_threads(1)
+
+# Points so far apart that a busy machine does not change their order.
+ROUGH = Grid((1, 64, 512), (0, 64), (1, 64), (16, 512), Effort(2, 3, 8, 0.05))
+CACHE = 1 << 20
+MOE = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+    "mlp_only_layers": [0, 2],
+}
+GEMMA = {
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "sliding_window": 32,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    """Wide enough that arithmetic is more than overhead."""
+    return {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+
+
+@pytest.fixture(scope="module")
+def measured(config: dict[str, Any]) -> tuple[ComputeProfile, float, list[tuple[str, int, int]]]:
+    told: list[tuple[str, int, int]] = []
+    began = time.process_time()
+    profiler = Profiler(
+        config, DType.FLOAT32, "cpu", 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:]))
+    )
+    return profiler.run(), time.process_time() - began, told
+
+
+def test_a_measurement_is_short_positive_and_tells_its_progress(
+    measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]], config: dict[str, Any]
+) -> None:
+    profile, seconds, told = measured
+    assert seconds < 20  # of a core: about 2 s
+    for layer in profile.layers:
+        assert all(sample.seconds > 0 and sample.repeats >= 2 for sample in layer.prefill + layer.decode)
+    assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
+    spec = model_from_config("small", config)
+    assert [layer.parameters for layer in profile.layers] == [
+        spec.embedding_parameters,
+        spec.blocks[0].parameters,
+        spec.head_parameters,
+    ]
+    assert profile.layers[1].layers == 80
+    assert 0 < profile.step_overhead_s < 0.1
+    assert 0 < profile.memory.daemon_bytes < profile.memory.total_bytes
+    done = [news[1] for news in told]
+    assert done == list(range(len(done))) and told[-1][2] == len(told)
+    assert ComputeProfile.from_json(profile.to_json()) == profile
+
+
+def test_more_work_takes_longer(measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]]) -> None:
+    block = fit_profile(measured[0]).of_kind(LayerKind.BLOCK)[0]
+    times = [block.prefill_s(tokens, 0) for tokens in (1, 64, 512)]
+    assert times[0] < times[1] < times[2]
+    assert block.decode_s(1, 64) < block.decode_s(64, 64)
+    assert block.prefill_s(512, 64) > block.prefill_s(64, 64)
+
+
+def test_copies_outweigh_the_caches(measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]]) -> None:
+    for layer in measured[0].layers:
+        assert layer.rotated_bytes > CACHE_MULTIPLE * CACHE
+
+
+@pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 3 << 20, 127 << 20, 128 << 20, 1 << 30])
+def test_copies_are_enough_and_not_one_more(size: int) -> None:
+    copies = copies_needed(size, 32 << 20)
+    assert copies * size > 128 << 20
+    assert copies == 1 or (copies - 1) * size <= 128 << 20
+
+
+@pytest.mark.parametrize("tokens", [1, 3], ids=["decode", "prefill"])
+def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any], tokens: int) -> None:
+    rotation = BlockRotation(tiny_config, parse_config(tiny_config), 3, DType.FLOAT32, "cpu", 3, 64)
+    weights = [block.mlp.gate_up._packed for block in rotation._blocks]
+    assert len({id(weight) for weight in weights}) == 3
+    stored = sum(weight_bytes(block) for block in rotation._blocks)
+    assert rotation.rotated_bytes == stored == 3 * 4 * block_sorts(tiny_config)[0].parameters
+    keys = [rotation.pool.arena(index)[0] for index in range(3)]
+    for expected in ({0, 1}, {2, 0}):
+        for each in keys:
+            each.zero_()
+        rotation.turn(2)
+        output = rotation.run(rotation.step(2, tokens, 20))
+        assert output.shape == (1, 2 * tokens, 64) and torch.isfinite(output).all()
+        assert {index for index, each in enumerate(keys) if each.any()} == expected, "who wrote its keys has run"
+
+
+def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]) -> None:
+    config = tiny_config | GEMMA
+    rotation = BlockRotation(config, parse_config(config), 0, DType.FLOAT32, "cpu", 3, 64)
+    for count in (1, 3, 2):
+        rotation.turn(count)
+        assert torch.isfinite(rotation.run(rotation.step(2, 1, 20))).all()
+
+
+def test_quantised_layers_are_measured_as_a_stage_holds_them(tiny_config: dict[str, Any]) -> None:
+    small = Grid((1, 16), (0,), (1, 2), (8,), Effort(1, 1, 1, 0.0))
+    config = tiny_config | {"tie_word_embeddings": False}
+    model = model_from_config("tiny", config)
+    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, Quantisation.INT4, cache=1).run()
+    embedding, block, head = profile.layers
+    assert profile.quantisation is Quantisation.INT4
+    assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, Quantisation.INT4)
+    assert head.rotated_bytes == model.head_bytes(DType.BFLOAT16, Quantisation.INT4)
+    assert embedding.rotated_bytes == 2 * model.embedding_parameters, "rows of it are looked up"
+    assert block.parameters == model.blocks[0].parameters
+
+
+def test_what_cannot_run_quantised_is_not_measured_so(tiny_config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        Profiler(tiny_config, DType.BFLOAT16, "meta", 1, quantisation=Quantisation.INT8).run()
+    assert refusal.value.field == "quantisation" and "CPU" in refusal.value.message
+
+
+def test_little_memory_means_fewer_copies_and_too_little_is_an_error(tiny_config: dict[str, Any]) -> None:
+    small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
+
+    def rotated(limit: int | None) -> int:
+        profiler = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=CACHE, memory_limit_bytes=limit)
+        return profiler.run().layers[1].rotated_bytes
+
+    layer = 4 * block_sorts(tiny_config)[0].parameters
+    assert layer <= rotated(1 << 20) < 1 << 20 < rotated(None)
+    with pytest.raises(ResourceExhaustedError) as refusal:
+        rotated(layer)
+    assert refusal.value.reason == "NO_MEMORY_TO_MEASURE"
+
+
+def test_cache_sizes_are_read_and_guessed_when_they_are_not_there(tmp_path: Path) -> None:
+    for index, text in enumerate(("32K", "1024K\n", "24M", "nonsense")):
+        folder = tmp_path / f"cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "size").write_text(text)
+    assert cache_bytes("cpu", tmp_path) == 24 << 20
+    assert cache_bytes("cpu", tmp_path / "nothing") == CACHE_FALLBACK_BYTES
+
+
+def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
+    dense, sparse = block_sorts(tiny_config | MOE)
+    assert (dense.kind, dense.layers, sparse.kind, sparse.layers) == (LayerKind.BLOCK, 2, LayerKind.MOE_BLOCK, 4)
+    blocks = model_from_config("moe", tiny_config | MOE).blocks
+    assert {dense.parameters, sparse.parameters} == {block.parameters for block in blocks}
+    sliding, full = block_sorts(tiny_config | GEMMA)
+    assert (sliding.window, sliding.layers, full.window, full.layers) == (32, 5, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"model_type": "mistral"},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "mixtral", "sliding_window": 64, "num_local_experts": 2},
+        {"model_type": "qwen2", "sliding_window": 64},
+        {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
+        {"model_type": "qwen3", "sliding_window": 64, "use_sliding_window": True},
+        MOE | {"use_sliding_window": True},
+        GEMMA,
+        {"model_type": "gemma3_text", "sliding_window_pattern": 3, "tie_word_embeddings": True},
+    ],
+    ids=str,
+)
+def test_the_windows_are_those_that_transformers_reads(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
+    config = tiny_config | {"head_dim": 16} | family
+    library = build_modules(config, LayerRange(0, 1), DType.FLOAT32, "cpu").context.config
+    window = int(getattr(library, "sliding_window", None) or 0)
+    types = getattr(library, "layer_types", None) or ["sliding_attention"] * library.num_hidden_layers
+    blocks = model_from_config("windows", config).blocks
+    assert [block.window for block in blocks] == [window if kind == "sliding_attention" else 0 for kind in types]
+    for sort in block_sorts(config):
+        assert blocks[sort.first].window == sort.window
+        assert sum((b.window, b.parameters) == (sort.window, sort.parameters) for b in blocks) == sort.layers
+
+
+PLUGGED = MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 32}
+
+
+@pytest.mark.parametrize("family", [MOE, GEMMA, PLUGGED], ids=["moe", "gemma3", "plugged"])
+def test_every_sort_is_measured(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
+    small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
+    config = tiny_config | family
+    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, cache=1 << 10).run()
+    middle = profile.layers[1:-1]
+    assert [layer.kind for layer in middle] == [sort.kind for sort in block_sorts(config)]
+    assert (profile.layers[0].parameters, profile.layers[-1].parameters) == outer_parameters(config)
+
+
+def test_a_short_context_bounds_what_is_measured(tiny_config: dict[str, Any]) -> None:
+    grid = Grid().within(100)
+    assert max(grid.prefill_tokens) == 64 and grid.decode_contexts == (64,)
+    assert all(tokens + context <= 100 for tokens, context in grid.prefill_points(100))
+    assert Grid().within(20).decode_contexts == (19,)
+
+
+@pytest.mark.parametrize(("max_context", "deepest"), [(8192, 2048), (2304, 2048), (2000, 1744), (768, 512), (600, 64)])
+def test_one_prefill_lies_deep_in_a_prompt_where_the_context_allows(max_context: int, deepest: int) -> None:
+    grid = FULL_GRID.within(max_context)
+    points = grid.prefill_points(max_context)
+    assert max(context for tokens, context in points if tokens == 256) == deepest
+    assert all(tokens + context <= max_context for tokens, context in points)
+    assert len(set(points)) == len(points)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("grid", [QUICK_GRID, FULL_GRID])
+def test_what_attention_takes_far_into_a_prompt_shows_through_noise(grid: Grid, seed: int) -> None:
+    """As on a processor's core: without a prefill deep in a prompt, 4 % of a figure would be attention's."""
+    chance = np.random.default_rng(seed)
+
+    def true(tokens: int, context: int) -> float:
+        return 1e-3 + 1.2e-4 * tokens + 2.7e-8 * attended_pairs(tokens, context)
+
+    prefill = tuple(Sample(n, c, true(n, c) * (1 + chance.uniform(-0.03, 0.03))) for n, c in grid.prefill_points(8192))
+    layer = LayerProfile(LayerKind.BLOCK, 1, 1, 0, 1, prefill, (Sample(1, 64, 1e-3),))
+    fit = fit_layer(layer)
+    assert fit.prefill_s(256, 3840) == pytest.approx(true(256, 3840), rel=0.12)
+
+
+def test_a_box_without_its_kernels_is_another_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native_available():
+        pytest.skip("no native kernels were built here")
+    facts = read_facts("cpu", None)
+    with_kernels = fingerprint(facts, 1)
+    monkeypatch.setenv("EDGESHARD_NATIVE_OPS", "0")
+    assert fingerprint(facts, 1) != with_kernels
+
+
+def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[str, Any]) -> None:
+    big = config | {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
+    overhead = measure_overhead(big, DType.FLOAT32, "cpu", 0, 1)
+    shape = parse_config(big)
+    rotation = BlockRotation(big, shape, 0, DType.FLOAT32, "cpu", 1, 600)
+    with torch.inference_mode():
+        step = rotation.step(1, 512, 0)
+        layer = min(Stopwatch("cpu").once(lambda: rotation.run(step)) for _ in range(2))
+    assert 0 < overhead.seconds < layer
+    assert overhead.seconds_per_byte >= 0
+
+
+def test_repeats_end_when_the_median_is_known() -> None:
+    assert summarise([1.0, 1.1, 0.9, 1.0, 5.0]).seconds == 1.0
+    assert summarise([1.0, 1.1, 0.9, 1.0, 5.0]).spread == pytest.approx(0.1)
+    assert not is_steady([1.0] * 4) and is_steady([1.0] * 5)
+    assert not is_steady([1.0, 2.0, 3.0, 4.0, 5.0])
+    calls: list[int] = []
+    Stopwatch("cpu").collect(lambda: calls.append(1), Effort(1, 3, 7, 0.0))
+    assert len(calls) == 3
+
+
+def test_time_without_a_core_is_noticed() -> None:
+    waiting, busy = Stopwatch("cpu"), [Stopwatch("cpu") for _ in range(20)]
+    waiting.once(lambda: threading.Event().wait(0.1))
+    for each in busy:  # a busy machine takes the core from some of them
+        each.once(lambda: sum(range(200_000)))
+    assert max(each.processor_share for each in busy) > 2 * waiting.processor_share
+    assert waiting.processor_share < 0.5
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edgeshard_agent.measuring", *arguments], capture_output=True, text=True, timeout=100
+    )
+
+
+def test_the_command_measures_once_and_then_remembers(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    options = ("--config", str(tmp_path), "--threads", "1", "--quick", "--state-dir", str(tmp_path), "--json")
+    first, second = command(*options), command(*options)
+    assert first.returncode == second.returncode == 0, first.stderr
+    assert ComputeProfile.from_json(first.stdout) == ComputeProfile.from_json(second.stdout)
+    assert len(list((tmp_path / "profiles").iterdir())) == 1
+
+
+def test_the_command_names_what_is_wrong(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+    missing = command("--config", str(tmp_path / "nothing.json"))
+    assert missing.returncode == 2 and "nothing.json" in missing.stderr and "Traceback" not in missing.stderr
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"hidden_size": -1}))
+    wrong = command("--config", str(tmp_path))
+    assert wrong.returncode == 2 and "hidden_size" in wrong.stderr

@@ -1,0 +1,49 @@
+"""Probes over real sockets, to the servicer that a hop's frames reach too."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from edgeshard_agent.measuring.probing import probe_link
+from edgeshard_agent.net.link_receiver import StageServicer
+
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.profiles.links import ProbeSchedule
+from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from edgeshard.rpc.server import Server
+
+TRIES = 10
+"""A busy machine holds up some probes beyond what an outlier's removal mends, but not all of them."""
+
+
+async def test_a_loopback_link_is_measured() -> None:
+    server = Server("127.0.0.1:0", None)
+    add_StageServiceServicer_to_server(StageServicer(), server.grpc)
+    address = await server.start()
+    try:
+        for _ in range(TRIES):
+            schedule = ProbeSchedule()
+            link = await probe_link(address, None, schedule)
+            assert link.latency_s > 0
+            assert schedule.sent_bytes <= schedule.most_bytes
+            # The line says what the probes took, the way back taken off.
+            largest = max(schedule.answers)
+            took_s = statistics.median(schedule.answers[largest])
+            if (
+                link.latency_s < 0.05
+                and 1e5 < link.bandwidth_bps < 1e12
+                and link.transfer_s(largest) == pytest.approx(took_s, rel=0.9)
+            ):
+                return
+    finally:
+        await server.stop(0)
+    raise AssertionError(f"{link} of {schedule.answers}")
+
+
+async def test_a_box_that_is_not_there_is_named() -> None:
+    server = Server("127.0.0.1:0", None)
+    address = await server.start()
+    await server.stop(0)
+    with pytest.raises(UnavailableError, match=address):
+        await probe_link(address, None)

@@ -1,0 +1,233 @@
+"""Commands to measure, carried out: in a process of their own, over real sockets, and in the lab without measuring."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
+from edgeshard_agent.lab.emulation import Emulation, emulated_facts, load_emulation
+from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.measurer import MeasuredNode, Measurer
+from edgeshard_agent.measuring.worker import MeasuringJob
+from edgeshard_agent.net.link_receiver import StageServicer
+
+from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedModelError,
+)
+from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.profile import LayerKind, config_hash
+from edgeshard.planning.measured import MeasuredTimes
+from edgeshard.planning.problem import StepShape
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from edgeshard.rpc.server import Server
+
+ME = NodeId("me")
+LAB = """
+source = "near"
+[[device]]
+name = "near"
+kind = "agx-orin"
+[[device]]
+name = "far"
+kind = "orin-nx"
+[[link]]
+bandwidth_bps = 40e6
+latency_s = 0.020
+[[link]]
+from = "far"
+to = "near"
+bandwidth_bps = 40e6
+latency_s = 0.060
+[model]
+dtype = "float32"
+[lab]
+model = "llama2-7b"
+"""
+
+
+class Node:
+    """A measurer and what it told."""
+
+    def __init__(self, state_dir: Path, memory: int | None = None, emulation: Emulation | None = None) -> None:
+        self.reports: list[ProfileReport] = []
+        self.progress: list[CommandProgress] = []
+        facts = read_facts("cpu", memory)
+        if emulation is not None:
+            facts = emulated_facts(facts, emulation)
+        node = MeasuredNode(ME, facts, "cpu", 1, memory, state_dir, None, emulation)
+        self.measurer = Measurer(node, self._report, self.progress.append)
+
+    async def _report(self, report: ProfileReport) -> None:
+        self.reports.append(report)
+
+    async def do(self, command: MeasuringCommand) -> ProfileReport:
+        await self.measurer.run(MeasuringTask(OperationId("op"), command))
+        return self.reports.pop()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """Of a box that answers probes."""
+    server = Server("127.0.0.1:0", None)
+    add_StageServiceServicer_to_server(StageServicer(), server.grpc)
+    yield await server.start()
+    await server.stop(0)
+
+
+def measure(config: dict[str, Any], again: bool = False) -> MeasureCompute:
+    return MeasureCompute(config, DType.FLOAT32, quick=True, again=again)
+
+
+def workers() -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
+            if "edgeshard_agent.measuring.worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tiny_config: dict[str, Any]) -> None:
+    report = await node.do(measure(tiny_config))
+    (profile,) = report.compute
+    assert (profile.model_hash, profile.dtype, profile.quick) == (config_hash(tiny_config), DType.FLOAT32, True)
+    assert report.facts is not None and report.facts.memory_budget_bytes > 0 and report.node_id == ME
+    done = [news.done for news in node.progress]
+    assert done and done == sorted(done) and all(news.done < news.total and news.what for news in node.progress)
+    assert not workers()
+    node.progress.clear()
+    assert (await node.do(measure(tiny_config))).compute == (profile,)
+    assert not node.progress, "it was measured again"
+    other = (await node.do(measure(tiny_config, again=True))).compute[0]
+    assert other != profile and other.fingerprint == profile.fingerprint
+
+
+async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tiny_config: dict[str, Any]) -> None:
+    # So much of it that it is not over before anybody looks, however late that is.
+    large = tiny_config | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+    measuring = asyncio.create_task(node.do(MeasureCompute(large, DType.FLOAT32, quick=False, again=False)))
+    async with asyncio.timeout(60):
+        while not workers():  # noqa: ASYNC110 (a process has no event)
+            await asyncio.sleep(0.01)
+    measuring.cancel()
+    await asyncio.gather(measuring, return_exceptions=True)
+    assert not workers() and not node.reports and not (list(node.measurer._store._directory.glob("*")))
+
+
+def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str, Any]) -> None:
+    job = MeasuringJob(tiny_config, DType.FLOAT32, "cpu", 1, False, None)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "edgeshard_agent.measuring.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.write(job.to_line())
+    worker.stdin.close()  # as the kernel does for an agent that was killed
+    assert worker.wait(timeout=60) == 1
+    worker.stdout.close()
+
+
+async def test_a_model_that_is_not_run_is_refused_before_anything_starts(
+    node: Node, tiny_config: dict[str, Any]
+) -> None:
+    with pytest.raises(UnsupportedModelError) as refusal:
+        await node.do(measure(tiny_config | {"model_type": "abacus"}))
+    assert refusal.value.field == "model_type" and not node.progress
+
+
+async def test_errors_of_the_process_keep_their_name(tiny_config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ResourceExhaustedError) as refusal:
+        await Node(tmp_path, memory=1 << 10).do(measure(tiny_config))
+    assert (refusal.value.reason, refusal.value.field) == ("NO_MEMORY_TO_MEASURE", "config")
+
+
+async def test_peers_are_probed_in_turn_and_one_that_is_away_is_left_out(node: Node, address: str) -> None:
+    gone = Server("127.0.0.1:0", None)
+    nowhere = await gone.start()
+    await gone.stop(0)
+    peers = (
+        Peer(NodeId("gone"), NodeName("gone"), nowhere),
+        Peer(NodeId("open"), NodeName("open"), "192.0.2.1:1"),  # beyond loopback, and there is no TLS
+        Peer(NodeId("there"), NodeName("there"), address),
+    )
+    report = await node.do(ProbeLinks(peers))
+    assert report.compute == () and report.facts is None
+    (link,) = report.links
+    assert (link.sender, link.receiver) == (ME, NodeId("there"))
+    assert 1e6 < link.profile.bandwidth_bps < 1e12, "loopback, on a machine however busy"
+    assert [news.what for news in node.progress] == ["link to gone", "link to open", "link to there"]
+
+
+async def test_what_the_coordinator_answers_to_the_report_is_the_result(tmp_path: Path, address: str) -> None:
+    async def refuse(report: ProfileReport) -> None:
+        raise UnavailableError("gone")
+
+    facts = read_facts("cpu", None)
+    measurer = Measurer(MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None), refuse, lambda news: None)
+    with pytest.raises(UnavailableError):
+        await measurer.run(MeasuringTask(OperationId("op"), ProbeLinks(())))
+
+
+@pytest.fixture
+def emulation(tmp_path: Path) -> Emulation:
+    (tmp_path / "lab.toml").write_text(LAB)
+    return load_emulation(tmp_path / "lab.toml", "near")
+
+
+async def test_in_the_lab_a_probe_sees_the_shaped_link(emulation: Emulation, tmp_path: Path, address: str) -> None:
+    peers = (Peer(NodeId("far"), NodeName("far"), address), Peer(NodeId("x"), NodeName("not-in-the-lab"), address))
+    report = await Node(tmp_path, emulation=emulation).do(ProbeLinks(peers))
+    (link,) = report.links
+    assert link.receiver == "far"
+    # A busy machine adds to both, and what it adds to small payloads only makes large ones look a little faster. The
+    # link beneath is loopback: a hundred times as fast, and without a delay.
+    assert 40e6 / 10 < link.profile.bandwidth_bps < 1.5 * 40e6
+    assert 0.7 * (0.020 + 0.060) / 2 < link.profile.latency_s < 1, "half of the round trip"
+
+
+async def test_in_the_lab_a_box_tells_what_the_emulator_charges(
+    emulation: Emulation, tmp_path: Path, tiny_config: dict[str, Any]
+) -> None:
+    stand_in = tiny_config | {"num_hidden_layers": 32, "max_position_embeddings": 4096}
+    node = Node(tmp_path, emulation=emulation)
+    (profile,) = (await node.do(measure(stand_in))).compute
+    assert not node.progress and not workers(), "an emulated box measures nothing"
+    assert profile.model_hash == config_hash(stand_in)
+    assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
+    told, charged = MeasuredTimes.of(profile), emulation.times
+    shown, emulated = model_from_config("stand-in", stand_in).blocks[0], emulation.model.blocks[0]
+    for phase in (
+        StepShape(1, 1, 65, 65),
+        StepShape(4, 1, 300, 300),
+        StepShape(1, 32, 16.5, 32),
+        StepShape(1, 512, 256.5, 512),
+    ):
+        assert told.block_s(shown, phase) == pytest.approx(charged.block_s(emulated, phase), rel=0.05)
+    assert told.head_s(StepShape(2, 1, 1, 1)) == pytest.approx(charged.head_s(StepShape(2, 1, 1, 1)))
+    assert told.step_s(1e6) == pytest.approx(charged.step_s(1e6))
+
+
+async def test_in_the_lab_another_model_is_refused_by_name(
+    emulation: Emulation, tmp_path: Path, tiny_config: dict[str, Any]
+) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"llama2-7b of 32 layers, the model has 6") as refusal:
+        await Node(tmp_path, emulation=emulation).do(measure(tiny_config))
+    assert refusal.value.reason == "NOT_THE_STAND_IN"

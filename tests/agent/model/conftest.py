@@ -1,0 +1,175 @@
+"""Tiny random checkpoints of every architecture, the unsplit model's logits for them, and a head that drives stages."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from safetensors.torch import load_file, save_file
+
+from edgeshard.architectures import parse_config
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.ids import Digest, ModelName
+from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.step import KvGrant, Span, StepPlan
+from tests.agent.model.families import VARIANTS, Variant
+
+torch.set_num_threads(1)
+transformers.utils.logging.disable_progress_bar()
+
+LENGTHS = (21, 17, 13)
+BLOCK_TOKENS = 4
+KV_BLOCKS = 40
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A saved model, its manifest, and for each of three sequences the unsplit model's logits [length, vocab]."""
+
+    path: Path
+    config: dict[str, Any]
+    manifest: ModelManifest
+    sequences: tuple[np.ndarray, ...]
+    reference: tuple[torch.Tensor, ...]
+    stages: dict[tuple[LayerRange, DType], StageModel] = field(default_factory=dict)
+
+    def stage(self, layers: LayerRange, dtype: DType = DType.FLOAT32) -> StageModel:
+        """A stage shared by tests, its pool emptied."""
+        if (layers, dtype) not in self.stages:
+            self.stages[layers, dtype] = self.load(layers, dtype)
+        stage = self.stages[layers, dtype]
+        stage.execute(StepPlan(frees=tuple(stage.pool.requests)))
+        return stage
+
+    def load(self, layers: LayerRange, dtype: DType = DType.FLOAT32, kv_dtype: DType | None = None) -> StageModel:
+        return StageModel.load(
+            SafetensorsDirectory(self.path),
+            self.config,
+            layers,
+            dtype=dtype,
+            kv_dtype=kv_dtype or dtype,
+            kv_blocks=KV_BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            device="cpu",
+        )
+
+
+def _build(variant: Variant, path: Path) -> Checkpoint:
+    torch.manual_seed(7)
+    auto = getattr(transformers, variant.auto)
+    model = auto.from_config(variant.library_config(), attn_implementation="eager", dtype=torch.float32).eval()
+    saved_names = model.state_dict().keys()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 or not parameter.any():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name in saved_names and buffer.is_floating_point():
+                buffer.add_(torch.randn_like(buffer) * 0.2)
+    model.save_pretrained(path, max_shard_size="8KB" if variant.sharded else "1GB")
+    assert variant.sharded == (path / "model.safetensors.index.json").exists()
+    if variant.strip:
+        tensors = load_file(path / "model.safetensors")
+        save_file(
+            {name.removeprefix(variant.strip): tensor for name, tensor in tensors.items()}, path / "model.safetensors"
+        )
+    saved = json.loads((path / "config.json").read_text())
+    source = SafetensorsDirectory(path)
+    infos = tuple(_tensor_info(name, source.read(name)) for name in source.names())
+    manifest = ModelManifest(ModelName("tiny"), parse_config(saved).architecture, json.dumps(saved), infos, ())
+    generator = np.random.default_rng(3)
+    sequences = tuple(generator.integers(0, parse_config(saved).vocab_size, length) for length in LENGTHS)
+    with torch.no_grad():
+        reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
+    return Checkpoint(path, saved, manifest, sequences, reference)
+
+
+def _tensor_info(name: str, tensor: torch.Tensor) -> TensorInfo:
+    return TensorInfo(name, DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), Digest("0" * 64))
+
+
+class TinyHead:
+    """What the head does for a pipeline, with the sequences given in advance: blocks, lengths, steps.
+
+    Blocks are handed out in a shuffled order unless `contiguous`. `step` returns the last stage's logits by request.
+    """
+
+    def __init__(self, stages: Sequence[StageModel], sequences: Sequence[np.ndarray], contiguous: bool = False) -> None:
+        self.stages = stages
+        self.sequences = sequences
+        self.free_blocks = list(range(KV_BLOCKS))
+        if not contiguous:
+            random.Random(5).shuffle(self.free_blocks)
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+
+    def plan(self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None) -> StepPlan:
+        grants, planned = [], []
+        for request, count in spans:
+            first = (restart or {}).get(request, self.lengths.get(request, 0))
+            sampling = Sampling() if request not in self.tables or request in (restart or {}) else None
+            table = self.tables.setdefault(request, [])
+            needed = -(-(first + count) // BLOCK_TOKENS) - len(table)
+            if needed > 0:
+                blocks = tuple(self.free_blocks.pop(0) for _ in range(needed))
+                grants.append(KvGrant(request, len(table), blocks))
+                table.extend(blocks)
+            planned.append(Span(request, first, count, sample=True, sampling=sampling))
+            self.lengths[request] = first + count
+        return StepPlan(grants=tuple(grants), spans=tuple(planned))
+
+    def inputs(self, plan: StepPlan) -> np.ndarray:
+        parts = [self.sequences[span.request][span.first_position : span.end_position] for span in plan.spans]
+        return np.concatenate(parts)
+
+    def step(self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None) -> dict[int, torch.Tensor]:
+        plan = self.plan(spans, restart)
+        value: Any = self.inputs(plan)
+        for stage in self.stages[:-1]:
+            value = stage.execute(plan, value).hidden
+        logits = self.stages[-1].logits(plan, value)
+        sizes = [span.token_count for span in plan.spans]
+        return {span.request: part for span, part in zip(plan.spans, logits.split(sizes), strict=True)}
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """A variant's checkpoint by name, made on first use."""
+    made: dict[str, Checkpoint] = {}
+
+    def get(name: str) -> Checkpoint:
+        if name not in made:
+            made[name] = _build(VARIANTS[name], tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def checkpoint(variant: str, checkpoint_of: Callable[[str], Checkpoint]) -> Checkpoint:
+    return checkpoint_of(variant)
+
+
+@pytest.fixture(scope="session")
+def tiny_head() -> type[TinyHead]:
+    return TinyHead
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `variant` runs for every variant, unless it names its own."""
+    own = any(
+        mark.name == "parametrize" and "variant" in str(mark.args[0]) for mark in metafunc.definition.iter_markers()
+    )
+    if "variant" in metafunc.fixturenames and not own:
+        metafunc.parametrize("variant", list(VARIANTS))

@@ -1,0 +1,508 @@
+"""The table of tiny models that every test of equivalence goes through: a row or more for each family.
+
+A row is a configuration of transformers with the family's options switched on; adding it is all the testing a new
+family needs. What the mutants need to know of a row is read off its record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import transformers
+
+from edgeshard.architectures import Decoder, read_config
+
+LAYERS = 4
+WINDOW = 6
+
+_BASE = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 3,
+    "pad_token_id": None,
+}
+_GPT2 = {"n_layer": LAYERS, "n_embd": 32, "n_head": 4, "vocab_size": 61, "n_positions": 64, "initializer_range": 0.15}
+_OPT = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "ffn_dim": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "init_std": 0.15,
+    "bos_token_id": None,
+}
+_ROPE = {"rope_theta": 500.0, "rope_type": "default"}
+_LLAMA3 = _ROPE | {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN = _ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_experts": 4}
+_GEMMA = {
+    "head_dim": 12,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 24,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+    },
+}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.5,
+}
+_MINISTRAL = _YARN | {
+    "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 8,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_ALTERNATING = ["full_attention", "sliding_attention"] * 2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration: the transformers config class and its options; how the checkpoint is saved.
+
+    `strip` is a prefix taken off every stored name, as checkpoints of the bare model have it. `wrap` makes the config
+    of a model that nests this one, and `auto` is then its auto class.
+    """
+
+    config_class: str
+    options: dict[str, Any]
+    sharded: bool = False
+    strip: str = ""
+    wrap: Callable[[Any], Any] | None = None
+    auto: str = "AutoModelForCausalLM"
+
+    def library_config(self) -> Any:
+        """A new transformers config."""
+        config = getattr(transformers, self.config_class)(**json.loads(json.dumps(self.options)))
+        return config if self.wrap is None else self.wrap(config)
+
+
+def _with_pictures(text: Any) -> Any:
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    return transformers.Gemma3Config(text_config=text.to_dict(), vision_config=vision.to_dict(), initializer_range=0.15)
+
+
+def _with_pixels(text: Any) -> Any:
+    vision = transformers.PixtralVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    return transformers.Mistral3Config(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), tie_word_embeddings=False
+    )
+
+
+def _rotary(config_class: str, sharded: bool = False, **options: Any) -> Variant:
+    return Variant(config_class, _BASE | {"rope_parameters": dict(_ROPE)} | options, sharded)
+
+
+VARIANTS = {
+    "llama-plain": _rotary("LlamaConfig", head_dim=16),
+    "llama-options": _rotary(
+        "LlamaConfig",
+        sharded=True,
+        rope_parameters=_LLAMA3,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        head_dim=10,
+    ),
+    "llama-linear": _rotary(
+        "LlamaConfig", rope_parameters=_ROPE | {"rope_type": "linear", "factor": 2.0}, num_key_value_heads=4
+    ),
+    "llama-yarn": _rotary("LlamaConfig", rope_parameters=_YARN, hidden_act="gelu", num_key_value_heads=1),
+    "mistral-window": _rotary("MistralConfig", sharded=True, sliding_window=WINDOW, head_dim=16),
+    "mistral-full": _rotary("MistralConfig", sliding_window=None, tie_word_embeddings=True),
+    "qwen2-windows": _rotary(
+        "Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, head_dim=16
+    ),
+    "qwen2-tied": _rotary("Qwen2Config", sharded=True, tie_word_embeddings=True),
+    "qwen3-windows": _rotary(
+        "Qwen3Config",
+        sharded=True,
+        head_dim=12,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+    ),
+    "qwen3-tied": _rotary("Qwen3Config", head_dim=16, tie_word_embeddings=True),
+    "qwen3_moe-dense-layer": _rotary(
+        "Qwen3MoeConfig",
+        sharded=True,
+        **_MOE,
+        head_dim=12,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        attention_bias=True,
+    ),
+    "qwen3_moe-sparse-step": _rotary(
+        "Qwen3MoeConfig", **_MOE, decoder_sparse_step=2, norm_topk_prob=False, tie_word_embeddings=True
+    ),
+    "mixtral-window": _rotary("MixtralConfig", sharded=True, num_local_experts=4, sliding_window=WINDOW),
+    "mixtral-tied": _rotary("MixtralConfig", num_local_experts=3, tie_word_embeddings=True, head_dim=12),
+    "gemma3-text": Variant("Gemma3TextConfig", _BASE | _GEMMA | {"final_logit_softcapping": 4.0}),
+    "gemma3-untied": Variant(
+        "Gemma3TextConfig", _BASE | _GEMMA | {"attention_bias": True, "tie_word_embeddings": False}, sharded=True
+    ),
+    "gemma3-nested": Variant(
+        "Gemma3TextConfig", _BASE | _GEMMA, sharded=True, wrap=_with_pictures, auto="AutoModelForImageTextToText"
+    ),
+    "phi3-partial": _rotary(
+        "Phi3Config", sharded=True, sliding_window=WINDOW, rope_parameters=_ROPE | {"partial_rotary_factor": 0.5}
+    ),
+    "phi3-tied": _rotary("Phi3Config", num_key_value_heads=4, tie_word_embeddings=True),
+    "olmo2-plain": _rotary("Olmo2Config"),
+    "olmo2-options": _rotary(
+        "Olmo2Config",
+        sharded=True,
+        rope_parameters=_YARN,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        head_dim=12,
+        num_key_value_heads=4,
+    ),
+    "qwen2_moe-windows": _rotary(
+        "Qwen2MoeConfig",
+        sharded=True,
+        **_MOE,
+        shared_expert_intermediate_size=28,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=4,
+    ),
+    "qwen2_moe-options": _rotary(
+        "Qwen2MoeConfig",
+        **_MOE | {"num_experts_per_tok": 3},
+        shared_expert_intermediate_size=28,
+        decoder_sparse_step=2,
+        norm_topk_prob=True,
+        qkv_bias=False,
+        tie_word_embeddings=True,
+        head_dim=12,
+    ),
+    "granite-options": _rotary(
+        "GraniteConfig",
+        sharded=True,
+        **_GRANITE,
+        attention_bias=True,
+        mlp_bias=True,
+        head_dim=12,
+    ),
+    "granite-tied": Variant(
+        "GraniteConfig",
+        _BASE | {"rope_theta": 500.0, "tie_word_embeddings": True, "embedding_multiplier": 2, "logits_scaling": 4},
+    ),
+    "smollm3-interval": _rotary(
+        "SmolLM3Config",
+        sharded=True,
+        rope_parameters=_LLAMA3 | {"factor": 2.0},
+        no_rope_layer_interval=3,
+        attention_bias=True,
+        mlp_bias=True,
+        head_dim=12,
+    ),
+    "smollm3-windows": _rotary(
+        "SmolLM3Config",
+        no_rope_layers=[1, 0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        tie_word_embeddings=False,
+    ),
+    "starcoder2-window": _rotary("Starcoder2Config", sharded=True, sliding_window=WINDOW),
+    "starcoder2-untied": _rotary(
+        "Starcoder2Config", use_bias=False, tie_word_embeddings=False, norm_epsilon=1e-3, head_dim=12
+    ),
+    "olmo3-windows": _rotary(
+        "Olmo3Config",
+        sliding_window=WINDOW,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "full_attention": _YARN | {"rope_theta": 5000.0},
+        },
+    ),
+    "olmo3-options": Variant(
+        "Olmo3Config",
+        _BASE
+        | {
+            "rope_theta": 5000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8,
+                "attention_factor": 1.2,
+                "beta_fast": 32,
+                "beta_slow": 1,
+            },
+            "sliding_window": WINDOW,
+            "layer_types": _ALTERNATING,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 12,
+        },
+        sharded=True,
+    ),
+    "exaone4-windows": _rotary(
+        "Exaone4Config",
+        sharded=True,
+        rope_parameters=_LLAMA3,
+        sliding_window=WINDOW,
+        sliding_window_pattern=3,
+        head_dim=12,
+    ),
+    "exaone4-full": _rotary(
+        "Exaone4Config", sliding_window=None, layer_types=["full_attention"] * LAYERS, tie_word_embeddings=True
+    ),
+    "granitemoe-options": _rotary(
+        "GraniteMoeConfig",
+        sharded=True,
+        **_GRANITE,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_bias=True,
+    ),
+    "granitemoe-tied": _rotary(
+        "GraniteMoeConfig",
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        residual_multiplier=0.22,
+        tie_word_embeddings=True,
+        head_dim=12,
+    ),
+    "ministral3-plain": _rotary("Ministral3Config", rope_parameters=_MINISTRAL, head_dim=12),
+    "ministral3-window": _rotary(
+        "Ministral3Config",
+        rope_parameters=_MINISTRAL
+        | {
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 4,
+            "factor": 16.0,
+            "mscale_all_dim": 0.0,
+        },
+        sliding_window=WINDOW,
+        tie_word_embeddings=True,
+        head_dim=16,
+    ),
+    "ministral3-nested": Variant(
+        "Ministral3Config",
+        _BASE | {"rope_parameters": _MINISTRAL, "head_dim": 12},
+        sharded=True,
+        wrap=_with_pixels,
+        auto="AutoModelForImageTextToText",
+    ),
+    "glm4-plain": _rotary("Glm4Config", head_dim=16),
+    "glm4-options": Variant(
+        "Glm4Config",
+        _BASE
+        | {
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.25,
+            "head_dim": 16,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+        sharded=True,
+    ),
+    "gemma2-capped": _rotary(
+        "Gemma2Config",
+        head_dim=12,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=1.0,
+        final_logit_softcapping=4.0,
+    ),
+    "gemma2-options": _rotary(
+        "Gemma2Config",
+        sharded=True,
+        head_dim=12,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        attention_bias=True,
+        layer_types=_ALTERNATING,
+        tie_word_embeddings=False,
+    ),
+    "gpt_oss-yarn": _rotary(
+        "GptOssConfig",
+        sharded=True,
+        # truncate shows only where the ramp begins between two frequencies.
+        rope_parameters=_YARN
+        | {
+            "rope_theta": 1000.0,
+            "truncate": False,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+        head_dim=12,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        swiglu_limit=1.0,
+    ),
+    "gpt_oss-options": _rotary(
+        "GptOssConfig",
+        head_dim=16,
+        sliding_window=WINDOW,
+        num_local_experts=3,
+        num_experts_per_tok=3,
+        attention_bias=False,
+        layer_types=_ALTERNATING,
+        tie_word_embeddings=True,
+    ),
+    "glm4_moe-groups": _rotary(
+        "Glm4MoeConfig",
+        sharded=True,
+        rope_parameters=_ROPE | {"partial_rotary_factor": 0.5},
+        head_dim=16,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        moe_intermediate_size=24,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        use_qk_norm=True,
+        attention_bias=True,
+    ),
+    "glm4_moe-options": Variant(
+        "Glm4MoeConfig",
+        _BASE
+        | {
+            "rope_theta": 500.0,
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 2,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4-dense": Variant(
+        "Gemma4TextConfig",
+        _BASE
+        | {
+            "head_dim": 12,
+            "global_head_dim": 12,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma4-experts": Variant(
+        "Gemma4TextConfig",
+        _BASE
+        | {
+            "head_dim": 16,
+            "global_head_dim": 16,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
+            },
+        },
+        sharded=True,
+    ),
+    "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
+    "gpt2-options": Variant(
+        "GPT2Config",
+        _GPT2 | {"n_inner": 40, "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+        strip="transformer.",
+    ),
+    "gpt2-untied": Variant("GPT2Config", _GPT2 | {"tie_word_embeddings": False, "scale_attn_weights": False}),
+    "opt-plain": Variant("OPTConfig", _OPT, sharded=True),
+    "opt-350m": Variant("OPTConfig", _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
+    "opt-bare": Variant(
+        "OPTConfig",
+        _OPT
+        | {
+            "_remove_final_layer_norm": True,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "word_embed_proj_dim": 24,
+            "tie_word_embeddings": False,
+        },
+        strip="model.",
+    ),
+}
+
+
+@cache
+def decoder_of(name: str) -> Decoder:
+    """What a row's config.json says."""
+    return read_config(json.loads(VARIANTS[name].library_config().to_json_string(use_diff=False)))
+
+
+def family_of(name: str) -> str:
+    return decoder_of(name).architecture.name
+
+
+def windowed() -> list[str]:
+    """The rows with a sliding window on any layer."""
+    return [name for name in VARIANTS if any(decoder_of(name).windows())]
+
+
+def rotary() -> list[str]:
+    """Of each family with a rotary embedding the rows without windows, or its first: a window hides far positions."""
+    narrow = set(windowed())
+    chosen = []
+    for family in dict.fromkeys(map(family_of, VARIANTS)):
+        rows = [name for name in VARIANTS if family_of(name) == family]
+        if decoder_of(rows[0]).architecture.rope is not None:
+            chosen += [name for name in rows if name not in narrow] or rows[:1]
+    return chosen
+
+
+def first_rows() -> list[str]:
+    """One row of each family."""
+    return list({family_of(name): name for name in reversed(VARIANTS)}.values())
+
+
+def has_experts(name: str) -> bool:
+    """Whether any block of a row is a mixture of experts."""
+    decoder = decoder_of(name)
+    record = decoder.architecture
+    return any(
+        record.is_expert(tensor)
+        for layer in range(LAYERS)
+        for tensor in record.block(decoder.fields, decoder.shape, layer)
+    )

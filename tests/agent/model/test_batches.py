@@ -1,0 +1,121 @@
+"""What a row of a step gives does not depend on the rows beside it, nor on how the step is carried out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model import attention as attention_module
+from edgeshard_agent.model import gathered as gathered_module
+from edgeshard_agent.model.fused import FusedModules
+from edgeshard_agent.model.gathered import Gather, gathered_attention
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops import native_available, paged_attention, run_blocks
+
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.model import LayerRange
+
+WHOLE = LayerRange(0, 4)
+ONE_CALL = ["llama-plain", "mistral-window", "qwen2-windows", "qwen3-tied"]
+"""Variants whose decode steps are one native call: all they consist of is in it, and their heads fill vectors."""
+
+needs_native = pytest.mark.skipif(not native_available(), reason="the native kernels are not built")
+
+
+def load(checkpoint: Any, dtype: DType, quantisation: Quantisation | None = None) -> StageModel:
+    return StageModel.load(
+        SafetensorsDirectory(checkpoint.path),
+        checkpoint.config,
+        WHOLE,
+        dtype=dtype,
+        kv_dtype=dtype,
+        kv_blocks=40,
+        block_tokens=4,
+        device="cpu",
+        quantisation=quantisation,
+    )
+
+
+def answers(stage: StageModel, checkpoint: Any, tiny_head: Any, steps: Any) -> dict[int, torch.Tensor]:
+    """The logits of each request's last step, after each was prefilled alone."""
+    stage.reset()
+    head = tiny_head([stage], checkpoint.sequences)
+    for request, count in enumerate((12, 5, 7)):
+        head.step([(request, count)])
+    found: dict[int, torch.Tensor] = {}
+    for step in steps:
+        found |= head.step(step)
+    return found
+
+
+@needs_native
+@pytest.mark.parametrize("variant", [*ONE_CALL, "qwen3_moe-sparse-step", "gemma3-text", "phi3-partial"])
+@pytest.mark.parametrize("scheme", ["float32", "bfloat16", "int8", "int4"])
+def test_a_row_has_the_same_bits_alone_and_in_company(checkpoint: Any, tiny_head: Any, scheme: str) -> None:
+    quantisation = Quantisation(scheme) if scheme.startswith("int") else None
+    stage = load(checkpoint, DType.BFLOAT16 if quantisation else DType(scheme), quantisation)
+    alone = answers(stage, checkpoint, tiny_head, [[(0, 1)], [(1, 1)], [(2, 4)]])
+    together = answers(stage, checkpoint, tiny_head, [[(1, 1), (0, 1)]])
+    mixed = answers(stage, checkpoint, tiny_head, [[(0, 1), (2, 4), (1, 1)]])
+    for request in (0, 1):
+        assert torch.equal(together[request], alone[request])
+        assert torch.equal(mixed[request], alone[request]), "beside another request's chunk"
+    assert torch.equal(mixed[2], alone[2]), "a chunk beside decodes"
+
+
+@needs_native
+@pytest.mark.parametrize("variant", ONE_CALL)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_a_prompt_has_the_same_bits_in_any_slices(checkpoint: Any, tiny_head: Any, dtype: DType) -> None:
+    stage = load(checkpoint, dtype)
+    whole = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
+    stage.reset()
+    head = tiny_head([stage], checkpoint.sequences)
+    steps = [[(0, 8)], [(1, 1), (0, 3)], [(0, 10), (1, 5)]]
+    sliced = torch.cat([head.step(step)[0] for step in steps])
+    assert torch.equal(sliced, whole)
+
+
+@needs_native
+@pytest.mark.parametrize("variant", ONE_CALL)
+def test_decodes_are_one_native_call_with_the_bits_of_many(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    real = run_blocks
+
+    def counted(blocks: Any, *arguments: Any) -> torch.Tensor:
+        calls.append(len(blocks))
+        return real(blocks, *arguments)
+
+    monkeypatch.setattr(attention_module, "run_blocks", counted)
+    stage = load(checkpoint, DType.FLOAT32)
+    steps = [[(0, 1), (2, 1)], [(2, 1), (0, 1), (1, 1)]]
+    fused = answers(stage, checkpoint, tiny_head, steps)
+    assert calls == [len(WHOLE)] * len(steps)
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
+    single = answers(stage, checkpoint, tiny_head, steps)
+    assert calls == [len(WHOLE)] * len(steps)
+    assert all(torch.equal(fused[request], single[request]) for request in range(3))
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("rows_at_a_time", [1, 2, 3])
+def test_attention_for_accelerators_agrees_with_the_processors(
+    window: int, softcap: float, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered_module, "MOST_GATHERED_BYTES", rows_at_a_time * 12 * 2 * 16 * 4)
+    generator = torch.Generator().manual_seed(3)
+    keys, values = (torch.randn(40, 2, 16, generator=generator) for _ in range(2))
+    tables = torch.tensor([[3, 0, 7], [9, 1, 0], [5, 2, 8]], dtype=torch.int32)
+    lengths = torch.tensor([9, 4, 12], dtype=torch.int32)
+    query = torch.randn(3, 6, 16, generator=generator)
+    new = [torch.randn(3, 2, 16, generator=generator) for _ in range(2)]
+    arenas = [(keys.clone(), values.clone()) for _ in range(2)]
+    wanted = paged_attention(query, *arenas[0], tables, lengths, 4, 0.3, window, softcap, *new)
+    gather = Gather.of(tables, lengths, 4, window, torch.float32)
+    found = gathered_attention(query, *arenas[1], gather, 0.3, softcap, *new)
+    torch.testing.assert_close((found, *arenas[1]), (wanted, *arenas[0]))

@@ -1,0 +1,355 @@
+"""Any contiguous cut of any architecture gives the logits of the unsplit model; wrong arithmetic does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model import attention as attention_module
+from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.blocks import Block
+from edgeshard_agent.model.fused import FusedModules
+from edgeshard_agent.model.gathered import explicit_attention
+from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.plugged import LayerModules, make_layer
+from edgeshard_agent.ops import chunk_attention
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import Span, StepPlan
+from tests.agent.model.families import LAYERS, first_rows, rotary, windowed
+
+CUTS = [
+    tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, LAYERS), strict=True))
+    for count in range(LAYERS)
+    for inner in combinations(range(1, LAYERS), count)
+]
+PACKED_STEPS = [
+    [(0, 12)],
+    [(0, 1), (1, 5), (2, 7)],
+    [(2, 1), (1, 6), (0, 1)],
+    [(1, 3), (0, 4), (2, 1)],
+    [(2, 4), (0, 1), (1, 1)],
+    [(0, 1)],
+    [(1, 1), (0, 1)],
+    [(1, 1)],
+]
+"""Whole and chunked prefill and decode of three requests of 21, 17 and 13 tokens, alone and side by side."""
+
+
+def disagreement(found: torch.Tensor, reference: torch.Tensor) -> str:
+    """Why `found` [n, vocab] are not the reference's logits; '' when they are."""
+    error = (found - reference).abs().max().item()
+    bound = 1e-4 * max(1.0, reference.std().item())
+    if not error <= bound:
+        return f"max |Δlogit| is {error:.3g}, above {bound:.3g}"
+    best = reference.topk(2, dim=-1).values
+    clear = best[:, 0] - best[:, 1] >= 2e-4
+    if not torch.equal(found.argmax(-1)[clear], reference.argmax(-1)[clear]):
+        return "another greedy token"
+    return ""
+
+
+def run_packed(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
+    head = tiny_head(stages, checkpoint.sequences)
+    rows: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
+    for spans in PACKED_STEPS:
+        for request, logits in head.step(spans).items():
+            rows[request].append(logits)
+    found = {request: torch.cat(parts) for request, parts in rows.items()}
+    assert [len(found[request]) for request in range(3)] == [len(ids) for ids in checkpoint.sequences]
+    return next((why for i in range(3) if (why := disagreement(found[i], checkpoint.reference[i]))), "")
+
+
+def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
+    """Each sequence alone: prefill of all but three tokens, then decode, its blocks in a row."""
+    head = tiny_head(stages, checkpoint.sequences, contiguous=True)
+    for request, ids in enumerate(checkpoint.sequences):
+        parts = [head.step([(request, len(ids) - 3)])[request]]
+        parts += [head.step([(request, 1)])[request] for _ in range(3)]
+        if why := disagreement(torch.cat(parts), checkpoint.reference[request]):
+            return why
+    return ""
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "|".join(map(str, cut)))
+def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, tiny_head: Any) -> None:
+    assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+    assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
+
+
+@pytest.fixture
+def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are attended by torch, as where there are no kernels of our own."""
+    real = StepAttention.__init__
+
+    def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
+        real(self, pool, spans, device)
+        self._native = False
+
+    monkeypatch.setattr(StepAttention, "__init__", elsewhere)
+
+
+@pytest.mark.usefixtures("as_an_accelerator")
+def test_what_accelerators_run_gives_the_unsplit_models_logits(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = []
+
+    def lower_right(*size: int) -> torch.Tensor:
+        chunks.append(size)
+        return causal_lower_right(*size)
+
+    monkeypatch.setattr(attention_module, "causal_lower_right", lower_right)
+    assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
+    assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
+    # Of the steps above the pieces of prompts that continue one, where a layer has no window; once a stage.
+    assert set(chunks) in (set(), {(6, 11), (3, 14), (4, 18), (4, 13)})
+    assert len(chunks) <= 2 * 4
+
+
+@pytest.mark.usefixtures("as_an_accelerator")
+@pytest.mark.parametrize("variant", ["gemma2-capped", "gpt_oss-yarn", "gpt_oss-options"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scores_a_few_rows_at_a_time_are_the_same(
+    checkpoint: Any, tiny_head: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = checkpoint.config["num_attention_heads"] // checkpoint.config["num_key_value_heads"]
+    monkeypatch.setattr(attention_module, "_BYTES_OF_A_SCORE", 1)
+    monkeypatch.setattr(attention_module, "MOST_SCORE_BYTES", rows * group * 12)  # of keys in the middle of a prompt
+    assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
+    assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
+
+
+def test_there_are_eight_cuts() -> None:
+    assert len(CUTS) == 8
+
+
+def test_a_restarted_request_truncates_and_continues_the_same(checkpoint: Any, tiny_head: Any) -> None:
+    head = tiny_head([checkpoint.stage(LayerRange(0, 1)), checkpoint.stage(LayerRange(1, 4))], checkpoint.sequences)
+    head.step([(0, 15), (1, 9)])
+    again = head.step([(0, 8), (1, 2)], restart={0: 5})
+    assert disagreement(again[0], checkpoint.reference[0][5:13]) == ""
+    assert disagreement(again[1], checkpoint.reference[1][9:11]) == ""
+
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
+
+HALVES = (LayerRange(0, 2), LayerRange(2, 4))
+
+
+def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> None:
+    assert "Δlogit" in run_packed(checkpoint, stages, tiny_head)
+    for stage in stages:
+        stage.execute(StepPlan(frees=tuple(stage.pool.requests)))
+    assert "Δlogit" in run_whole(checkpoint, stages, tiny_head)
+
+
+@pytest.mark.usefixtures("as_an_accelerator")
+def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = scaled_dot_product_attention
+    real_explicit: Any = explicit_attention
+
+    def unmasked(*tensors: Any, scale: float | None, **_: Any) -> Any:
+        return real(*tensors, scale=scale)
+
+    def unmasked_explicit(query: Any, keys: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        return real_explicit(query, keys, values, torch.zeros_like(mask), *rest)
+
+    monkeypatch.setattr(attention_module, "scaled_dot_product_attention", unmasked)
+    monkeypatch.setattr(attention_module, "explicit_attention", unmasked_explicit)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_explicit: Any = explicit_attention
+    real: Any = chunk_attention
+
+    def shortsighted(query: Any, keys: Any, values: Any, *rest: Any) -> Any:
+        real(query, keys, values, *rest)
+        scale, new = rest[3], rest[-2:]
+        mine = torch.arange(len(query), dtype=torch.int32)
+        return real(query, *(part.clone() for part in new), mine, len(query), 1, scale, 0, 0.0, *new)
+
+    def explicitly(query: Any, keys: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        mine = slice(-query.shape[-2], None)
+        return real_explicit(query, keys[..., mine, :], values[..., mine, :], mask[..., mine], *rest)
+
+    monkeypatch.setattr(attention_module, "chunk_attention", shortsighted)
+    monkeypatch.setattr(attention_module, "explicit_attention", explicitly)
+    assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", windowed())
+def test_full_attention_instead_of_a_window_is_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = StepAttention.attend
+
+    def attend(
+        self: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, window: Any, *a: Any, **k: Any
+    ) -> Any:
+        return real(self, layer, query, key, value, scaling, None, *a, **k)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", windowed())
+def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StepAttention.attend
+
+    def attend(
+        self: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, window: Any, *a: Any, **k: Any
+    ) -> Any:
+        return real(self, layer, query, key, value, scaling, None if window is None else window + 1, *a, **k)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", ["gemma2-capped", "gpt_oss-yarn", "gpt_oss-options"])
+def test_scores_without_their_cap_or_sinks_are_caught(
+    checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Any = StepAttention.attend
+
+    def attend(*given: Any, sinks: Any = None) -> Any:
+        *same, _ = given
+        return real(*same, None)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("variant", rotary())
+def test_a_wrong_rotary_base_on_one_stage_is_caught(checkpoint: Any, tiny_head: Any) -> None:
+    stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
+    for name, buffer in stages[1]._modules.rotary_emb.named_buffers():
+        if name.endswith("inv_freq"):
+            # inv_freq is base^(-2i/d): this is a base of 1.2 times the right one at the slowest frequency.
+            buffer.mul_(torch.linspace(1.0, 1 / 1.2, len(buffer)))
+    assert_caught(checkpoint, stages, tiny_head)
+
+
+@pytest.mark.parametrize("variant", sorted({*rotary(), *first_rows()}))
+def test_a_skipped_final_norm_is_caught(checkpoint: Any, tiny_head: Any) -> None:
+    stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
+    modules = stages[1]._modules
+    for name in ("norm", "ln_f", "final_layer_norm"):
+        if hasattr(modules, name):
+            setattr(modules, name, torch.nn.Identity())
+    assert_caught(checkpoint, stages, tiny_head)
+
+
+@pytest.mark.parametrize(
+    "variant", ["gpt2-options", "qwen2-windows", "gemma3-text", "qwen3_moe-dense-layer", "qwen3_moe-sparse-step"]
+)
+def test_a_local_layer_index_is_caught(
+    variant: str, checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = (LayerRange(0, 1), LayerRange(1, 4))
+
+    def library_blocks(self: LayerModules) -> torch.nn.ModuleDict:
+        first = self.context.layers.first
+        made = {str(first + i): make_layer(self.context, i) for i in range(len(self.context.layers))}
+        for name, block in made.items():
+            attn: Any = block.attn
+            attn.layer_idx = int(name)
+        return torch.nn.ModuleDict(made)
+
+    def own_block(self: FusedModules, index: int) -> Block:
+        local = index - self.context.layers.first
+        return Block(self._shapes(local), self._options(local), index)
+
+    monkeypatch.setattr(LayerModules, "_blocks", library_blocks)
+    monkeypatch.setattr(FusedModules, "_block", own_block)
+    if variant.startswith("qwen3_moe"):
+        # Which blocks are mixtures depends on the index, so the tensors do not even fit.
+        with pytest.raises((AttributeError, ValueError)):
+            checkpoint.load(cut[1])
+        return
+    assert_caught(checkpoint, [checkpoint.stage(cut[0]), checkpoint.load(cut[1])], tiny_head)
+
+
+# -- other arithmetic ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["llama-plain", "gemma3-text", "gpt2-plain", "glm4-plain", "gemma2-capped", "gpt_oss-options"],
+)
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_half_precision_stays_near(checkpoint: Any, tiny_head: Any, dtype: DType) -> None:
+    stages = [checkpoint.load(layers, dtype) for layers in HALVES]
+    logits = tiny_head(stages, checkpoint.sequences).step([(0, 21)])[0]
+    assert logits.dtype == {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}[dtype]
+    reference = checkpoint.reference[0]
+    bound = 0.3 if dtype is DType.BFLOAT16 else 0.05
+    assert (logits.float() - reference).abs().max() < bound * reference.std()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "phi3-partial"])
+def test_rotary_frequencies_stay_float32_in_half_precision(checkpoint: Any) -> None:
+    stage = checkpoint.load(HALVES[1], DType.BFLOAT16)
+    assert stage._modules.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(stage._modules.rotary_emb.inv_freq, checkpoint.stage(HALVES[1])._modules.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("variant", ["glm4_moe-groups"])
+def test_what_keeps_float32_does_so_in_half_precision(checkpoint: Any) -> None:
+    halves, whole = (checkpoint.load(HALVES[1], dtype) for dtype in (DType.BFLOAT16, DType.FLOAT32))
+    name = "layers.2.layer.mlp.gate.e_score_correction_bias"
+    kept = halves._modules.get_buffer(name)
+    assert kept.dtype == torch.float32 and torch.equal(kept, whole._modules.get_buffer(name))
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "mistral-window"])
+def test_a_half_precision_pool_under_a_float32_model(checkpoint: Any, tiny_head: Any) -> None:
+    stages = [checkpoint.load(layers, kv_dtype=DType.BFLOAT16) for layers in HALVES]
+    head = tiny_head(stages, checkpoint.sequences)
+    logits = torch.cat([head.step([(0, 18)])[0], head.step([(0, 1), (1, 4)])[0]])
+    reference = checkpoint.reference[0][:19]
+    assert 1e-4 < (logits - reference).abs().max() < 0.1 * reference.std()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("count", [1, 5])
+def test_sinks_follow_their_formula(count: int, softcap: float | None, native: bool) -> None:
+    """exp(score) / (sum of all exp(scores) + exp(sink)), a sink for each head."""
+    pool = KvPool(LayerRange(3, 4), 4, 4, 2, 8, DType.FLOAT32, "cpu")
+    pool.grant(1, 0, (2, 0))
+    pool.begin_span(1, 0, count, truncate_allowed=True)
+    query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)
+    sinks = torch.randn(4)
+    step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
+    step._native = native
+    found = step.attend(3, query, key, value, 0.5, None, softcap, sinks=sinks)
+    keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))
+    scores = query.transpose(0, 1) @ keys.mT * 0.5
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+    weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp().view(4, 1, 1))
+    torch.testing.assert_close(found, (weights @ values).transpose(0, 1))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_softcap_follows_its_formula(count: int) -> None:
+    pool = KvPool(LayerRange(3, 4), 4, 4, 2, 8, DType.FLOAT32, "cpu")
+    pool.grant(1, 0, (2, 0))
+    pool.begin_span(1, 0, count, truncate_allowed=True)
+    query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)
+    step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
+    found = step.attend(3, query, key, value, 0.5, None, 2.0)
+    keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))
+    scores = 2.0 * torch.tanh(query.transpose(0, 1) @ keys.mT * 0.5 / 2.0)
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(found, (scores.softmax(-1) @ values).transpose(0, 1))

@@ -1,0 +1,110 @@
+"""What single families refuse, and that the planner's sizes are those of transformers' models, for every row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from edgeshard.architectures import parse_config, read_config
+from edgeshard.domain.errors import UnsupportedModelError
+from edgeshard.planning.shapes import model_from_config
+from tests.agent.model.families import LAYERS, VARIANTS, decoder_of
+
+MISSING = object()
+"""Takes a key out."""
+
+
+def changed(name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """A row's config.json with other values for these keys of its decoder; a dot leads into an object."""
+    values = json.loads(json.dumps(dict(decoder_of(name).fields.values)))
+    for path, value in changes.items():
+        *outer, key = path.split(".")
+        target = values
+        for step in outer:
+            target = target[step]
+        if value is MISSING:
+            del target[key]
+        else:
+            target[key] = value
+    return dict(values)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("granite-options", {"residual_multiplier": 0}, "residual_multiplier"),
+    ("granite-options", {"attention_multiplier": "0.2"}, "attention_multiplier"),
+    ("granitemoe-options", {"logits_scaling": None}, "logits_scaling"),
+    ("granitemoe-options", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("smollm3-interval", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+    ("smollm3-interval", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
+    ("smollm3-interval", {"no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
+    ("smollm3-interval", {"no_rope_layers": [[1], 0, 1, 1]}, "no_rope_layers"),
+    ("smollm3-interval", {"num_key_value_heads": None}, "num_key_value_heads"),
+    ("smollm3-windows", {"use_sliding_window": False}, "sliding_window"),
+    ("starcoder2-window", {"norm_epsilon": 0}, "norm_epsilon"),
+    ("starcoder2-window", {"use_bias": 1}, "use_bias"),
+    ("starcoder2-window", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
+    ("olmo3-windows", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
+    ("olmo3-windows", {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "rope_scaling"),
+    ("olmo3-windows", {"sliding_window": None, "layer_types": MISSING}, "sliding_window"),
+    ("olmo3-windows", {"sliding_window": None}, "sliding_window"),
+    ("exaone4-windows", {"sliding_window_pattern": "LLLG", "layer_types": MISSING}, "layer_types"),
+    ("exaone4-windows", {"sliding_window_pattern": 0, "layer_types": MISSING}, "layer_types"),
+    ("exaone4-windows", {"sliding_window": None}, "sliding_window"),
+    (
+        "ministral3-plain",
+        {"rope_parameters.llama_4_scaling_beta": MISSING},
+        "rope_parameters.llama_4_scaling_beta",
+    ),
+    (
+        "ministral3-plain",
+        {"rope_parameters.original_max_position_embeddings": None},
+        "rope_parameters.original_max_position_embeddings",
+    ),
+    ("ministral3-plain", {"rope_parameters.mscale": -1.0}, "rope_parameters.mscale"),
+    ("ministral3-plain", {"rope_parameters.factor": 0.0}, "rope_parameters.factor"),
+    ("ministral3-plain", {"rope_scaling": {"rope_type": "default"}}, "rope_scaling.llama_4_scaling_beta"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"), REFUSED, ids=[f"{i}-{name}-{field}" for i, (name, _, field) in enumerate(REFUSED)]
+)
+def test_what_a_family_refuses_names_its_field(name: str, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse_config(changed(name, changes))
+    assert caught.value.field == field
+
+
+def test_a_nested_decoder_says_which_it_is() -> None:
+    # Without a model_type in there it is another family.
+    config = json.loads(VARIANTS["ministral3-nested"].library_config().to_json_string(use_diff=False))
+    del config["text_config"]["model_type"]
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse_config(config)
+    assert caught.value.field == "text_config.model_type"
+
+
+def test_queries_may_stay_as_they_are() -> None:
+    parse_config(changed("ministral3-plain", {"rope_parameters.llama_4_scaling_beta": 0.0}))
+
+
+def test_without_a_window_every_block_sees_everything() -> None:
+    config = changed("exaone4-windows", {"sliding_window": None, "layer_types": MISSING})
+    assert read_config(config).windows() == (0,) * LAYERS
+
+
+@pytest.mark.parametrize("variant", [name for name, row in VARIANTS.items() if row.wrap is None])
+def test_the_planner_counts_transformers_parameters(variant: str) -> None:
+    library_config = VARIANTS[variant].library_config()
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(library_config)
+    kept = model.state_dict().keys()
+    held = [*model.named_parameters(), *((name, part) for name, part in model.named_buffers() if name in kept)]
+    spec = model_from_config(variant, json.loads(library_config.to_json_string(use_diff=False)))
+    assert spec.parameter_count == sum(part.numel() for _, part in held)
+    experts = sum(part.numel() for name, part in held if ".experts." in name)
+    assert sum(block.expert_parameters for block in spec.blocks) == experts

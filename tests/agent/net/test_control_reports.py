@@ -1,0 +1,216 @@
+"""What a box measured, up to a coordinator that listens: progress, the report, and only then the result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_agent.net import control
+from edgeshard_agent.net.control import ControlClient
+
+from edgeshard import WIRE_VERSION
+from edgeshard.domain.commands import (
+    CommandProgress,
+    CommandResult,
+    ControlMessage,
+    MeasureCompute,
+    ProbeLinks,
+    ProfileReport,
+    Registration,
+)
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InternalError, InvalidArgumentError
+from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.proto.v1.coordinator_pb2_grpc import (
+    CoordinatorServiceServicer,
+    add_CoordinatorServiceServicer_to_server,
+)
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.server import Server
+from edgeshard.wire.control import command_to_wire
+
+FACTS = DeviceFacts("cpu", "x", 1, 100, 50, False, "x")
+LINK = MeasuredLink(NodeId("n"), NodeId("m"), LinkProfile(1e-3, 1e8, 0.0, 9, 1 << 20))
+PROBE = ProbeLinks(())
+
+
+class Site(CoordinatorServiceServicer):
+    """Sends one command on each stream, and ends the stream when the box answers or `hang_up` is set."""
+
+    def __init__(self, command: ControlMessage) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self.registered: list[pb.RegisterRequest] = []
+        self.hang_up = asyncio.Event()
+        self._command = command
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        self.registered.append(request)
+        return pb.RegisterResponse(heartbeat_interval_s=0.05)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        return pb.HeartbeatResponse(known=True)
+
+    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
+        if request.node_id != "n":
+            raise InvalidArgumentError("node_id is not known here", field="node_id")
+        self.heard.append(("report", request))
+        return pb.ReportProfileResponse()
+
+    async def Control(self, request_iterator: Any, context: Any) -> None:
+        await context.read()
+        await context.write(command_to_wire(OperationId("op"), self._command))
+        hang_up = asyncio.create_task(self.hang_up.wait())
+        while True:
+            reading = asyncio.create_task(context.read())
+            await asyncio.wait({reading, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                return
+            message = reading.result()
+            if not isinstance(message, pb.ControlRequest):
+                return
+            self.heard.append((message.WhichOneof("message") or "", message))
+
+
+class Node:
+    """A control client that answers each command as `answer` does."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = open_channel(address, None)
+        self.lost = 0
+        self.commands: asyncio.Queue[ControlMessage] = asyncio.Queue()
+        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i")
+        self.client = ControlClient(
+            self.channel, address, registration, self._command, lambda: (), lambda: 1, self._on_lost
+        )
+        self.running = asyncio.create_task(self.client.run())
+
+    def _command(self, operation_id: OperationId, command: ControlMessage) -> None:
+        self.commands.put_nowait(command)
+
+    def _on_lost(self) -> None:
+        self.lost += 1
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.channel.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (what is watched has no event)
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server("127.0.0.1:0", None)
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def site(server: Server) -> Site:
+    site = Site(PROBE)
+    add_CoordinatorServiceServicer_to_server(site, server.grpc)
+    return site
+
+
+@pytest.fixture
+async def node(server: Server, site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    monkeypatch.setattr(control, "RETRY_S", 0.0)
+    node = Node(await server.start())
+    yield node
+    await node.close()
+
+
+async def test_progress_the_report_and_the_result_arrive_in_this_order(node: Node, site: Site) -> None:
+    assert await asyncio.wait_for(node.commands.get(), 30) == PROBE
+    node.client.send_progress(CommandProgress(OperationId("op"), 0, 2, "link to m"))
+    await until(lambda: site.heard)
+    await node.client.report(ProfileReport(NodeId("n"), links=(LINK,)))
+    node.client.send_results((CommandResult(OperationId("op")),))
+    await until(lambda: len(site.heard) == 3)
+    assert [kind for kind, _ in site.heard] == ["progress", "report", "result"]
+    progress, report, result = (message for _, message in site.heard)
+    assert (progress.progress.what, progress.progress.total) == ("link to m", 2)
+    assert report.links[0].receiver_id == "m" and not report.HasField("facts")
+    assert result.result.operation_id == "op" and not result.result.HasField("failure")
+
+
+async def test_reported_facts_are_what_the_box_registers_with_later(node: Node, site: Site) -> None:
+    await asyncio.wait_for(node.commands.get(), 30)
+    await node.client.report(ProfileReport(NodeId("n"), replace(FACTS, memory_budget_bytes=70)))
+    assert site.heard[-1][1].facts.memory_budget_bytes == 70
+    site.hang_up.set()
+    await until(lambda: len(site.registered) > 1)
+    assert [request.facts.memory_budget_bytes for request in site.registered[:2]] == [50, 70]
+
+
+async def test_a_box_counts_as_registered_once_its_stream_has_been_answered(server: Server) -> None:
+    """Between the call and the stream the coordinator refuses to deploy to it."""
+    site, hello, answer = Site(PROBE), asyncio.Event(), asyncio.Event()
+
+    async def control(request_iterator: Any, context: Any) -> None:
+        await context.read()
+        hello.set()
+        await answer.wait()
+        await context.send_initial_metadata(())
+        await site.hang_up.wait()
+
+    site.Control = control  # type: ignore[method-assign]
+    add_CoordinatorServiceServicer_to_server(site, server.grpc)
+    node = Node(await server.start())
+    await asyncio.wait_for(hello.wait(), 30)
+    assert len(site.registered) == 1 and not node.client.registered.is_set()
+    answer.set()
+    await asyncio.wait_for(node.client.registered.wait(), 30)
+    await node.close()
+
+
+async def test_what_no_message_holds_ends_neither_the_box_nor_the_stream(node: Node, site: Site) -> None:
+    node.client.send_progress(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
+    node.client.send_results((CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),))
+    await until(lambda: any(kind == "result" for kind, _ in site.heard))
+    ((kind, message),) = site.heard
+    assert (kind, message.result.operation_id, message.result.failure.reason) == ("result", "op", "INTERNAL")
+    assert not node.running.done() and not node.lost
+
+
+async def test_dumps_of_a_stream_that_ended_are_not_sent_on_the_next(node: Node, site: Site) -> None:
+    """Written without a pause in between, so that nothing is sent before the stream ends."""
+    await until(node.client.registered.is_set)
+    node.client.send_dump(OperationId("dump"), b"{}")
+    node.client.send_results((CommandResult(OperationId("op")),))
+    node.client._drop_dumps()
+    await until(lambda: site.heard)
+    assert [kind for kind, _ in site.heard] == ["result"]
+
+
+async def test_a_refused_report_is_a_typed_error(node: Node) -> None:
+    await node.client.registered.wait()
+    with pytest.raises(InvalidArgumentError) as refusal:
+        await node.client.report(ProfileReport(NodeId("stranger")))
+    assert refusal.value.field == "node_id"
+
+
+async def test_every_stream_that_ends_is_told(node: Node, site: Site) -> None:
+    await asyncio.wait_for(node.commands.get(), 30)
+    assert node.lost == 0
+    site.hang_up.set()
+    await until(lambda: node.lost >= 1 and len(site.registered) > 1)
+
+
+async def test_a_command_to_measure_arrives_whole(server: Server) -> None:
+    measure = MeasureCompute({"model_type": "llama", "rope_theta": 1e4}, DType.BFLOAT16, quick=True, again=True)
+    add_CoordinatorServiceServicer_to_server(Site(measure), server.grpc)
+    node = Node(await server.start())
+    assert await asyncio.wait_for(node.commands.get(), 30) == measure
+    await node.close()

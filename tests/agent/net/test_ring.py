@@ -1,0 +1,306 @@
+"""Three stages over real gRPC streams in one process: mishaps on the hops never change a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting.hosted_stage import HostedStage, HostServices, LoadedModel, model_key
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.net import link_sender
+from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.store.cache import BlobCache, Pin
+
+from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.process.clock import SystemClock
+from edgeshard.proto.v1 import head_pb2, stage_pb2
+from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server
+from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.server import Server
+from edgeshard.wire.frames import Frame
+from edgeshard.wire.link import LinkMessage
+
+CUTS = [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]
+NEW_TOKENS = 24
+PROMPTS = [[5, 9, 2], [40, 41], list(range(3, 60)), [7]]
+
+
+class Front(HeadServiceServicer):
+    """The coordinator's end of `Attach`: hands requests down, collects what comes up."""
+
+    def __init__(self) -> None:
+        self.down: asyncio.Queue[head_pb2.AttachResponse] = asyncio.Queue()
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, asyncio.Future[str]] = {}
+
+    def start(self, name: str, prompt: list[int], new_tokens: int = NEW_TOKENS) -> asyncio.Future[str]:
+        self.tokens[name] = []
+        self.ended[name] = asyncio.get_running_loop().create_future()
+        generation = head_pb2.Generation(prompt_tokens=prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        start = head_pb2.StartRequest(request_id=name, generation=generation)
+        self.down.put_nowait(head_pb2.AttachResponse(start=start))
+        return self.ended[name]
+
+    def cancel(self, name: str) -> None:
+        self.down.put_nowait(head_pb2.AttachResponse(cancel=head_pb2.CancelRequest(request_id=name)))
+
+    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> Any:
+        await context.send_initial_metadata(())
+        reading = asyncio.create_task(self._read(request_iterator))
+        try:
+            while True:
+                yield await self.down.get()
+        finally:
+            reading.cancel()
+
+    async def _read(self, messages: AsyncIterator[head_pb2.AttachRequest]) -> None:
+        async for message in messages:
+            kind = message.WhichOneof("message")
+            if kind in ("token", "tokens"):
+                for token in [message.token] if kind == "token" else message.tokens.tokens:
+                    self.tokens[token.request_id].append(token.token)
+            elif kind in ("finished", "failed"):
+                ended = getattr(message, kind)
+                self.ended[ended.request_id].set_result(kind if kind == "failed" else str(ended.reason))
+
+
+class Ring:
+    def __init__(self, front: Front, stages: list[HostedStage], broken: list[str]) -> None:
+        self.front = front
+        self.stages = stages
+        self.broken = broken
+
+    async def kv_bytes(self) -> int:
+        return sum(stage.status().kv_bytes_in_use for stage in self.stages)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 (a stage has no event for what it holds)
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def open_ring(
+    model: Path, cuts: list[LayerRange], directory: Path, kv_blocks: int = 40, **options: Any
+) -> AsyncIterator[Ring]:
+    """Real servers, real streams, real weights; one event loop and one compute thread stand for all boxes."""
+    torch.set_num_threads(1)
+    front, worker, broken = Front(), ComputeThread(1), list[str]()
+    coordinator = Server("127.0.0.1:0", None)
+    add_HeadServiceServicer_to_server(front, coordinator.grpc)
+    channel = open_channel(await coordinator.start(), None)
+    servers = [Server("127.0.0.1:0", None) for _ in cuts]
+    servicers = [StageServicer() for _ in cuts]
+    for server, servicer in zip(servers, servicers, strict=True):
+        add_StageServiceServicer_to_server(servicer, server.grpc)
+    addresses = [await server.start() for server in servers]
+    placed = [
+        PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), address, cut, 0, 0)
+        for i, (address, cut) in enumerate(zip(addresses, cuts, strict=True))
+    ]
+    placement = Placement(tuple(placed), kv_block_tokens=16, kv_blocks=kv_blocks, micro_batch=2, micro_batches=3)
+    spec = DeploymentSpec(name="ring", model="tiny", source="n0", dtype=DType.FLOAT32, **options)
+    config = json.loads((model / "config.json").read_text())
+    stages = []
+    for index, cut in enumerate(cuts):
+        prepare = PrepareStage(spec, placement, index, Epoch(1), Digest("0" * 64))
+        weights = StageModel.load(
+            SafetensorsDirectory(model), config, cut, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32,
+            kv_blocks=kv_blocks, block_tokens=16, device="cpu",
+        )  # fmt: skip
+        pin = Pin(BlobCache(directory, 1 << 20), [])
+        loaded = LoadedModel(model_key(prepare), weights, None, frozenset({95}), pin)
+        around = HostServices(NodeId(f"n{index}"), worker, servicers[index], channel, None, SystemClock(), lambda: None)
+        stages.append(HostedStage(prepare, loaded, around, lambda d, e: broken.append(d)))
+    try:
+        for stage in stages:
+            stage.start()
+        async with asyncio.timeout(60):
+            await stages[0].activate()
+        yield Ring(front, stages, broken)
+    finally:
+        for stage in stages:
+            await stage.stop()
+        await channel.close()
+        for server in (coordinator, *servers):
+            await server.stop(0)
+        worker.close()
+
+
+def unsplit(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """What the unsplit model generates, by transformers."""
+    from transformers import LlamaForCausalLM
+
+    model: Any = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)  # fmt: skip # noqa: E501
+        outputs.append(made[0, len(prompt) :].tolist())
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_llama: Path) -> list[list[int]]:
+    return unsplit(tiny_llama, PROMPTS)
+
+
+async def generate_all(ring: Ring) -> list[list[int]]:
+    ended = [ring.front.start(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*ended)
+    return [ring.front.tokens[f"r{i}"] for i in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 2), LayerRange(2, 4)], [LayerRange(0, 4)]], ids=len)
+async def test_concurrent_requests_get_the_unsplit_models_tokens(
+    tiny_llama: Path, reference: list[list[int]], cuts: list[LayerRange], tmp_path: Path
+) -> None:
+    async with open_ring(tiny_llama, cuts, tmp_path) as ring:
+        assert await generate_all(ring) == reference
+        await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
+
+
+async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Ten requests in a pool that holds three of them, coming one after the other; every third is cancelled."""
+    dice = random.Random(3)
+    trunk = [dice.randrange(90) for _ in range(32)]
+    prompts = [trunk + [dice.randrange(90) for _ in range(dice.randint(1, 9))] for _ in range(10)]
+    async with open_ring(tiny_llama, CUTS, tmp_path, 12, kv_overcommit=True, prefix_cache=True) as ring:
+        ended = []
+        for number, prompt in enumerate(prompts):
+            ended.append(ring.front.start(f"r{number}", prompt))
+            if number == 0:
+                await ring.until(lambda: len(ring.front.tokens["r0"]) > 0)
+            if number % 3 == 2:
+                name = f"r{number - 1}"
+                await ring.until(partial(lambda name: len(ring.front.tokens[name]) > 2, name))
+                ring.front.cancel(name)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*ended)
+        for number, right in enumerate(unsplit(tiny_llama, prompts)):
+            got = ring.front.tokens[f"r{number}"]
+            assert got == (right[: len(got)] if number % 3 == 1 else right)
+        head = ring.stages[0]._head
+        assert head is not None
+        stats = head.stats
+        assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0
+        await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
+
+
+class Mishaps:
+    """Stands in for the sender's write: duplicates, holds back, flips, cuts and breaks, by a seeded roll of dice."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self.rng = random.Random(seed)
+        self.rate = rate
+        self.seen: set[str] = set()
+        self._write = link_sender._write
+
+    async def write(self, call: Any, message: LinkMessage) -> None:
+        if not isinstance(message, Frame) or self.rng.random() > self.rate:
+            await self._write(call, message)
+            return
+        what = self.rng.choice(["duplicate", "flip", "cut", "break"])
+        self.seen.add(what)
+        if what == "duplicate":
+            await self._write(call, message)
+        elif what == "flip":
+            raw = bytearray(message.header)
+            raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
+            message = Frame(header=bytes(raw))
+        elif what == "cut":
+            message = Frame(header=message.header)
+        elif what == "break":
+            # The frame may or may not have arrived when the connection goes.
+            if self.rng.random() < 0.5:
+                await self._write(call, message)
+            call.cancel()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "cut")
+        await self._write(call, message)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_mishaps_on_the_hops_never_change_a_token(
+    tiny_llama: Path, reference: list[list[int]], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mishaps = Mishaps(seed, rate=0.2)
+    monkeypatch.setattr(link_sender, "_write", mishaps.write)
+    monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
+    async with open_ring(tiny_llama, CUTS, tmp_path) as ring:
+        assert await generate_all(ring) == reference
+        assert not ring.broken and len(mishaps.seen) == 4
+        await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
+
+
+async def test_a_cancel_frees_every_stage(tiny_llama: Path, tmp_path: Path) -> None:
+    async with open_ring(tiny_llama, CUTS, tmp_path) as ring:
+        ended = ring.front.start("r", [3, 4, 5], 200)
+        await ring.until(lambda: len(ring.front.tokens["r"]) > 3)
+        assert all(stage.status().kv_bytes_in_use > 0 for stage in ring.stages)
+        ring.front.cancel("r")
+        await ended
+        await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
+        assert len(ring.front.tokens["r"]) < 200
+
+
+async def test_a_stage_that_cannot_run_a_step_fails_its_requests_with_a_typed_error(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_ring(tiny_llama, [LayerRange(0, 4)], tmp_path) as ring:
+
+        def refuse(*_: Any) -> Any:
+            raise EdgeShardError("out of order")
+
+        monkeypatch.setattr(ring.stages[0].loaded.model, "execute", refuse)
+        assert await ring.front.start("r", [3]) == "failed"
+        assert ring.broken == [DeploymentName("ring")]
+        assert await ring.front.start("later", [3]) == "failed"
+
+
+async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    """Another epoch, another hop, another pipeline, another version, or no hello at all."""
+    async with open_ring(tiny_llama, CUTS, tmp_path) as ring:
+        target = ring.stages[0].prepare.placement.stages[1].address
+        good: dict[str, Any] = {"deployment": "ring", "epoch": 1, "from_stage": 0, "to_stage": 1, "dialler_sends": True}
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"epoch": 0}, "STALE_EPOCH"),
+            ({"epoch": 2}, "NOT_PREPARED"),
+            ({"deployment": "other"}, "NO_SUCH_STAGE"),
+            ({"from_stage": 2}, "INVALID_ARGUMENT"),
+            ({"wire_version": 99}, "WIRE_VERSION"),
+        ]
+        from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
+        from edgeshard.wire.status import from_rpc_error
+
+        async with open_channel(target, None) as channel:
+            for change, reason in cases:
+                call = StageServiceStub(channel).Exchange()
+                hello = stage_pb2.LinkHello(**{**good, "wire_version": 1, **change})
+                await call.write(stage_pb2.ExchangeRequest(message=stage_pb2.LinkMessage(hello=hello)))
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    while await call.read() is not grpc.aio.EOF:
+                        pass
+                    await link_sender._raise_end(call)
+                assert from_rpc_error(refused.value).reason == reason
+        assert not ring.broken

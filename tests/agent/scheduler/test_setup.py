@@ -1,0 +1,89 @@
+"""What a deployment asks for and its placement allows, as the head's scheduler gets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_agent.scheduler.setup import (
+    MAX_MICRO_BATCH,
+    batching,
+    make_scheduler,
+    make_slices,
+)
+
+from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.mode import Mode
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.step import STEP_TOKENS
+from edgeshard.domain.step_cost import StageCost
+from edgeshard.planning.pace import step_tokens
+
+
+def cost(hop_token_s: float) -> StageCost:
+    return StageCost((1, 1024), (0.01, 1.0), (0.01, 1.0), 0.0, 0.0, 0.001, 0.001, hop_token_s)
+
+
+def prepared(
+    micro_batch: int = 1, micro_batches: int = 1, stages: int = 2, costs: bool = False, **options: Any
+) -> PrepareStage:
+    placed = tuple(
+        PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), "127.0.0.1:9", LayerRange(i, i + 1), 0, 0)
+        for i in range(stages)
+    )
+    known = (cost(1e-6),) * stages if costs else ()
+    placement = Placement(placed, 16, 64, micro_batch, micro_batches, costs=known)
+    spec = DeploymentSpec(name="tales", model="m", source="n0", **options)
+    return PrepareStage(spec, placement, 0, Epoch(1), Digest("0" * 64))
+
+
+def test_the_placements_micro_batches_run() -> None:
+    chosen = batching(prepared(4, 3, concurrency=12, mode="bubbles"))
+    assert (chosen.mode, chosen.window, chosen.micro_batch, chosen.micro_batches) == (Mode.BUBBLES, 3, 4, 3)
+
+
+def test_as_many_run_as_the_kv_pool_was_made_for() -> None:
+    assert batching(prepared(1, 3, concurrency=8)).places == 9
+    assert batching(prepared(1, 2, concurrency=8, kv_overcommit=True)).places == 16
+
+
+def test_what_was_promised_or_asked_for_stays_as_placed() -> None:
+    assert batching(prepared(2, 3, concurrency=8, max_time_per_token_s=0.5)).places == 6
+    assert batching(prepared(1, 1, concurrency=8, mode="sequential")).places == 1
+
+
+def test_a_number_of_micro_batches_that_was_asked_for_is_not_changed_under_load() -> None:
+    chosen = prepared(2, 4, concurrency=8)
+    asked_for = replace(chosen, spec=chosen.spec.model_copy(update={"micro_batches": 4}))
+    assert batching(asked_for).fixed and not batching(chosen).fixed
+
+
+def test_decodes_leave_room_for_prompts() -> None:
+    assert batching(prepared(1, 1, concurrency=4096)).micro_batch == MAX_MICRO_BATCH < STEP_TOKENS
+
+
+@pytest.mark.parametrize(("hop_token_s", "tokens"), [(1e-6, STEP_TOKENS), (0.01, 99), (0.5, 16)])
+def test_a_step_does_not_occupy_a_slow_link_for_more_than_a_second(hop_token_s: float, tokens: int) -> None:
+    """But a block goes through, whatever the link."""
+    assert step_tokens([cost(hop_token_s), cost(9.0)], 16) == tokens
+
+
+def test_without_costs_a_step_has_its_budget() -> None:
+    assert step_tokens((), 16) == STEP_TOKENS
+
+
+def test_slices_need_costs_several_stages_and_steps_that_follow_each_other() -> None:
+    assert make_slices(prepared(costs=True)) is not None
+    assert make_slices(prepared(costs=False)) is None
+    assert make_slices(prepared(costs=True, stages=1)) is None
+    assert make_slices(prepared(costs=True, mode="sequential")) is None
+
+
+def test_a_new_scheduler_has_the_placements_pool_and_nothing_to_do() -> None:
+    scheduler = make_scheduler(prepared(costs=True), 256, frozenset(), None)
+    assert scheduler.idle and scheduler.next_step() is None
+    assert scheduler.stats.kv_blocks_free == 64

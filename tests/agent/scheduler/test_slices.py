@@ -1,0 +1,32 @@
+"""The head's memory of how to slice a prompt."""
+
+from __future__ import annotations
+
+import pytest
+from edgeshard_agent.scheduler.slices import PromptSlices
+
+from edgeshard.domain.step_cost import StageCost
+
+STAGE = StageCost((1, 2048), (0.01, 0.02), (0.01, 2.057), 0.0, 1e-6, 0.001, 0.0, 1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 130, 1000, 1536, 1537, 4096, 30_000])
+def test_slices_sum_to_the_prompt(tokens: int) -> None:
+    slices = PromptSlices((STAGE, STAGE))
+    assert slices(tokens) == (tokens,), "not prepared"
+    slices.prepare(tokens)
+    assert sum(slices(tokens)) == tokens and min(slices(tokens)) > 0
+
+
+def test_prompts_of_nearly_one_length_share_a_search() -> None:
+    slices = PromptSlices((STAGE, STAGE))
+    slices.prepare(1300)
+    assert len(slices(1310)) == len(slices(1300)) > 1
+    assert sum(slices(1310)) == 1310
+
+
+def test_few_lengths_are_kept() -> None:
+    slices = PromptSlices((STAGE,))
+    for tokens in range(64, 64 * 400, 64):
+        slices.prepare(tokens)
+    assert slices(64 * 3) == (192,) and len(slices._known) <= 256

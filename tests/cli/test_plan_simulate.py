@@ -1,0 +1,162 @@
+"""edgectl plan --simulate: arrivals drawn or read, the figures as every output, a picture, and wrong loads by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from edgeshard.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTBED = ROOT / "deploy/examples/paper-testbed.toml"
+SHARED = ("--objective", "throughput", "--concurrency", "8")
+
+
+def run(*arguments: str, model: str = "llama2-7b") -> Any:
+    return CliRunner().invoke(app, ["plan", "--cluster", str(TESTBED), "--model", model, *arguments])
+
+
+def data(*arguments: str) -> Any:
+    result = run(*arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_rare_requests_see_the_planned_figures() -> None:
+    values = data("--simulate", "rate=0.001,requests=5,prompt=32,new=16")
+    found = values["simulation"]
+    assert found["time_per_token_s"]["median"] == pytest.approx(values["time_per_token_s"], rel=0.01)
+    assert found["ttft_s"]["median"] == pytest.approx(values["ttft_s"], rel=0.01)
+    assert [node["node"] for node in found["nodes"]] == [stage["node"] for stage in values["stages"]]
+    assert found["requests"] == 5 and found["assumed"] and "visits" not in found
+
+
+def test_a_seed_gives_the_same_requests_and_another_one_others() -> None:
+    load = "rate=2,requests=20,prompt=16:32,new=4:16"
+    first, again, other = (data(*SHARED, "--simulate", f"{load},seed={seed}") for seed in (1, 1, 2))
+    assert first["simulation"] == again["simulation"]
+    assert first["simulation"]["ttft_s"] != other["simulation"]["ttft_s"]
+
+
+def test_the_arrivals_come_at_the_rate_asked_for() -> None:
+    found = data("--simulate", "rate=0.01,requests=400,prompt=8,new=1")["simulation"]
+    assert found["requests_per_s"] == pytest.approx(0.01, rel=0.15)
+    assert found["tokens"] == 400
+
+
+def test_lengths_are_drawn_from_their_ranges() -> None:
+    found = data("--simulate", "rate=0.001,requests=200,prompt=8,new=1:9")["simulation"]
+    assert found["tokens"] == pytest.approx(200 * 5, rel=0.1)
+
+
+def test_arrivals_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("prompt_tokens,arrival_s,new_tokens\n32,0,8\n16,900,4\n")
+    found = data("--simulate", f"file={path}")["simulation"]
+    assert (found["requests"], found["tokens"]) == (2, 12)
+    assert found["span_s"] > 900
+
+
+def test_a_batch_that_starts_together_in_each_mode() -> None:
+    rates = {mode: data(*SHARED, "--simulate", f"together,mode={mode}")["simulation"]["tokens_per_s"] for mode in
+             ("sequential", "bubbles", "no-bubbles")}  # fmt: skip
+    assert rates["sequential"] < rates["bubbles"] < rates["no-bubbles"]
+    planned = data(*SHARED, "--simulate", "together")
+    assert planned["simulation"]["tokens_per_s"] == rates["no-bubbles"]
+    assert rates["no-bubbles"] == pytest.approx(planned["throughput_tps"], rel=0.02)
+
+
+def test_yaml_name_and_tables() -> None:
+    load = ("--simulate", "rate=1,requests=4,prompt=16,new=4")
+    values = data(*load)
+    assert yaml.safe_load(run(*load, "-o", "yaml").stdout) == values
+    assert run(*load, "-o", "name").stdout.strip() == values["placement"]
+    text = run(*load).stdout
+    for word in ("4 requests, 1 a second (Poisson, seed 0)", "time to first token", "P99", "COMPUTING", "assumed:"):
+        assert word in text
+    assert "-> " not in text and values["stages"][0]["node"] in text
+
+
+@pytest.mark.parametrize("load", ["rate=1,requests=30,prompt=16,new=8", "together"])
+def test_a_picture_has_a_row_for_every_node_and_link_in_the_order_of_the_ring(tmp_path: Path, load: str) -> None:
+    picture = tmp_path / "out.svg"
+    values = data(*SHARED, "--simulate", load, "--plot", str(picture))
+    texts = [element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("text")]
+    nodes = values["simulation"]["nodes"]
+    rows = [row for node in nodes for row in (node["node"], f"{node['node']} -> {node['receiver']}")]
+    assert [text for text in texts if text in rows] == rows
+
+
+def test_a_comparison_is_drawn_too(tmp_path: Path) -> None:
+    picture = tmp_path / "out.svg"
+    data("--compare", "--plot", str(picture))
+    text = picture.read_text()
+    assert all(name in text for name in ("edge-solo", "edgeshard-paper", "ms per token by strategy"))
+
+
+def test_no_plan_is_said_and_exits_1() -> None:
+    result = run("--simulate", "rate=1", "--max-nodes", "1", model="llama2-70b")
+    assert result.exit_code == 1 and "no plan:" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("", "rate=2"),
+        ("rate=1,requests=10000,new=4096", "at most 2000000 are simulated"),
+        ("often", "file=arrivals.csv"),
+        ("requests=3", "rate=2"),
+        ("rate=often", "rate=often"),
+        ("rate=0", "above 0"),
+        ("rate=inf", "above 0"),
+        ("rate=1,rate=2", "given twice"),
+        ("rate=1,tokens=2", "known are rate, requests, prompt, new, seed"),
+        ("rate=1,requests=0", "from 1 to 10000"),
+        ("rate=1,requests=10001", "from 1 to 10000"),
+        ("rate=1,seed=-1", "seed=-1"),
+        ("rate=1,prompt=0", "prompt=0"),
+        ("rate=1,new=9:3", "new=9:3"),
+        ("rate=1,prompt=4000", "requests[0]"),
+        ("together,rate=1", "known are mode"),
+        ("together,mode=quick", "no-bubbles"),
+        ("file=none.csv", "none.csv"),
+        ("file=none.csv,rate=1", "known are file"),
+    ],
+)
+def test_wrong_loads_exit_2_and_name_the_key(load: str, words: str) -> None:
+    result = run("--simulate", load)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr and result.stdout == ""
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "arrival_s,prompt_tokens,new_tokens"),
+        ("arrival_s,prompt_tokens\n0,1\n", "arrival_s,prompt_tokens,new_tokens"),
+        ("arrival_s,prompt_tokens,new_tokens\n", "holds 0 requests"),
+        ("arrival_s,prompt_tokens,new_tokens\n0,1,1\n-1,1,1\n", "line 3"),
+        ("arrival_s,prompt_tokens,new_tokens\n0,1,one\n", "line 2"),
+        ("arrival_s,prompt_tokens,new_tokens\nnan,1,1\n", "line 2"),
+        ("arrival_s,prompt_tokens,new_tokens\n0,1\n", "line 2"),
+        ("arrival_s,prompt_tokens,new_tokens\n0,1.5,1\n", "line 2"),
+    ],
+)
+def test_a_wrong_file_of_arrivals_exits_2_and_names_the_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text(text)
+    result = run("--simulate", f"file={path}")
+    assert result.exit_code == 2 and words in result.stderr, result.output
+
+
+def test_it_is_one_view_of_several() -> None:
+    assert "--simulate" in run("--simulate", "together", "--compare").stderr
+    unwritable = run("--simulate", "together", "--plot", str(ROOT / "no-such-folder" / "out.svg"))
+    assert unwritable.exit_code == 2 and "--plot" in unwritable.stderr

@@ -1,0 +1,295 @@
+"""Boxes that measure themselves, and operators who ask for it, against a real coordinator over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from edgeshard_coordinator.core.placing import SimplePlacer
+
+from edgeshard.domain.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
+from edgeshard.proto.v1 import admin_pb2
+from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
+from edgeshard.wire.common import deployment_from_wire, node_from_wire, placement_from_wire
+from edgeshard.wire.control import report_to_wire
+from edgeshard.wire.profile import compute_profile_from_wire, link_from_wire
+from edgeshard.wire.status import from_failure
+
+DEADLINE_S = 30.0
+LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
+
+
+@pytest.fixture
+def measuring(make_manifest: Any, make_profile: Any) -> Any:
+    """Have an agent report what it was asked for: blocks of so many seconds, and a link to every peer."""
+    config = make_manifest().config
+
+    def install(agent: Any, block_s: float = 1e-3) -> ComputeProfile:
+        profile: ComputeProfile = make_profile(config, block_s, DType.FLOAT32)
+
+        def measured(command: Command) -> ProfileReport | None:
+            if isinstance(command, MeasureCompute):
+                return ProfileReport(agent.node_id, compute=(profile,))
+            if isinstance(command, ProbeLinks):
+                links = tuple(MeasuredLink(agent.node_id, peer.node_id, LINK) for peer in command.peers)
+                return ProfileReport(agent.node_id, links=links)
+            return None
+
+        agent.measured = measured
+        return profile
+
+    return install
+
+
+def profile_request(
+    *nodes: str, operation_id: str = "op-p", model: str = "tiny", **more: Any
+) -> admin_pb2.ProfileRequest:
+    return admin_pb2.ProfileRequest(
+        operation_id=operation_id, model=model, dtype=DATA_TYPE_FLOAT32, nodes=nodes, **more
+    )
+
+
+async def rest(call: Any) -> dict[str, admin_pb2.ProfileResponse]:
+    """Read a call to its end: the last message of every box."""
+    last: dict[str, admin_pb2.ProfileResponse] = {}
+    while (message := await asyncio.wait_for(call.read(), DEADLINE_S)) is not grpc.aio.EOF:
+        assert not (message.node in last and last[message.node].finished), "a message behind a box's last"
+        last[message.node] = message
+    return last
+
+
+async def test_boxes_are_measured_and_shown(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    profile = measuring(a)
+    measuring(b)
+    last = await rest(site.admin.Profile(profile_request(quick=True, again=True), timeout=DEADLINE_S))
+    assert {name: (m.finished, m.HasField("failure")) for name, m in last.items()} == {
+        "a": (True, False),
+        "b": (True, False),
+    }
+    measure = a.commands[0]
+    assert isinstance(measure, MeasureCompute) and (measure.dtype, measure.quick, measure.again) == (
+        DType.FLOAT32,
+        True,
+        True,
+    )
+    assert config_hash(measure.config) == profile.model_hash
+    probe = a.commands[1]
+    assert [(p.node_id, p.name, p.address) for p in probe.peers] == [("id-b", "b", "b:7000")]
+    shown = await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"), timeout=DEADLINE_S)
+    assert node_from_wire(shown.node).name == "a"
+    (stored,) = shown.profiles
+    assert compute_profile_from_wire(stored.profile) == profile
+    assert list(stored.models) == ["tiny"] and 0 <= stored.age_s < DEADLINE_S
+    assert {(link.sender_id, link.receiver_id) for link in shown.links} == {("id-a", "id-b"), ("id-b", "id-a")}
+    assert link_from_wire(shown.links[0]).profile == LINK and 0 <= shown.links[0].age_s < DEADLINE_S
+    whole = await site.admin.GetSite(admin_pb2.GetSiteRequest(model="tiny"), timeout=DEADLINE_S)
+    assert [node.name for node in whole.nodes] == ["a", "b"] and len(whole.links) == 2
+    assert sorted(stored.node_id for stored in whole.profiles) == ["id-a", "id-b"]
+    assert whole.config_json.decode() == site.models.get("tiny")[0].config_json
+    bare = await site.admin.GetSite(admin_pb2.GetSiteRequest(), timeout=DEADLINE_S)
+    assert len(bare.nodes) == 2 and not bare.profiles and not bare.config_json
+
+
+async def test_progress_reaches_the_caller(site: Any) -> None:
+    (a,) = await site.connected("a")
+    a.held = {MeasureCompute}
+    call = site.admin.Profile(profile_request("a"), timeout=DEADLINE_S)
+    first = await site.read(call)
+    assert (first.node, first.done, first.what, first.finished) == ("a", 0, "waiting", False)
+    operation_id, command = await a.take_pending()
+    await a.progress(operation_id, 3, 40, "block, decode, 8 sequences")
+    told = await site.read(call)
+    assert (told.done, told.total, told.what) == (3, 40, "block, decode, 8 sequences")
+    await a.progress("another/0/measure/0", 9, 9, "of a call that is not")
+    await a.progress("no command's id", 9, 9, "refused, and the stream goes on")
+    await a.reply(operation_id, command)
+    last = (await rest(call))["a"]
+    assert last.finished and last.done == last.total == 40
+
+
+async def test_a_box_that_cannot_does_not_stop_the_others(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    measuring(b)
+    a.answer = lambda command: InternalError("no room for one layer") if isinstance(command, MeasureCompute) else None
+    last = await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
+    assert from_failure(last["a"].failure).message == "no room for one layer" and last["a"].finished
+    assert last["b"].finished and not last["b"].HasField("failure")
+
+
+async def test_a_box_that_goes_away_ends_its_part(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    measuring(b)
+    a.held = {MeasureCompute}
+    call = site.admin.Profile(profile_request(), timeout=DEADLINE_S)
+    await a.take_pending()
+    await a.vanish()
+    last = await rest(call)
+    failure = from_failure(last["a"].failure)
+    assert isinstance(failure, UnavailableError) and "box a went away" in failure.message
+    assert last["b"].finished and not last["b"].HasField("failure")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "field"),
+    [
+        ({"model": "nothing"}, NotFoundError, "model"),
+        ({"dtype": 0}, InvalidArgumentError, "dtype"),
+        ({"nodes": ["a", "q"]}, NotFoundError, "nodes"),
+        ({"nodes": ["a", "away"]}, UnavailableError, "nodes"),
+        ({"operation_id": ""}, InvalidArgumentError, "operation_id"),
+    ],
+)
+async def test_a_refused_call_changes_nothing(
+    site: Any, failing: Any, changes: dict[str, Any], kind: type[EdgeShardError], field: str
+) -> None:
+    (a,) = await site.connected("a")
+    await site.agent("away").register()
+    values = {"operation_id": "op-p", "model": "tiny", "dtype": DATA_TYPE_FLOAT32, **changes}
+    async with failing(kind) as caught:
+        await site.admin.Profile(admin_pb2.ProfileRequest(**values), timeout=DEADLINE_S).read()
+    assert caught[0].field == field
+    assert not site.state.jobs and not a.commands
+    async with failing(NotFoundError):
+        await site.admin.GetSite(admin_pb2.GetSiteRequest(model="nothing"), timeout=DEADLINE_S)
+
+
+async def test_a_site_without_boxes(site: Any, failing: Any) -> None:
+    async with failing(UnavailableError) as caught:
+        await site.admin.Profile(profile_request(), timeout=DEADLINE_S).read()
+    assert caught[0].field == "nodes"
+
+
+async def test_measuring_outlives_its_caller_and_a_repeat_follows_on(site: Any, measuring: Any, failing: Any) -> None:
+    (a,) = await site.connected("a")
+    measuring(a)
+    a.held = {MeasureCompute}
+    first = site.admin.Profile(profile_request("a"), timeout=DEADLINE_S)
+    await site.read(first)
+    first.cancel()
+    operation_id, command = await a.take_pending()
+    second = site.admin.Profile(profile_request("a"), timeout=DEADLINE_S)
+    assert (await site.read(second)).node == "a"
+    await a.reply(operation_id, command)
+    assert (await rest(second))["a"].finished
+    again = await rest(site.admin.Profile(profile_request("a"), timeout=DEADLINE_S))
+    assert again["a"].finished and a.kinds() == [MeasureCompute], "nothing was measured twice"
+    async with failing(InvalidArgumentError) as caught:
+        await site.admin.Profile(profile_request("a", quick=True), timeout=DEADLINE_S).read()
+    assert caught[0].field == "operation_id"
+    assert len((await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"))).profiles) == 1
+
+
+async def test_links_alone(site: Any, measuring: Any) -> None:
+    agents = await site.connected("a", "b", "c")
+    for agent in agents:
+        measuring(agent)
+    last = await rest(site.admin.Profile(profile_request(model=""), timeout=DEADLINE_S))
+    assert all(message.finished for message in last.values())
+    assert all(agent.kinds() == [ProbeLinks] for agent in agents)
+    assert sum(len(known.links) for known in site.state.measured.values()) == 6
+
+
+async def test_a_quiet_site_measures_its_links_by_itself(open_site: Any, measuring: Any) -> None:
+    site = await open_site(probe_quiet_s=0.2)
+    for agent in await site.connected("a", "b", "c"):
+        measuring(agent)
+    await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)
+
+
+async def test_measurements_outlive_the_coordinator(site: Any, measuring: Any) -> None:
+    for agent in await site.connected("a", "b"):
+        measuring(agent)
+    await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
+    before = site.state.measured
+    await site.restart()
+    assert site.state.measured.keys() == before.keys()
+    for node_id, known in before.items():
+        restored = site.state.measured[node_id]
+        assert {key: value.value for key, value in restored.profiles.items()} == {
+            key: value.value for key, value in known.profiles.items()
+        }
+        assert restored.links.keys() == known.links.keys()
+
+
+async def test_a_report_that_cannot_be_used_is_refused(site: Any, failing: Any, measuring: Any) -> None:
+    (a,) = await site.connected("a")
+    profile = measuring(a)
+    headless = replace(profile, layers=tuple(layer for layer in profile.layers if layer.kind is not LayerKind.HEAD))
+    empty = replace(profile, layers=tuple(replace(layer, decode=()) for layer in profile.layers))
+    foreign = MeasuredLink(NodeId("id-b"), NodeId("id-a"), LINK)
+    nowhere = MeasuredLink(NodeId("id-a"), NodeId("id-z"), LINK)
+    for report, kind in (
+        (ProfileReport(a.node_id, compute=(headless,)), InvalidArgumentError),
+        (ProfileReport(a.node_id, compute=(empty,)), InvalidArgumentError),
+        (ProfileReport(a.node_id, links=(foreign,)), InvalidArgumentError),
+        (ProfileReport(a.node_id, links=(nowhere,)), NotFoundError),
+        (ProfileReport(NodeId("id-z"), compute=(profile,)), NotFoundError),
+    ):
+        async with failing(kind):
+            await a.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
+    assert not site.state.measured
+
+
+async def test_a_measured_site_is_planned(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    measuring(a, 1e-2)
+    measuring(b, 1e-3)
+    request = site.deploy_request(layers=(), objective="latency")
+    before = await site.admin.Plan(admin_pb2.PlanRequest(spec=request.spec), timeout=DEADLINE_S)
+    assert not before.placement.HasField("predicted") and "not measured for tiny" in before.placement.note
+    await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
+    after = placement_from_wire(
+        (await site.admin.Plan(admin_pb2.PlanRequest(spec=request.spec), timeout=DEADLINE_S)).placement
+    )
+    assert after.predicted is not None and [stage.node_name for stage in after.stages] == ["a", "b"]
+    assert len(after.stages[0].layers) == 1 and after.note.startswith("Planned")
+    await site.admin.Deploy(request, timeout=DEADLINE_S)
+    await site.until_phase("tale", "ready")
+    shown = await site.admin.GetDeployment(admin_pb2.GetDeploymentRequest(name="tale"), timeout=DEADLINE_S)
+    assert deployment_from_wire(shown.deployment).placement == after
+    await site.restart()
+    assert site.state.deployments["tale"].placement == after
+
+
+class SlowPlacer:
+    """Works until it is let go, in whichever thread it was called."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+
+    def place(self, spec: Any, manifest: Any, candidates: Any, measured: Any) -> Any:
+        self.begun.set()
+        assert self.released.wait(DEADLINE_S)
+        return SimplePlacer().place(spec, manifest, candidates)
+
+
+async def test_nobody_waits_for_a_long_solve(open_site: Any, measuring: Any) -> None:
+    placer = SlowPlacer()
+    site = await open_site(placer=placer)
+    a, *_ = await site.connected("a", "b", "c")
+    deploying = asyncio.ensure_future(site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S))
+    await asyncio.to_thread(placer.begun.wait, DEADLINE_S)
+    assert await a.heartbeat()
+    shown = await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"), timeout=DEADLINE_S)
+    assert node_from_wire(shown.node).connected
+    measuring(a)
+    await rest(site.admin.Profile(profile_request("a"), timeout=DEADLINE_S))
+    assert not deploying.done()
+    placer.released.set()
+    await deploying
+    await site.until_phase("tale", "ready")

@@ -1,0 +1,87 @@
+"""Attachments of heads and the epochs they are of, without a socket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.core.state import DeploymentRecord, State
+
+from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+
+NAME, R = DeploymentName("tale"), RequestId("r")
+A, B = (NodeId("id-a"), NodeName("a")), (NodeId("id-b"), NodeName("b"))
+RECORD = DeploymentRecord(
+    uid="u1",
+    spec=parse_spec({"name": "tale", "model": "tiny", "source": "a"}),
+    manifest_digest=Digest("d" * 64),
+    placement=Placement((PlacedStage(0, *A, "a:7000", LayerRange(0, 6), 1000, 1000),), 16, 8, 1, 1),
+    epoch=Epoch(3),
+    phase=DeploymentPhase.READY,
+)
+LOST = UnavailableError("a box went away")
+
+
+class Site:
+    """A front over a state that has one deployment, ready at `epoch`."""
+
+    def __init__(self) -> None:
+        self.epoch = Epoch(3)
+        self.front = RequestFront(self.state)
+
+    def state(self) -> State:
+        return State(instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch)})
+
+
+@pytest.mark.parametrize("epoch", [2, 3, 4])
+def test_a_request_goes_to_the_head_of_the_deployments_epoch(epoch: int) -> None:
+    """The state is at the next epoch before the old head's stream has ended, and the other way round."""
+    site = Site()
+    attachment = site.front.attach(NAME, Epoch(epoch), *A)
+    if epoch == site.epoch:
+        assert site.front.start(NAME, Generation("once"), R).attachment is attachment
+        return
+    with pytest.raises(UnavailableError) as refused:
+        site.front.start(NAME, Generation("once"), R)
+    assert refused.value.reason == "DEPLOYMENT_NOT_READY" and not attachment.requests
+
+
+@pytest.mark.parametrize(("ended", "goes_on"), [(2, True), (3, False), (4, False)])
+def test_the_end_of_an_epoch_ends_its_stream_and_none_above(ended: int, goes_on: bool) -> None:
+    """The action that ends epoch 2 may come when the head of epoch 3 is attached."""
+    site = Site()
+    site.front.attach(NAME, Epoch(3), *A)
+    site.front.start(NAME, Generation("once"), R)
+    site.front.end_service(NAME, Epoch(ended), LOST)
+    assert site.front.active_requests(NAME) == goes_on
+
+
+def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
+    site = Site()
+    old = site.front.attach(NAME, Epoch(3), *A)
+    new = site.front.attach(NAME, Epoch(3), *B)
+    running = site.front.start(NAME, Generation("once"), R)
+    site.front.detach(old, LOST)
+    assert running.attachment is new and site.front.active_requests(NAME) == 1
+
+
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_what_a_head_says_of_another_epoch_is_dropped(epoch: int) -> None:
+    site, stale = Site(), Epoch(epoch)
+    head = site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R)
+    site.front.on_accepted(head, R, stale, (1, 2))
+    assert running.prompt_tokens is None
+    site.front.on_accepted(head, R, Epoch(3), (5, 6, 7))
+    site.front.on_token(head, R, stale, Token(3, 66, "<66>"))
+    site.front.on_finished(head, R, stale, FinishReason.STOP, "")
+    site.front.on_failed(head, R, stale, LOST)
+    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.dropped_messages == 4
+    site.front.on_token(head, R, Epoch(3), Token(3, 10, "<10>"))
+    assert list(running.emitted) == [10]

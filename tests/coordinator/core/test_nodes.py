@@ -1,0 +1,92 @@
+"""Boxes that register, connect and say how they are: who counts under a name, and what is kept of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.actions import SaveNode
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.events import HeartbeatReceived, NodeConnected, NodeDisconnected, NodeRegistered
+from edgeshard_coordinator.core.reconcile import reconcile
+from edgeshard_coordinator.core.state import State
+
+from edgeshard.domain.commands import Heartbeat, Registration
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.errors import AlreadyExistsError, NotFoundError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.model import LayerRange
+
+MakeRegistration = Callable[..., Registration]
+A, OTHER = NodeId("id-a"), NodeId("id-other")
+STAGE = StageStatus(DeploymentName("tale"), Epoch(3), 0, LayerRange(0, 6), StagePhase.READY)
+
+
+def registered(state: State, registration: Registration) -> State:
+    return apply(state, NodeRegistered(registration, now=1.0))
+
+
+@pytest.fixture
+def one(make_registration: MakeRegistration) -> State:
+    """Box a, connected over stream 1 and saved."""
+    state = apply(registered(State(instance="test"), make_registration("a")), NodeConnected(A, "i1", 1, now=1.0))
+    return replace(state, nodes={A: replace(state.nodes[A], saved=True)})
+
+
+def test_a_name_is_that_of_the_connected_box(one: State, make_registration: MakeRegistration) -> None:
+    second = replace(make_registration("a"), node_id=OTHER)
+    with pytest.raises(AlreadyExistsError) as refused:
+        registered(one, second)
+    assert refused.value.field == "name"
+    alone = apply(one, NodeDisconnected(A, 1, now=2.0))
+    assert set(registered(alone, second).nodes) == {OTHER}, "a box that is gone gives its name to another"
+
+
+def test_of_two_boxes_that_registered_under_one_name_one_connects(
+    one: State, make_registration: MakeRegistration
+) -> None:
+    """Both registered while neither was connected; the first has come back since under its old registration."""
+    both = replace(one, nodes={**one.nodes, OTHER: replace(one.nodes[A], node_id=OTHER, connection=0)})
+    with pytest.raises(AlreadyExistsError):
+        apply(both, NodeConnected(OTHER, "i1", 2, now=2.0))
+    assert apply(both, NodeConnected(A, "i1", 2, now=2.0)).nodes[A].connection == 2, "its own stream again"
+
+
+@pytest.mark.parametrize(("node_id", "incarnation"), [(A, "i2"), (OTHER, "i1")])
+def test_a_box_is_heard_only_as_it_registered(one: State, node_id: NodeId, incarnation: str) -> None:
+    for event in (
+        NodeConnected(node_id, incarnation, 2, now=2.0),
+        HeartbeatReceived(Heartbeat(node_id, incarnation, (STAGE,), 0), now=2.0),
+    ):
+        with pytest.raises(NotFoundError) as refused:
+            apply(one, event)
+        assert refused.value.field == "node_id"
+
+
+def test_the_same_process_keeps_its_stream_and_another_begins_anew(
+    one: State, make_registration: MakeRegistration
+) -> None:
+    holding = apply(one, HeartbeatReceived(Heartbeat(A, "i1", (STAGE,), 0), now=2.0))
+    same = registered(holding, make_registration("a")).nodes[A]
+    assert (same.connection, same.stages, same.saved) == (1, (STAGE,), True)
+    another = registered(holding, make_registration("a", incarnation="i2")).nodes[A]
+    assert (another.connection, another.stages) == (0, ())
+
+
+@pytest.mark.parametrize("change", [{}, {"address": "a:9999"}, {"name": "b"}])
+def test_what_is_said_anew_is_saved_anew(
+    one: State, make_registration: MakeRegistration, change: dict[str, Any]
+) -> None:
+    new = replace(make_registration("a"), **change)
+    state = registered(one, new)
+    assert state.nodes[A].address == new.address and state.nodes[A].name == new.name
+    saving = [action for action in reconcile(state, 2.0) if isinstance(action, SaveNode)]
+    assert bool(saving) == bool(change)
+
+
+def test_an_older_stream_that_ends_says_nothing(one: State) -> None:
+    newer = apply(one, NodeConnected(A, "i1", 2, now=2.0))
+    assert apply(newer, NodeDisconnected(A, 1, now=3.0)).nodes[A].connection == 2
+    assert apply(newer, NodeDisconnected(A, 2, now=3.0)).nodes[A].connection == 0

@@ -1,0 +1,246 @@
+"""Placements: by hand, in proportion to memory, and the ones that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
+from edgeshard_coordinator.core.placing import held_bytes as placed_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.architectures import held_bytes, parse_config, stage_tensors
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PlacementError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import Placement
+from tests.support.sizes import parameter_bytes
+
+MIB = 1 << 20
+FACTS = DeviceFacts("cpu", "test box", 2, 1024 * MIB, 1024 * MIB, False, "test")
+
+
+def node(name: str, free: int = 1024 * MIB, connected: bool = True) -> Candidate:
+    return Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, connected, FACTS)
+
+
+@pytest.fixture(scope="module")
+def place(make_manifest: Callable[..., Any]) -> Callable[..., Placement]:
+    manifest = make_manifest()
+
+    def run(*nodes: Candidate, **changes: Any) -> Placement:
+        values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "concurrency": 2, **changes}
+        return SimplePlacer().place(parse_spec(values), manifest, nodes)
+
+    return run
+
+
+def test_micro_batches_are_one_for_each_stage_or_what_the_spec_says(place: Any) -> None:
+    halves = "a=0:6,b=6:12"
+    assert place(*ABC, layers=halves, concurrency=8).micro_batches == 2
+    assert place(*ABC, layers=halves, concurrency=8, micro_batches=4).micro_batches == 4
+    assert place(*ABC, layers=halves, concurrency=8, mode="sequential").micro_batches == 1
+
+
+@pytest.mark.parametrize("changes", [{"micro_batches": 3}, {"micro_batches": 2, "mode": "sequential"}], ids=str)
+def test_more_micro_batches_than_could_be_in_flight_are_refused(place: Any, changes: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        place(*ABC, **changes)
+    assert refused.value.field == "micro_batches"
+
+
+def cuts(placement: Placement) -> str:
+    return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
+
+
+ABC = (node("a"), node("b"), node("c"))
+
+
+def test_by_hand(place: Any, make_manifest: Any) -> None:
+    placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", kv_dtype="float32", max_context=100)
+    assert cuts(placement) == "a=0:4,b=4:9,c=9:12"
+    assert (placement.kv_block_tokens, placement.kv_blocks) == (16, 7 * 2)
+    manifest = make_manifest()
+    shape = parse_config(manifest.config)
+    for index, stage in enumerate(placement.stages):
+        assert stage.index == index and stage.node_id == f"id-{stage.node_name}"
+        assert stage.parameter_bytes == parameter_bytes(stage_tensors(manifest, stage.layers), DType.BFLOAT16)
+        assert stage.kv_bytes == 14 * 16 * shape.kv_bytes_per_token(stage.layers, DType.FLOAT32)
+
+
+def test_quantised_boxes_hold_less(place: Any, make_manifest: Any) -> None:
+    manifest = make_manifest()
+    placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", quantisation={"*": "int8", "b": "int4"})
+    for stage, kept in zip(placement.stages, (Quantisation.INT8, Quantisation.INT4, Quantisation.INT8), strict=True):
+        tensors = stage_tensors(manifest, stage.layers)
+        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, DType.BFLOAT16, kept)
+        assert stage.parameter_bytes < parameter_bytes(tensors, DType.BFLOAT16)
+
+
+def test_quantisation_of_a_box_that_is_not_there(place: Any) -> None:
+    with pytest.raises(NotFoundError) as info:
+        place(*ABC, quantisation={"d": "int8"})
+    assert info.value.field == "quantisation"
+
+
+def test_the_model_gives_the_context_when_the_spec_does_not(place: Any) -> None:
+    assert place(*ABC).kv_blocks == 128 // 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ("a=0:4,b=5:12", "LAYER_GAP"),
+        ("a=0:4,b=4:11", "LAYER_GAP"),
+        ("a=0:4,b=3:12", "LAYER_OVERLAP"),
+        ("a=0:4,b=4:13", "LAYER_OUT_OF_RANGE"),
+        ("a=0:4,b=4:4,c=4:12", "EMPTY_STAGE"),
+        ("a=0:4,b=4:9,a=9:12", "DUPLICATE_NODE"),
+        ("b=0:4,a=4:12", "SOURCE_NOT_FIRST"),
+        ("a=0:4,q=4:12", "UNKNOWN_NODE"),
+    ],
+)
+def test_a_list_that_cannot_be(place: Any, layers: str, reason: str) -> None:
+    with pytest.raises(PlacementError) as info:
+        place(*ABC, layers=layers)
+    assert info.value.reason == reason
+    assert info.value.field == ("source" if reason == "SOURCE_NOT_FIRST" else "layers")
+
+
+def test_boxes_that_cannot_serve(place: Any) -> None:
+    with pytest.raises(NotFoundError) as not_found:
+        place(*ABC, source="z")
+    assert not_found.value.field == "source" and "a, b, c" in str(not_found.value)
+    with pytest.raises(UnavailableError) as away:
+        place(node("a", connected=False), node("b"))
+    assert away.value.field == "source"
+    with pytest.raises(UnavailableError) as away:
+        place(node("a"), node("b", connected=False), layers="a=0:4,b=4:12")
+    assert away.value.field == "layers" and "box b" in str(away.value)
+    for field, value in (("exclude", ("z",)), ("reserve", {"z": 1})):
+        with pytest.raises(NotFoundError) as not_found:
+            place(*ABC, **{field: value})
+        assert not_found.value.field == field
+    with pytest.raises(PlacementError) as excluded:
+        place(*ABC, exclude=("a",))
+    assert excluded.value.field == "exclude"
+    with pytest.raises(PlacementError):
+        place(*ABC, exclude=("b",), layers="a=0:4,b=4:12")
+
+
+def test_a_context_beyond_the_model(place: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as info:
+        place(*ABC, max_context=129)
+    assert info.value.field == "max_context" and "128" in str(info.value)
+
+
+def test_a_box_without_memory_for_its_share_is_named_with_what_it_lacks(place: Any) -> None:
+    whole = place(node("a"), node("b"), layers="a=0:6,b=6:12")
+    stage = whole.stages[1]
+    largest = 256 * 64 * 4
+    needed = stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes + largest
+    exact = place(node("a"), node("b", needed), layers="a=0:6,b=6:12")
+    assert exact.stages == whole.stages
+    with pytest.raises(ResourceExhaustedError) as info:
+        place(node("a"), node("b", needed - 3 * MIB), layers="a=0:6,b=6:12")
+    assert info.value.field == "layers"
+    assert "box b is short of memory by 3.0 MiB" in str(info.value)
+    with pytest.raises(ResourceExhaustedError):
+        place(node("a"), node("b", needed), layers="a=0:6,b=6:12", reserve={"b": 1})
+
+
+def test_a_stage_has_room_for_the_longest_slice_its_context_allows(make_manifest: Any) -> None:
+    """And what another deployment finds left on the box is without it."""
+    manifest = make_manifest(max_context=4096)
+
+    def workspace(**changes: Any) -> list[int]:
+        values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", **changes}
+        placement = SimplePlacer().place(parse_spec(values), manifest, [node("a"), node("b")])
+        for stage in placement.stages:
+            assert placed_bytes(stage) == stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes
+        return [stage.workspace_bytes for stage in placement.stages]
+
+    row, logits = 4 * (4 * 64 + 3 * 128 + 2 * 2 * 64), 256 * (4 + 4)
+    for context, tokens in ((128, 512), (1024, 1024), (4096, 2048)):
+        expected = 64 * MIB + tokens * row
+        assert workspace(max_context=context, layers="a=0:6,b=6:12", concurrency=2) == [expected, expected + logits]
+    more, one = (workspace(layers="a=0:12", concurrency=4, micro_batches=m)[0] for m in (4, 1))
+    assert more - one == 2 * 3 * 2048 * 64 * 4
+
+
+def test_in_proportion_to_memory(place: Any) -> None:
+    assert cuts(place(*ABC)) == "a=0:4,b=4:8,c=8:12"
+    assert cuts(place(node("b", 1536 * MIB), node("a", 512 * MIB), node("c"))) == "a=0:2,b=2:8,c=8:12"
+    assert cuts(place(*ABC, source="b")) == "b=0:4,a=4:8,c=8:12"
+    assert cuts(place(*ABC, exclude=("b",))) == "a=0:6,c=6:12"
+    assert cuts(place(node("a"), node("b"), node("c", connected=False))) == "a=0:6,b=6:12"
+    assert cuts(place(*ABC, reserve={"a": 768 * MIB})) == "a=0:2,b=2:7,c=7:12"
+
+
+def test_a_box_too_small_for_one_layer_is_left_out(place: Any) -> None:
+    assert cuts(place(node("a"), node("b", 10 * MIB), node("c"))) == "a=0:6,c=6:12"
+
+
+def test_what_does_not_fit_in_proportion_is_filled_up(place: Any) -> None:
+    # The KV of many requests leaves little over: a third of the layers does not fit a box with a third of the memory
+    # when its workspace comes off first.
+    tight = place(node("a", 80 * MIB), node("b", 72 * MIB), concurrency=32)
+    assert tight.stages[0].node_name == "a" and tight.stages[-1].layers.end == 12
+
+
+def test_memory_that_is_short_everywhere(place: Any) -> None:
+    with pytest.raises(ResourceExhaustedError) as info:
+        place(node("a", 65 * MIB), node("b", 65 * MIB), concurrency=64)
+    assert info.value.field == "layers" and info.value.reason == "MEMORY_SHORT"
+    with pytest.raises(ResourceExhaustedError) as info:
+        place(node("a", 1), node("b"))
+    assert "box a" in str(info.value)
+
+
+def test_of_two_boxes_with_one_name_the_connected_one_counts(place: Any) -> None:
+    old = Candidate(NodeId("id-old"), NodeName("a"), "old:1", 1024 * MIB, False, FACTS)
+    for nodes in ((old, node("a")), (node("a"), old)):
+        assert place(*nodes).head.node_id == "id-a"
+
+
+@given(
+    memory=st.lists(st.integers(0, 300), min_size=1, max_size=6),
+    concurrency=st.integers(1, 64),
+    source=st.integers(0, 5),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_placement_covers_the_model_and_fits(
+    make_manifest: Any, memory: list[int], concurrency: int, source: int
+) -> None:
+    nodes = [node(name, size * MIB) for name, size in zip("abcdef", memory, strict=False)]
+    first = nodes[source % len(nodes)].name
+    values = {"name": "tale", "model": "tiny", "source": first, "concurrency": concurrency, "dtype": "float32"}
+    manifest = make_manifest()
+    try:
+        placement = SimplePlacer().place(parse_spec(values), manifest, nodes)
+    except ResourceExhaustedError:
+        return
+    assert placement.head.node_name == first
+    assert [layer for s in placement.stages for layer in range(s.layers.first, s.layers.end)] == list(range(12))
+    assert len({s.node_id for s in placement.stages}) == len(placement.stages)
+    free = {candidate.node_id: candidate.free_bytes for candidate in nodes}
+    for stage in placement.stages:
+        assert len(stage.layers) > 0
+        assert stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes <= free[stage.node_id]
+
+
+def test_layers_of_the_ends_hold_embedding_and_head(place: Any, make_manifest: Any) -> None:
+    placement = place(node("a"), layers="a=0:12")
+    assert placement.stages[0].layers == LayerRange(0, 12)
+    assert placement.stages[0].parameter_bytes == make_manifest().parameter_count * 4

@@ -1,0 +1,281 @@
+"""Placement by measurements: what is best is chosen, what was not measured is said, and memory's last word is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
+from edgeshard_coordinator.core.placing import KV_BLOCK_TOKENS, Candidate, SimplePlacer
+from edgeshard_coordinator.core.planned import PlanningPlacer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.architectures import parse_config, stage_tensors
+from edgeshard.domain.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.profile import LinkProfile
+from tests.support.sizes import parameter_bytes
+
+KIB, MIB = 1 << 10, 1 << 20
+Measured = Mapping[NodeId, Measurements]
+
+
+def node(name: str, free: int = 1024 * MIB, model: str = "some CPU", connected: bool = True) -> Candidate:
+    facts = DeviceFacts("cpu", model, 2, 1024 * MIB, 1024 * MIB, False, "test")
+    return Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, connected, facts)
+
+
+ABC = (node("a"), node("b"), node("c"))
+
+
+def spec_of(**changes: Any) -> DeploymentSpec:
+    values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "concurrency": 4, **changes}
+    return parse_spec(values)
+
+
+@pytest.fixture(scope="module")
+def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
+    return make_manifest()
+
+
+@pytest.fixture(scope="module")
+def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Measured]:
+    """Blocks of so many seconds by box, and links between all of these but for `without`."""
+
+    def make(
+        without: tuple[str, ...] = (),
+        latency_s: float = 1e-3,
+        quantisation: Quantisation | None = None,
+        **block_s: float,
+    ) -> Measured:
+        known = {}
+        for name, seconds in block_s.items():
+            profile = make_profile(manifest.config, seconds, DType.FLOAT32, quantisation=quantisation)
+            links = {
+                NodeId(f"id-{other}"): Reported(LinkProfile(latency_s, 1e9, 0.0, 9, 1 << 20), 0.0)
+                for other in block_s
+                if other != name and f"{name}{other}" not in without
+            }
+            known[NodeId(f"id-{name}")] = Measurements({key_of(profile): Reported(profile, 0.0)}, links)
+        return known
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def place(manifest: ModelManifest) -> Callable[..., Placement]:
+    def run(nodes: Any, known: Measured, **changes: Any) -> Placement:
+        return PlanningPlacer().place(spec_of(**changes), manifest, nodes, known)
+
+    return run
+
+
+def cuts(placement: Placement) -> str:
+    return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
+
+
+def test_the_fast_box_gets_what_the_source_need_not_hold(place: Any, measured: Any) -> None:
+    placement = place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), objective="latency")
+    assert cuts(placement) == "a=0:1,b=1:12"
+    figures = placement.predicted
+    assert figures is not None and "compute of" in figures.bottleneck and figures.gap == 0
+    # One block at 10 ms and eleven at 1 ms, each 17/16 for one sequence, two delays of 1 ms.
+    assert figures.time_per_token_s == pytest.approx(1.0625 * 21e-3 + 2e-3, rel=0.05)
+    assert "Planned; predicted for one request of 64 tokens in and 64 out" in placement.note
+    assert len(placement.costs) == 2, "the head sizes its steps by what its stages cost"
+
+
+def test_by_hand_it_stays_by_hand_with_figures(place: Any, measured: Any, manifest: ModelManifest) -> None:
+    layers = "a=0:4,b=4:12"
+    placement = place(ABC, measured(a=1e-2, b=1e-3), layers=layers, objective="latency")
+    plain = SimplePlacer().place(spec_of(layers=layers), manifest, ABC)
+    assert placement.stages == plain.stages and placement.kv_blocks == plain.kv_blocks
+    assert placement.predicted is not None and placement.predicted.gap is None
+    assert placement.predicted.time_per_token_s > 4e-2
+    assert placement.note.startswith("Placed by hand") and "c" not in placement.note.split()
+
+
+def test_what_is_not_measured_is_placed_by_memory_and_named(place: Any, measured: Any, manifest: ModelManifest) -> None:
+    placement = place(ABC, measured(a=1e-2, b=1e-3))
+    assert placement.predicted is None and not placement.costs
+    assert placement.stages == SimplePlacer().place(spec_of(), manifest, ABC).stages
+    assert "Placed by memory: not measured for tiny in float32: c;" in placement.note
+    assert "edgectl profile --model tiny --dtype float32" in placement.note
+    assert place(ABC, measured(a=1e-2, b=1e-3), exclude=["c"]).predicted is not None
+    other = place(ABC, measured(a=1e-2, b=1e-3, c=1e-3), dtype="bfloat16")
+    assert other.predicted is None, "times of another dtype are no times"
+    by_hand = place(ABC, measured(a=1e-2, b=1e-3), layers="a=0:4,c=4:12", max_time_per_token_s=1.0)
+    assert by_hand.note.startswith("Not predicted: not measured") and "max_time_per_token_s" in by_hand.note
+
+
+def test_boxes_quantised_alike_are_planned_by_their_own_times(place: Any, measured: Any) -> None:
+    int8 = {"quantisation": {"*": "int8"}, "objective": "latency"}
+    packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
+    placement = place(ABC, packed, **int8)
+    assert cuts(placement) == "a=0:1,b=1:12" and placement.predicted is not None
+    whole = place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), objective="latency")
+    assert placement.stages[1].parameter_bytes < 0.5 * whole.stages[1].parameter_bytes
+    assert place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), **int8).note.startswith(
+        "Placed by memory: not measured for tiny in int8 with float32: a, b, c; run "
+        "`edgectl profile --model tiny --dtype float32 --quantise int8`"
+    )
+    each = {"quantisation": {"a": "int8", "b": "int8"}, "exclude": ["c"]}
+    assert place(ABC, packed, **each).predicted is not None, "a box that is left out may be as it likes"
+
+
+def test_boxes_quantised_differently_are_placed_by_memory(place: Any, measured: Any) -> None:
+    packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
+    mixed = place(ABC, packed, quantisation={"*": "int8", "b": "int4"})
+    assert mixed.predicted is None and mixed.note.startswith("Placed by memory: boxes that keep their weights")
+    assert place(ABC, packed, quantisation={"*": "int8", "b": "int4"}, layers="a=0:4,c=4:12").predicted is not None
+
+
+def test_a_link_that_is_not_measured_is_not_used_and_named(place: Any, measured: Any) -> None:
+    known = measured(a=1e-2, b=1e-3, c=5e-3, without=("ab",))
+    placement = place(ABC, known, objective="latency")
+    assert (
+        cuts(placement).startswith("a=0:1,c=1:") and "Not used: the link a -> b is not measured yet" in placement.note
+    )
+    by_hand = place(ABC, known, layers="a=0:4,b=4:12")
+    assert by_hand.predicted is None and "the link a -> b is not measured yet" in by_hand.note
+
+
+def test_a_data_sheet_says_that_it_is_one(place: Any, measured: Any) -> None:
+    nodes = (node("a"), node("b", model="NVIDIA GeForce RTX 4090"))
+    known = dict(measured(a=1e-2, b=1e-2))
+    known[NodeId("id-b")] = Measurements({}, known[NodeId("id-b")].links)
+    placement = place(nodes, known)
+    assert placement.predicted is not None and "estimated from data sheets: b" in placement.note
+
+
+def test_many_requests_are_spread_over_the_boxes(place: Any, measured: Any) -> None:
+    known = measured(a=1e-2, b=1e-2, c=1e-2)
+    alone, many = place(ABC, known, concurrency=1), place(ABC, known, concurrency=6, objective="throughput")
+    assert len(alone.stages) == 1 and (alone.micro_batch, alone.micro_batches) == (1, 1)
+    assert len(many.stages) == 3 and many.micro_batches > 1
+    assert many.predicted.throughput_tps > 2 * alone.predicted.throughput_tps
+    assert [placement.kv_blocks for placement in (alone, many)] == [128 // KV_BLOCK_TOKENS, 6 * 128 // KV_BLOCK_TOKENS]
+
+
+@pytest.mark.parametrize("changes", [{}, {"layers": "a=0:6,b=6:12"}, {"objective": "latency"}], ids=str)
+def test_the_specs_own_number_of_micro_batches_is_placed(place: Any, measured: Any, changes: Any) -> None:
+    placement = place(ABC, measured(a=1e-2, b=1e-2, c=1e-2), concurrency=8, micro_batches=3, **changes)
+    assert placement.micro_batches == 3 and placement.micro_batch <= 2
+    assert f"predicted for {3 * placement.micro_batch} requests" in placement.note or "latency" in changes.values()
+
+
+def test_latency_decides_the_cut_and_concurrency_the_load(place: Any, measured: Any) -> None:
+    known = measured(a=1e-2, b=1e-2, c=1e-2)
+    placement = place(ABC, known, objective="latency")
+    assert len(placement.stages) == 1 and placement.micro_batch * placement.micro_batches == 4
+    assert placement.predicted.throughput_tps < 1.1 / placement.predicted.time_per_token_s, (
+        "the figures are one's alone"
+    )
+    sequential = place(ABC, known, mode="sequential")
+    assert (sequential.micro_batch, sequential.micro_batches) == (1, 1) and len(sequential.stages) == 1
+
+
+def test_a_limit_that_cannot_be_kept(place: Any, measured: Any) -> None:
+    known = measured(a=1e-2, b=1e-2, c=1e-2)
+    with pytest.raises(FailedPreconditionError) as info:
+        place(ABC, known, max_time_per_token_s=1e-3)
+    assert info.value.field == "max_time_per_token_s" and "above max_time_per_token" in info.value.message
+    assert "does not keep" in place(ABC, known, max_time_per_token_s=1e-3, layers="a=0:4,b=4:12").note
+    kept = place(ABC, known, max_time_per_token_s=0.15)
+    assert kept.predicted.time_per_token_s <= 0.15
+
+
+def test_what_is_reserved_stays_free(place: Any, measured: Any) -> None:
+    known = measured(a=1e-2, b=1e-3, c=5e-3)
+    placement = place(ABC, known, objective="latency", reserve={"b": 1000 * MIB})
+    assert "b" not in {stage.node_name for stage in placement.stages}
+    assert place(ABC, known, exclude=["b"]).stages[-1].node_name != "b"
+
+
+def test_memory_that_is_short_everywhere_says_by_how_much(place: Any, measured: Any) -> None:
+    small = [node(name, 64 * MIB) for name in "abc"]
+    with pytest.raises(ResourceExhaustedError) as info:
+        place(small, measured(a=1e-2, b=1e-2, c=1e-2), concurrency=64)
+    assert "short" in info.value.message and info.value.field == "layers"
+
+
+def test_less_memory_is_fewer_requests_at_once(place: Any, measured: Any) -> None:
+    """By memory shares this is refused: not all requests fit at once."""
+    nodes = [node(name, 69 * MIB) for name in "abc"]
+    known = measured(a=1e-2, b=1e-2, c=1e-2)
+    with pytest.raises(ResourceExhaustedError):
+        place(nodes, {}, concurrency=300)
+    placement = place(nodes, known, concurrency=300)
+    requests = placement.micro_batch * placement.micro_batches
+    assert placement.kv_blocks == requests * 128 // KV_BLOCK_TOKENS and 0 < requests < 300
+    assert f"Memory holds {requests} of the 300 requests at their longest" in placement.note
+
+
+def test_where_links_are_missing_and_nothing_can_be_planned_memory_decides(place: Any, measured: Any) -> None:
+    """The source is too small, and nobody knows a way from it."""
+    nodes = [node("a", 67 * MIB), node("b"), node("c")]
+    known = measured(a=1e-2, b=1e-2, c=1e-2, without=("ab", "ac"))
+    placement = place(nodes, known, concurrency=8)
+    assert placement.predicted is None and len(placement.stages) > 1
+    assert placement.note.startswith("Placed by memory") and "a -> b, a -> c are not measured yet" in placement.note
+
+
+def test_a_box_that_is_away_is_refused_as_ever(place: Any, measured: Any) -> None:
+    with pytest.raises(UnavailableError):
+        place((node("a", connected=False), node("b")), measured(a=1e-2, b=1e-2))
+
+
+@given(
+    rooms=st.lists(st.integers(66 << 10, 76 << 10), min_size=1, max_size=4),
+    seconds=st.lists(st.sampled_from([1e-3, 3e-3, 1e-2]), min_size=4, max_size=4),
+    concurrency=st.sampled_from([1, 3, 8, 40]),
+    objective=st.sampled_from(["latency", "throughput", "auto"]),
+    kv_dtype=st.sampled_from(["float32", "float16"]),
+    reserved=st.integers(0, 4 << 10),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_plan_exceeds_what_the_check_allows(
+    measured: Any,
+    manifest: ModelManifest,
+    rooms: list[int],
+    seconds: list[float],
+    concurrency: int,
+    objective: str,
+    kv_dtype: str,
+    reserved: int,
+) -> None:
+    """The check is written again here, from the tensors: a plan passes it, or is refused in the planner's own words."""
+    names = "abcd"[: len(rooms)]
+    nodes = [node(name, room * KIB) for name, room in zip(names, rooms, strict=True)]
+    changes = {
+        "concurrency": concurrency,
+        "objective": objective,
+        "kv_dtype": kv_dtype,
+        "reserve": {"a": reserved * KIB},
+    }
+    spec = spec_of(**changes)
+    try:
+        placement = PlanningPlacer().place(spec, manifest, nodes, measured(**dict(zip(names, seconds, strict=False))))
+    except ResourceExhaustedError as error:
+        assert error.message.startswith("no placement fits"), "the check refused what the planner had allowed"
+        return
+    shape = parse_config(manifest.config)
+    assert placement.kv_blocks * KV_BLOCK_TOKENS >= shape.max_context, "one request of the longest context fits"
+    room_of = dict(zip(names, rooms, strict=True))
+    hidden, inner = shape.hidden_size, manifest.config["intermediate_size"]
+    workspace = 64 * MIB + 512 * 4 * (4 * hidden + 3 * inner + 2 * placement.micro_batches * hidden)
+    logits = placement.micro_batch * shape.vocab_size * (4 + 4)
+    for stage in placement.stages:
+        tensors = list(stage_tensors(manifest, stage.layers))
+        kv = placement.kv_blocks * KV_BLOCK_TOKENS * shape.kv_bytes_per_token(stage.layers, spec.effective_kv_dtype)
+        needed = parameter_bytes(tensors, spec.dtype) + kv + 4 * max(tensor.element_count for tensor in tensors)
+        needed += workspace + logits * (stage is placement.stages[-1])
+        assert needed <= room_of[stage.node_name] * KIB - spec.reserve.get(stage.node_name, 0)
+    assert placement.stages[0].node_name == "a"

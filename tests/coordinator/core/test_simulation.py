@@ -1,0 +1,407 @@
+"""The core against simulated boxes and a simulated disk: whatever happens, invariants hold and everything settles."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.actions import (
+    Action,
+    DropConnection,
+    ForgetDeployment,
+    SaveDeployment,
+    SaveNode,
+    SendCommand,
+    TellMeasured,
+)
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.deployments import new_record, restored_record
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentForgotten,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    HeartbeatReceived,
+    MeasureRequested,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    ProfileReported,
+    SaveFailed,
+    Ticked,
+)
+from edgeshard_coordinator.core.machine import machine
+from edgeshard_coordinator.core.placing import SimplePlacer
+from edgeshard_coordinator.core.reconcile import reconcile
+from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, validate_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.debugging.ring import EventRing
+from edgeshard.domain.commands import (
+    ActivateHead,
+    Command,
+    CommandResult,
+    Heartbeat,
+    MeasureCompute,
+    PrepareStage,
+    ProbeLinks,
+    ProfileReport,
+    ReleaseStage,
+)
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.profile import LinkProfile, MeasuredLink
+
+LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
+NODES = ("a", "b", "c")
+NAMES = ("tale", "poem")
+KINDS = (
+    "connect", "vanish", "restart", "reconnect", "answer", "answer", "answer", "refuse", "replay", "disk", "disk",
+    "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick", "measure",
+    "coordinator restarts",
+)  # fmt: skip
+Step = tuple[str, int]
+
+
+@dataclass
+class Node:
+    """An agent as the contract has it: what it holds, and the commands that reached it and wait for an answer."""
+
+    name: str
+    incarnation: int = 0
+    connection: int = 0
+    pending: list[SendCommand] = field(default_factory=list)
+    held: dict[DeploymentName, Epoch] = field(default_factory=dict)
+    highest: dict[DeploymentName, Epoch] = field(default_factory=dict)
+    active: dict[DeploymentName, Epoch] = field(default_factory=dict)
+
+    @property
+    def node_id(self) -> NodeId:
+        return NodeId(f"id-{self.name}")
+
+    def lose_streams(self) -> None:
+        self.connection = 0
+        self.pending.clear()
+
+    def die(self) -> None:
+        self.lose_streams()
+        self.incarnation += 1
+        self.held.clear()
+        self.active.clear()
+
+
+class World:
+    """Boxes, a disk and the state loop, one step at a time."""
+
+    def __init__(self, manifest: Any, make_registration: Any) -> None:
+        self.manifest = manifest
+        self.make_registration = make_registration
+        self.nodes = {name: Node(name) for name in NODES}
+        self.now = 0.0
+        self.count = 0
+        self.saved: dict[DeploymentName, DeploymentRecord] = {}
+        self.retired: dict[DeploymentName, Epoch] = {}
+        self.writes: list[SaveDeployment | ForgetDeployment] = []
+        self.answers: list[tuple[NodeId, CommandResult]] = []
+        self.attachments: dict[DeploymentName, int] = {}
+        self.asked: set[tuple[str, NodeId]] = set()
+        self.state = State(instance="0")
+        self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatReceived, Ticked))
+
+    def number(self) -> int:
+        self.count += 1
+        return self.count
+
+    def feed(self, event: Event) -> None:
+        try:
+            self.apply(event)
+        except InternalError:
+            raise
+        except EdgeShardError:
+            return
+        for _ in range(50):
+            actions = reconcile(self.state, self.now)
+            if not actions:
+                return
+            for action in actions:
+                self.apply(ActionIssued(action, self.now))
+                self.perform(action)
+        raise AssertionError("reconcile does not come to rest")
+
+    def apply(self, event: Event) -> None:
+        before = self.state
+        try:
+            self.state = apply(before, event)
+        except EdgeShardError as error:
+            self.ring.record(before, event, self.now, error.reason)
+            raise
+        self.ring.record(before, event, self.now)
+        validate_state(self.state)
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case SendCommand():
+                node = next(b for b in self.nodes.values() if b.node_id == action.node_id)
+                if node.connection == action.connection:
+                    self.check_sent(node, action.command)
+                    node.pending.append(action)
+            case SaveDeployment() | ForgetDeployment():
+                self.writes.append(action)
+            case TellMeasured(measured):
+                # Every call is told once of every box.
+                self.asked.remove((measured.uid, measured.node_id))
+            case DropConnection():
+                for node in self.nodes.values():
+                    if node.connection == action.connection:
+                        node.lose_streams()
+            case _:
+                assert not isinstance(action, SaveNode) or action.node.node_id in self.state.nodes
+
+    def check_sent(self, node: Node, command: Command) -> None:
+        """A box never hears of an epoch that is not on disk, nor of one below what it saw."""
+        if isinstance(command, PrepareStage):
+            assert self.saved[command.deployment].epoch >= command.epoch
+            assert command.epoch >= node.highest.get(command.deployment, 0)
+            node.highest[command.deployment] = command.epoch
+        if isinstance(command, ActivateHead):
+            record = self.state.deployments[command.deployment]
+            for stage in record.placement.stages:
+                holder = next(b for b in self.nodes.values() if b.node_id == stage.node_id)
+                assert holder.held.get(command.deployment) == command.epoch, "activated before every stage is prepared"
+
+    # What can happen
+
+    def step(self, kind: str, pick: int) -> None:  # noqa: C901 - one line for each kind
+        node = self.nodes[NODES[pick % len(NODES)]]
+        name = DeploymentName(NAMES[pick % len(NAMES)])
+        match kind:
+            case "connect" | "reconnect":
+                self.connect(node)
+            case "vanish":
+                self.vanish(node)
+            case "restart":
+                node.die()
+                self.connect(node)
+            case "answer" | "refuse":
+                self.answer(pick, refuse=kind == "refuse")
+            case "replay" if self.answers:
+                node_id, result = self.answers[pick % len(self.answers)]
+                self.feed(CommandAnswered(node_id, result, self.now))
+            case "disk" | "disk fails" if self.writes:
+                self.write(self.writes.pop(0), fails=kind == "disk fails")
+            case "deploy":
+                self.deploy(name)
+            case "delete":
+                operation = ServedOperation(OperationId(f"op-{self.number()}"), "f", b"")
+                self.feed(DeleteRequested(name, operation, self.now))
+            case "attach":
+                self.attach(name)
+            case "detach" if name in self.attachments:
+                self.feed(HeadDetached(name, self.attachments.pop(name), self.now))
+            case "heartbeat":
+                self.heartbeat(node)
+            case "tick":
+                self.now += pick % 20
+                self.feed(Ticked(self.now, active_requests=pick % 3))
+            case "measure":
+                uid = f"call{self.number()}"
+                compute = MeasureCompute({}, DType.FLOAT32, quick=True, again=False) if pick % 2 else None
+                if self.state.is_connected(node.node_id):
+                    self.asked.add((uid, node.node_id))
+                self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))
+            case "coordinator restarts":
+                self.restart()
+
+    def connect(self, node: Node) -> None:
+        registration = self.make_registration(node.name, incarnation=str(node.incarnation))
+        self.feed(NodeRegistered(registration, self.now))
+        node.pending.clear()
+        node.connection = self.number()
+        self.feed(NodeConnected(node.node_id, str(node.incarnation), node.connection, self.now))
+
+    def vanish(self, node: Node) -> None:
+        connection = node.connection
+        node.die()
+        self.feed(NodeDisconnected(node.node_id, connection, self.now))
+
+    def answer(self, pick: int, refuse: bool) -> None:
+        waiting = [(node, sent) for node in self.nodes.values() for sent in node.pending]
+        if not waiting:
+            return
+        node, sent = waiting[pick % len(waiting)]
+        node.pending.remove(sent)
+        failure: EdgeShardError | None = DataLossError("a tensor is corrupt") if refuse else None
+        match sent.command:
+            case PrepareStage(epoch=epoch) as command:
+                if epoch < node.held.get(command.deployment, 0):
+                    failure = StaleEpochError("a higher epoch is here")
+                elif failure is None:
+                    node.held[command.deployment] = epoch
+            case ActivateHead(deployment, epoch):
+                if failure is None:
+                    node.active[deployment] = epoch
+                    self.attach(deployment)
+            case ReleaseStage(deployment, epoch):
+                failure = None
+                if node.held.get(deployment, epoch) <= epoch:
+                    node.held.pop(deployment, None)
+                    node.active.pop(deployment, None)
+            case ProbeLinks(peers) if failure is None:
+                links = tuple(MeasuredLink(node.node_id, peer.node_id, LINK) for peer in peers)
+                self.feed(ProfileReported(ProfileReport(node.node_id, links=links), self.now))
+        result = CommandResult(sent.operation_id, failure)
+        self.answers.append((node.node_id, result))
+        self.feed(CommandAnswered(node.node_id, result, self.now))
+
+    def write(self, action: SaveDeployment | ForgetDeployment, fails: bool) -> None:
+        record = action.record
+        if fails:
+            self.feed(SaveFailed(record.name, record.uid, InternalError("disk full"), 1.0, self.now))
+        elif isinstance(action, SaveDeployment):
+            self.saved[record.name] = record
+            self.feed(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self.now))
+        else:
+            self.saved.pop(record.name, None)
+            self.retired[record.name] = record.epoch
+            self.feed(DeploymentForgotten(record.name, record.uid, self.now))
+
+    def deploy(self, name: DeploymentName) -> None:
+        spec = parse_spec({"name": name, "model": "tiny", "source": "a", "concurrency": 1})
+        try:
+            placement = SimplePlacer().place(spec, self.manifest, self.state.candidates())
+        except EdgeShardError:
+            return
+        uid = f"u{self.number()}"
+        blank = DeploymentRecord(uid, spec, Digest("d" * 64), placement, Epoch(0))
+        operation = ServedOperation(OperationId(f"op-{uid}"), "f", b"")
+        self.feed(DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now))
+
+    def attach(self, name: DeploymentName) -> None:
+        for node in self.nodes.values():
+            if name in node.active:
+                self.attachments[name] = self.number()
+                attached = HeadAttached(node.node_id, name, node.active[name], self.attachments[name], self.now)
+                self.feed(attached)
+
+    def heartbeat(self, node: Node) -> None:
+        stages = tuple(
+            StageStatus(name, epoch, 0, LayerRange(0, 1), StagePhase.READY) for name, epoch in node.held.items()
+        )
+        self.feed(HeartbeatReceived(Heartbeat(node.node_id, str(node.incarnation), stages, 0), self.now))
+
+    def restart(self) -> None:
+        """The process dies: writes under way are lost, streams end, the disk stays."""
+        self.writes.clear()
+        self.attachments.clear()
+        self.asked.clear()
+        for node in self.nodes.values():
+            node.lose_streams()
+        deployments = {name: restored_record(record) for name, record in self.saved.items()}
+        instance = str(self.number())
+        self.state = State(instance=instance, deployments=deployments, retired=dict(self.retired))
+        self.ring = EventRing(routine=(HeartbeatReceived, Ticked))
+
+    def calm(self) -> None:
+        """From now on everything works; then nothing may be left half done."""
+        for node in self.nodes.values():
+            self.connect(node)
+        for _ in range(400):
+            while self.writes:
+                self.write(self.writes.pop(0), fails=False)
+            if any(node.pending for node in self.nodes.values()):
+                self.answer(0, refuse=False)
+                continue
+            for name, record in list(self.state.deployments.items()):
+                if record.phase is Phase.ACTIVATING:
+                    self.attach(name)
+            for node in self.nodes.values():
+                self.heartbeat(node)
+            self.now += 1.0
+            self.feed(Ticked(self.now))
+
+    def check_replays(self) -> None:
+        """A dump taken now, as text, leads to the state there is."""
+        document = json.loads(json.dumps(machine().document(self.state, self.ring.view(self.state))))
+        assert machine().state.decode(document["state"]) == self.state
+        replay = machine().replay(document)
+        assert not replay.differs and replay.events == len(document["ring"]["entries"])
+
+    def check_settled(self) -> None:
+        for record in self.state.deployments.values():
+            assert record.phase in (Phase.READY, Phase.FAILED), f"{record.name} is left {record.phase}"
+            assert record.durable and not record.operations
+            assert self.saved[record.name].phase is record.phase
+        assert not self.state.jobs and not self.asked, "a call was never told"
+        holders = {name for name, r in self.state.deployments.items() if r.phase is Phase.READY}
+        for node in self.nodes.values():
+            assert not node.pending
+            assert len(self.state.measured[node.node_id].links) == len(NODES) - 1, "its links were never measured"
+            assert set(node.held) <= holders, f"box {node.name} holds what is not deployed"
+            for name, epoch in node.held.items():
+                assert epoch == self.state.deployments[name].epoch
+
+
+def run(world: World, steps: Sequence[Step]) -> World:
+    for kind, pick in steps:
+        world.step(kind, pick)
+    world.check_replays()
+    world.calm()
+    world.check_settled()
+    world.check_replays()
+    return world
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 30)), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_it_settles(make_manifest: Any, make_registration: Any, steps: list[Step]) -> None:
+    run(World(make_manifest(), make_registration), steps)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_long_seeded_runs_settle(make_manifest: Any, make_registration: Any, seed: int) -> None:
+    source = random.Random(seed)
+    begin: list[Step] = [("connect", 0), ("connect", 1), ("connect", 2), ("deploy", 0)]
+    steps = [(source.choice(KINDS), source.randrange(60)) for _ in range(250)]
+    world = run(World(make_manifest(), make_registration), [*begin, *steps])
+    # Not a run in which nothing happened.
+    assert world.count > 50
+
+
+def test_a_calm_world_serves(make_manifest: Any, make_registration: Any) -> None:
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    record = world.state.deployments[DeploymentName("tale")]
+    assert record.phase is Phase.READY and record.epoch == 1
+    assert [node.held for node in world.nodes.values()] == [{"tale": 1}] * 3
+
+
+def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
+    make_manifest: Any, make_registration: Any
+) -> None:
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    for node in world.nodes.values():
+        node.held = {DeploymentName("tale"): Epoch(7)}
+    world.saved.clear()
+    world.restart()
+    for node in world.nodes.values():
+        world.connect(node)
+        world.heartbeat(node)
+    world.deploy(DeploymentName("tale"))
+    assert world.state.deployments[DeploymentName("tale")].epoch == 8
+    assert replace(world.state, nodes={}).first_epoch(DeploymentName("tale")) == 1
+    world.calm()
+    world.check_settled()

@@ -1,0 +1,56 @@
+"""What a line of the log says of an event."""
+
+from __future__ import annotations
+
+import pytest
+from edgeshard_agent.core.events import CommandReceived
+from edgeshard_coordinator.core.actions import FailRequests, SendCommand
+from edgeshard_coordinator.core.events import CommandAnswered, NodeRegistered, Ticked
+
+from edgeshard.debugging.labels import labels
+from edgeshard.domain.commands import ActivateHead, CommandKey, CommandResult, PrepareStage, Registration
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.placement import Placement
+
+TALE, A = DeploymentName("tale"), NodeId("id-a")
+SPEC = DeploymentSpec(name="tale", model="m", source="a")
+FACTS = DeviceFacts("cpu", "Test CPU", 4, 1, 1, False, "Linux")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Ticked(1.0, 3), {"kind": "Ticked", "active_requests": 3}),
+        (
+            SendCommand(A, 4, CommandKey.parse("u/2/activate/0"), ActivateHead(TALE, Epoch(2))),
+            {
+                "kind": "SendCommand", "node_id": A, "connection": 4, "operation_id": "u/2/activate/0",
+                "command": "ActivateHead", "deployment": "tale", "epoch": 2,
+            },
+        ),
+        (
+            CommandAnswered(A, CommandResult(OperationId("o"), UnavailableError("gone", reason="NODE_LOST")), 1.0),
+            {"kind": "CommandAnswered", "node_id": A, "operation_id": "o", "reason": "NODE_LOST"},
+        ),
+        (
+            FailRequests(TALE, Epoch(1), UnavailableError("box a is gone")),
+            {"kind": "FailRequests", "deployment": "tale", "epoch": 1, "reason": "UNAVAILABLE"},
+        ),
+        (
+            CommandReceived(OperationId("o"), PrepareStage(SPEC, Placement((), 1, 1, 1, 1), 0, Epoch(3), Digest("d"))),
+            {
+                "kind": "CommandReceived", "operation_id": "o", "command": "PrepareStage", "deployment": "tale",
+                "epoch": 3, "stage": 0,
+            },
+        ),
+        (
+            NodeRegistered(Registration(A, NodeName("a"), "127.0.0.1:1", 1, FACTS, "i"), 1.0),
+            {"kind": "NodeRegistered", "node_id": A, "node": "a", "incarnation": "i"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_line_says_what_an_event_is_about(value: object, expected: dict[str, object]) -> None:
+    assert labels(value) == expected

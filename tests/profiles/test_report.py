@@ -1,0 +1,78 @@
+"""A profile in words: medians, how well the fit holds, and a warning where others were at work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.profile import (
+    ComputeProfile,
+    EnergyProfile,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+)
+from edgeshard.profiles.report import profile_lines, time_text
+
+
+@pytest.fixture
+def profile() -> ComputeProfile:
+    """A sliding-window block of 2 ms, a tenth more for each further sequence, and the head."""
+    prefill = (Sample(1, 0, 2e-3, 0.01), Sample(64, 0, 8e-3, 0.01), Sample(64, 64, 9e-3, 0.07))
+    decode = (Sample(1, 64, 2e-3, 0.02), Sample(4, 64, 2.6e-3, 0.02))
+    head = (Sample(1, 0, 300e-6, 0.03),)
+    return ComputeProfile(
+        fingerprint="box",
+        model_hash="shape",
+        dtype=DType.BFLOAT16,
+        device="cpu",
+        threads=4,
+        layers=(
+            LayerProfile(LayerKind.BLOCK, 1_234_567, 5, 512, 0, prefill, decode),
+            LayerProfile(LayerKind.HEAD, 99, 1, 0, 0, head, head),
+        ),
+        overhead=StepOverhead(4e-4, 1e-9),
+        memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, unified=True),
+    )
+
+
+def test_every_sort_of_layer_has_its_medians_spread_and_fit(profile: ComputeProfile) -> None:
+    lines = list(profile_lines(profile))
+    assert lines[:3] == [
+        "box box, model shape shape, bfloat16, cpu",
+        "4 threads",
+        "block, window 512: 5 of 1,234,567 parameters",
+    ]
+    assert lines[3].startswith("  prefill by tokens: 1: 2.00 ms, 64: 8.00 ms  (fit within ")
+    assert lines[4].startswith("  decode by sequences, 64 positions: 1: 2.00 ms, 4: 2.60 ms  (fit within ")
+    assert lines[5] == "  repeats differ by 7.0% at most (median deviation)"
+    assert lines[6] == "head: 1 of 99 parameters" and lines[7].startswith(
+        "  decode by sequences, 0 positions: 1: 300 us"
+    )
+    assert lines[-3:] == [
+        "step overhead: 400 us, and 1.05 ms/MiB",
+        "memory: 6.00 GiB free of 8.00 GiB, shared with the accelerator",
+        "the agent itself: 300 MiB",
+    ]
+
+
+def test_what_makes_a_profile_less_than_exact_is_said(profile: ComputeProfile) -> None:
+    lines = list(profile_lines(replace(profile, quick=True, processor_share=0.5)))
+    assert lines[1] == "4 threads, quick: fewer points, less exact"
+    assert lines[2] == "warning: the box was busy (50% of a core was left); measure again"
+    assert not any("busy" in line for line in profile_lines(replace(profile, processor_share=0.96)))
+
+
+def test_power_is_told_where_the_device_tells_it(profile: ComputeProfile) -> None:
+    assert not any("power" in line for line in profile_lines(profile))
+    *_, last = profile_lines(replace(profile, energy=EnergyProfile(5.0, 14.25, "ina3221")))
+    assert last == "power: 5.0 W at rest, 14.2 W while measuring (ina3221)"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.5, "1.50 s"), (0.0123, "12.30 ms"), (45e-6, "45 us")])
+def test_times_have_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text

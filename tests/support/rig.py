@@ -1,0 +1,224 @@
+"""A pipeline without a network for the head's scheduler: real block tables, and a pretended model that reads them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.scheduler.batching import Batching
+from edgeshard_agent.scheduler.blocks import BlockAllocator
+from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.text import TextStream
+
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.generation import Generation, StageTiming
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.mode import Mode
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import SampledToken, StepResult
+
+
+def next_token(history: Iterable[int]) -> int:
+    """The pretended model: a function of everything before, so that a lost or swapped position shows."""
+    value = 17
+    for token in history:
+        value = (value * 31 + token + 1) % 9973
+    return value % 97
+
+
+def expected(prompt: list[int], new: int) -> list[int]:
+    """What a request gets that runs alone."""
+    history = list(prompt)
+    for _ in range(new):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+Alone = Callable[[list[int], int], list[int]]
+"""(prompt, new tokens) -> what a request gets that runs alone."""
+
+
+class Stage:
+    """One stage: the real tables, and in place of keys and values the token at each slot.
+
+    Nothing is ever cleared: whoever reads a slot that is not its own reads another's token.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        self.pool = KvPool(LayerRange(0, 1), blocks, block_tokens, 1, 1, DType.FLOAT32, "cpu")
+        self.slots = [0] * (blocks * block_tokens)
+        self.known: set[int] = set()
+        self.next_step = 0
+
+    def run(self, step: HeadStep) -> StepResult:
+        assert step.number == self.next_step
+        self.next_step += 1
+        assert set(step.plan.frees) <= self.known, "a request the stages never heard of was freed"
+        self.known -= set(step.plan.frees)
+        self.pool.commit(self.pool.check(step.plan))
+        given, sampled = deque(step.tokens), []
+        for span in step.plan.spans:
+            assert (span.sampling is not None) == (span.request not in self.known), "once, on the first span"
+            self.known.add(span.request)
+            slots = self._slots(span.request, span.end_position)
+            for slot in slots[span.first_position :]:
+                self.slots[slot] = given.popleft()
+            if span.sample:
+                token = next_token(self.slots[slot] for slot in slots)
+                sampled.append(SampledToken(span.request, span.end_position, token))
+        assert not given
+        return StepResult(tuple(sampled))
+
+    def _slots(self, request: int, end: int) -> list[int]:
+        size = self.pool.block_tokens
+        return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][:end]
+
+
+class Rig:
+    """A scheduler and its stages. `run_all` brings each step through at once; `Ring` takes its time."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 12,
+        block_tokens: int = 4,
+        stages: int = 1,
+        batching: Batching | None = None,
+        chunking: Chunking | None = None,
+        limits: Limits | None = None,
+        eos: frozenset[int] = frozenset(),
+    ) -> None:
+        self.batching = batching or Batching(Mode.NO_BUBBLES, 3, 8, 2)
+        self.chunking = chunking or Chunking(5, least_tokens=2)
+        self.allocator = BlockAllocator(blocks, block_tokens)
+        self.scheduler = Scheduler(
+            self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos
+        )  # fmt: skip
+        self.stages = [Stage(blocks, block_tokens) for _ in range(stages)]
+        self.steps: list[HeadStep] = []
+        self.events: list[HeadEvent] = []
+
+    def submit(self, name: str, prompt: list[int], new: int, client: str = "", **options: Any) -> None:
+        text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), prompt)
+        generation = Generation(tuple(prompt), new, **options)
+        self.scheduler.submit(RequestId(name), generation, prompt, text, client=client)
+
+    def cancel(self, name: str) -> bool:
+        ended = self.scheduler.cancel(RequestId(name))
+        self.events += ended
+        return bool(ended)
+
+    def next_step(self) -> HeadStep | None:
+        step = self.scheduler.next_step()
+        if step is not None:
+            self.steps.append(step)
+        return step
+
+    def formed_step(self) -> HeadStep:
+        """The next step, which there must be."""
+        step = self.next_step()
+        assert step is not None, "there was nothing to run"
+        return step
+
+    def take(self, step: HeadStep | None, timings: tuple[StageTiming, ...] = ()) -> None:
+        """Run a step on every stage and give the result to the head, with what the stages are said to have taken."""
+        assert step is not None, "there was nothing to run"
+        results = [stage.run(step) for stage in self.stages]
+        self.events += self.scheduler.on_result(step.number, replace(results[-1], timings=timings))
+
+    def run_all(self) -> None:
+        """Whatever is runnable, as many steps in flight as there may be."""
+        pipe: deque[HeadStep] = deque()
+        while True:
+            while (step := self.next_step()) is not None:
+                pipe.append(step)
+            if not pipe:
+                return
+            self.take(pipe.popleft())
+
+    def tokens(self, name: str) -> list[int]:
+        return [e.token.token for e in self.events if isinstance(e, TokenOut) and e.request_id == name]
+
+    def ends(self, name: str) -> list[RequestEnd]:
+        return [e for e in self.events if isinstance(e, RequestEnd) and e.request_id == name]
+
+    def check_empty(self) -> None:
+        """Nothing is left of any request anywhere."""
+        assert self.scheduler.idle
+        stats = self.scheduler.stats
+        assert (stats.running, stats.waiting, stats.steps_in_flight, stats.kv_blocks_used) == (0, 0, 0, 0)
+        assert stats.kv_blocks_cached + stats.kv_blocks_free == self.allocator.count
+        assert self.allocator.unpromised == self.allocator.count
+        for stage in self.stages:
+            assert stage.pool.bytes_in_use == 0 and not stage.pool.requests and not stage.known
+
+
+class Ring:
+    """The stages of a rig as machines of their own: inboxes that hold a window, and a step computing at each.
+
+    One thing happens at a time, chosen by dice: a stage takes a step from its inbox, or passes on the one it finished
+    if the next inbox has room, or the head takes what came back. `stalled` stages do nothing.
+    """
+
+    def __init__(self, rig: Rig, dice: random.Random) -> None:
+        self.rig = rig
+        self.dice = dice
+        self.window = rig.batching.window
+        self.inboxes: list[deque[HeadStep]] = [deque() for _ in rig.stages]
+        self.hands: list[HeadStep | None] = [None] * len(rig.stages)
+        self.results: dict[int, StepResult] = {}
+        self.returned: deque[HeadStep] = deque()
+        self.stalled: set[int] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return sum(map(len, self.inboxes)) + sum(hand is not None for hand in self.hands) + len(self.returned)
+
+    def pump(self) -> None:
+        """The head offers its own stage all it may; the inbox has to have room, for the head never waits."""
+        while (step := self.rig.next_step()) is not None:
+            assert len(self.inboxes[0]) < self.window
+            self.inboxes[0].append(step)
+            assert self.in_flight <= self.window
+
+    def enabled(self) -> list[Callable[[], None]]:
+        """All that can happen now."""
+        actions: list[Callable[[], None]] = [self._take_back] if self.returned else []
+        for index, hand in enumerate(self.hands):
+            if index in self.stalled:
+                continue
+            if hand is None and self.inboxes[index]:
+                actions.append(partial(self._compute, index))
+            last = index == len(self.hands) - 1
+            if hand is not None and (last or len(self.inboxes[index + 1]) < self.window):
+                actions.append(partial(self._pass_on, index))
+        return actions
+
+    def happen(self) -> bool:
+        """One thing; False when nothing can."""
+        actions = self.enabled()
+        if actions:
+            self.dice.choice(actions)()
+        return bool(actions)
+
+    def _compute(self, index: int) -> None:
+        step = self.inboxes[index].popleft()
+        result = self.rig.stages[index].run(step)
+        self.results[step.number] = replace(result)
+        self.hands[index] = step
+
+    def _pass_on(self, index: int) -> None:
+        step, self.hands[index] = self.hands[index], None
+        assert step is not None
+        (self.returned if index == len(self.hands) - 1 else self.inboxes[index + 1]).append(step)
+
+    def _take_back(self) -> None:
+        step = self.returned.popleft()
+        self.rig.events += self.rig.scheduler.on_result(step.number, self.results.pop(step.number))
+        self.pump()
