@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test check format phases proto proto-baseline bench bench-plan soak
+.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ demo: $(STAMP) ## a coordinator and three agents tell a story
 
 test: $(STAMP) ## the whole test suite; ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=10 $(ARGS)
+
+retest: $(STAMP) ## what failed in the last run once more, alone; more than 3 failures are not run again
+	@$(BIN)/python tools/retest.py
 
 check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.site import BlobHeader, MissingBlob, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
-from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES
+from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
 from edgeshard.storage.checkpoint import (
     BlobLocation,
@@ -178,7 +178,7 @@ class _Upload:
                 await call.write(pb.PutBlobRequest(data=chunk))
                 self._remaining[digest] -= len(chunk)
                 self._report()
-            await call.done_writing()
+            await half_close(call)
             await call
         except asyncio.InvalidStateError:
             # The call ended while it was written to; its status says why.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from typing import Any
 
 import grpc
 
@@ -78,3 +80,13 @@ def open_channel(
     if tls is None:
         return grpc.aio.insecure_channel(target, options)
     return grpc.aio.secure_channel(target, tls.channel_credentials(), options)
+
+
+async def half_close(call: grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]) -> None:
+    """Say that nothing more will be written.
+
+    Never fails: where the call is already over, its status says why, and the caller reads that next. grpcio's own
+    `done_writing` lets an InternalError out if the connection broke a moment before.
+    """
+    with suppress(grpc.aio.InternalError):
+        await call.done_writing()

@@ -13,7 +13,7 @@ from edgeshard.domain.profile import LinkProfile
 from edgeshard.profiles.links import ProbeSchedule, link_profile
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
-from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.channel import half_close, open_channel
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import PART_BYTES
 from edgeshard.wire.status import from_rpc_error
@@ -50,7 +50,7 @@ async def probe_link(
                 await _send(call, 0, target)
             while (size := schedule.next_size()) is not None:
                 schedule.answered(size, await _timed(call, size, target, way))
-        await call.done_writing()
+        await half_close(call)
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, target) from None
     except asyncio.InvalidStateError:

@@ -1,0 +1,44 @@
+"""A second chance for a few failed tests, on a small suite of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "retest.py"
+SUITE = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range({failing}))
+def test_fails(number):
+    assert {passes_later} and Path("later").exists()
+
+def test_passes():
+    Path("ran").touch()
+"""
+
+
+def run_suite(directory: Path, *, failing: int, passes_later: bool) -> int:
+    """A first run that fails, then the tool's exit code; `later` and `ran` say what it saw and did."""
+    (directory / "pytest.ini").touch()  # this directory is the root, whatever lies above it
+    (directory / "test_suite.py").write_text(SUITE.format(failing=failing, passes_later=passes_later))
+    first = subprocess.run([sys.executable, "-m", "pytest"], cwd=directory, capture_output=True, timeout=120)
+    assert first.returncode == 1
+    (directory / "later").touch()
+    (directory / "ran").unlink()
+    return subprocess.run([sys.executable, str(TOOL)], cwd=directory, capture_output=True, timeout=120).returncode
+
+
+@pytest.mark.parametrize(("failing", "passes_later", "code"), [(1, True, 0), (3, True, 0), (1, False, 1), (4, True, 1)])
+def test_a_few_failures_are_run_again(tmp_path: Path, failing: int, passes_later: bool, code: int) -> None:
+    assert run_suite(tmp_path, failing=failing, passes_later=passes_later) == code
+    assert not (tmp_path / "ran").exists(), "what had passed was run again"
+
+
+def test_a_run_that_left_no_record_stays_failed(tmp_path: Path) -> None:
+    result = subprocess.run([sys.executable, str(TOOL)], cwd=tmp_path, capture_output=True, timeout=120)
+    assert result.returncode == 1 and b"0 failures" in result.stderr
