@@ -27,17 +27,17 @@ async def test_a_call_that_goes_on_hears_that_nothing_more_comes() -> None:
         return bytes([len([message async for message in messages])])
 
     server = grpc.aio.server()
-    handler = grpc.stream_unary_rpc_method_handler(count)
+    handler: Any = grpc.stream_unary_rpc_method_handler(count)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Count", {"Count": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.stream_unary("/test.Count/Count")()
+        call: Any = channel.stream_unary("/test.Count/Count")()
         await call.write(b"one")
         await half_close(call)
         assert await call == b"\1"
 
-        refused = channel.stream_unary("/test.Count/Nothing")()
+        refused: Any = channel.stream_unary("/test.Count/Nothing")()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await refused
         await half_close(refused)
