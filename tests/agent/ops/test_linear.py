@@ -26,10 +26,13 @@ def dtype_of(scheme: Scheme) -> torch.dtype:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fp32_is_torch_to_1e_5(shape: tuple[int, int], kernels: str) -> None:
+def test_fp32_is_the_exact_product_to_1e_6_of_its_terms(shape: tuple[int, int], kernels: str) -> None:
+    """Not compared with torch in fp32: the bits of its products depend on how many threads it has."""
     weight, x, bias = made(*shape), made(7, shape[1], seed=1), made(shape[0], seed=2)
-    expected = linear(x, weight, bias)
-    torch.testing.assert_close(PackedLinear.pack(weight, "fp32", bias)(x), expected, rtol=1e-5, atol=1e-5)
+    exact = linear(x.double(), weight.double(), bias.double())
+    terms = linear(x.abs().double(), weight.abs().double(), bias.abs().double())
+    error = (PackedLinear.pack(weight, "fp32", bias)(x).double() - exact).abs()
+    assert bool((error <= 1e-6 * terms).all()), float((error / terms).max())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
