@@ -6,12 +6,14 @@ architecture EdgeShard runs and need no weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures import (
     KNOWN_MODELS,
+    ExpectedTensor,
     ModelShape,
     expected_tensors,
     is_quantised,
@@ -139,71 +141,76 @@ class ModelSpec:
         return 4.0 * tokens * context * self.shape.attention_heads * self.shape.head_dim
 
 
+@dataclass(slots=True)
+class _Sums:
+    """What the tensors of one block add up to, or those of one part outside the blocks."""
+
+    parameters: int = 0
+    expert_parameters: int = 0
+    float32_parameters: int = 0
+    largest: int = 0
+    matrices: Matrices = Matrices()
+    expert_matrices: Matrices = Matrices()
+
+    def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool) -> None:
+        elements = math.prod(tensor.shape)
+        packed = is_quantised(shape, tensor.name, len(tensor.shape))
+        matrices = Matrices.of(*tensor.shape) if packed else Matrices()
+        self.parameters += elements
+        self.matrices += matrices
+        self.largest = max(self.largest, elements)
+        if keeps_float32(shape, tensor.name):
+            self.float32_parameters += elements
+        if expert:
+            self.expert_parameters += elements
+            self.expert_matrices += matrices
+
+
 def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
     """The spec of the model that a decoded config.json describes. Raises UnsupportedModelError naming the key."""
     if not isinstance(config, Mapping):
         raise UnsupportedModelError("config.json holds no object", field="model")
     decoder = read_config(config)
     architecture, fields, shape = decoder.architecture, decoder.fields, decoder.shape
-    outer: dict[Part, int] = dict.fromkeys(Part, 0)
-    block_elements = [0] * shape.layer_count
-    expert_elements = [0] * shape.layer_count
-    float32_elements = [0] * shape.layer_count
-    matrices = [Matrices()] * shape.layer_count
-    expert_matrices = [Matrices()] * shape.layer_count
-    head_matrices = Matrices()
-    largest_block = largest_outer = 0
+    layers = [_Sums() for _ in range(shape.layer_count)]
+    parts = {part: _Sums() for part in Part}
     inner = shape.hidden_size
     for tensor in expected_tensors(config).values():
-        elements = 1
-        for length in tensor.shape:
-            elements *= length
-        found = Matrices()
-        if is_quantised(shape, tensor.name, len(tensor.shape)):
-            rows, columns = tensor.shape
-            found = Matrices.of(rows, columns)
         if isinstance(tensor.unit, Part):
-            head_matrices += found
-            outer[tensor.unit] += elements
-            largest_outer = max(largest_outer, elements)
+            parts[tensor.unit].add(shape, tensor, expert=False)
             continue
-        block_elements[tensor.unit] += elements
-        matrices[tensor.unit] += found
-        largest_block = max(largest_block, elements)
+        expert = architecture.is_expert(name_in_block(tensor.name))
+        layers[tensor.unit].add(shape, tensor, expert=expert)
         inner = max(inner, *tensor.shape)
-        if keeps_float32(shape, tensor.name):
-            float32_elements[tensor.unit] += elements
-        if architecture.is_expert(name_in_block(tensor.name)):
-            expert_elements[tensor.unit] += elements
-            expert_matrices[tensor.unit] += found
     experts = chosen = 0
     if architecture.experts is not None:
         experts = expert_count(architecture.experts, fields)
         chosen = chosen_experts(architecture.experts, fields)
     blocks = tuple(
-        BlockSpec(total, part, experts if part else 0, chosen if part else 0, window, packed, packed_experts, wide)
-        for total, part, window, packed, packed_experts, wide in zip(
-            block_elements,
-            expert_elements,
-            decoder.windows(),
-            matrices,
-            expert_matrices,
-            float32_elements,
-            strict=True,
+        BlockSpec(
+            parameters=sums.parameters,
+            expert_parameters=sums.expert_parameters,
+            experts=experts if sums.expert_parameters else 0,
+            chosen=chosen if sums.expert_parameters else 0,
+            window=window,
+            matrices=sums.matrices,
+            expert_matrices=sums.expert_matrices,
+            float32_parameters=sums.float32_parameters,
         )
+        for sums, window in zip(layers, decoder.windows(), strict=True)
     )
-    tied = outer[Part.TIED]
+    tied = parts[Part.TIED].parameters
     return ModelSpec(
         name=name,
         shape=shape,
         blocks=blocks,
-        embedding_parameters=outer[Part.EMBEDDING] + tied,
-        head_parameters=outer[Part.HEAD] + tied,
+        embedding_parameters=parts[Part.EMBEDDING].parameters + tied,
+        head_parameters=parts[Part.HEAD].parameters + tied,
         tied_parameters=tied,
-        largest_block_tensor=largest_block,
-        largest_outer_tensor=largest_outer,
+        largest_block_tensor=max(sums.largest for sums in layers),
+        largest_outer_tensor=max(sums.largest for sums in parts.values()),
         inner_size=inner,
-        head_matrices=head_matrices,
+        head_matrices=sum((sums.matrices for sums in parts.values()), Matrices()),
     )
 
 

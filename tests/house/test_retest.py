@@ -22,20 +22,23 @@ def test_passes():
 """
 
 
-def run_suite(directory: Path, *, failing: int, passes_later: bool) -> int:
-    """A first run that fails, then the tool's exit code; `later` and `ran` say what it saw and did."""
+def run_suite(directory: Path, *, failing: int, passes_later: bool) -> subprocess.CompletedProcess[str]:
+    """A first run that fails, then the tool's; `later` and `ran` say what it saw and did."""
     (directory / "pytest.ini").touch()  # this directory is the root, whatever lies above it
     (directory / "test_suite.py").write_text(SUITE.format(failing=failing, passes_later=passes_later))
     first = subprocess.run([sys.executable, "-m", "pytest"], cwd=directory, capture_output=True, timeout=120)
     assert first.returncode == 1
     (directory / "later").touch()
     (directory / "ran").unlink()
-    return subprocess.run([sys.executable, str(TOOL)], cwd=directory, capture_output=True, timeout=120).returncode
+    return subprocess.run([sys.executable, str(TOOL)], cwd=directory, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(("failing", "passes_later", "code"), [(1, True, 0), (3, True, 0), (1, False, 1), (4, True, 1)])
 def test_a_few_failures_are_run_again(tmp_path: Path, failing: int, passes_later: bool, code: int) -> None:
-    assert run_suite(tmp_path, failing=failing, passes_later=passes_later) == code
+    result = run_suite(tmp_path, failing=failing, passes_later=passes_later)
+    assert result.returncode == code
+    named = {f"test_suite.py::test_fails[{number}]" in result.stdout for number in range(failing)}
+    assert named == {failing <= 3}, "who runs it hears which tests are flaky"
     assert not (tmp_path / "ran").exists(), "what had passed was run again"
 
 

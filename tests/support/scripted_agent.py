@@ -1,0 +1,248 @@
+"""An agent and a head without an engine: they speak the wire protocol to a real coordinator, as the test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from edgeshard.domain.commands import (
+    ActivateHead,
+    CommandProgress,
+    CommandResult,
+    ControlHello,
+    ControlMessage,
+    Heartbeat,
+    PrepareStage,
+    ProfileReport,
+    Registration,
+    ReleaseStage,
+)
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId, OperationId
+from edgeshard.domain.trace import StageTrace
+from edgeshard.proto.v1 import coordinator_pb2_grpc, head_pb2, head_pb2_grpc
+from edgeshard.wire.control import (
+    agent_message_to_wire,
+    command_from_wire,
+    heartbeat_to_wire,
+    registration_to_wire,
+    report_to_wire,
+)
+from edgeshard.wire.debug import parts_of
+from edgeshard.wire.status import from_rpc_error, to_failure
+
+DEADLINE_S = 30.0
+FREE_BYTES = 1 << 30
+
+Answer = Callable[[ControlMessage], EdgeShardError | None]
+
+
+class FakeAgent:
+    """An agent that speaks Register, Control and Attach.
+
+    It answers every command with success unless `answer` gives a failure for it, after it has reported what `measured`
+    gives; commands of a kind in `held` wait in `pending` until the test answers them.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, registration: Registration) -> None:
+        self.registration = registration
+        self.stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        self.commands: list[ControlMessage] = []
+        self.held: set[type] = set()
+        self.pending: list[tuple[OperationId, ControlMessage]] = []
+        self.operation_ids: list[OperationId] = []
+        self.answer: Answer = lambda command: None
+        self.measured: Callable[[ControlMessage], ProfileReport | None] = lambda command: None
+        self.changed = asyncio.Condition()
+        self.heads: list[FakeHead] = []
+        self._channel = channel
+        self._call: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def node_id(self) -> NodeId:
+        return self.registration.node_id
+
+    async def register(self) -> Any:
+        return await self.stub.Register(registration_to_wire(self.registration), timeout=DEADLINE_S)
+
+    async def connect(self) -> None:
+        await self.register()
+        self._call = self.stub.Control()
+        await self._call.write(agent_message_to_wire(ControlHello(self.node_id, self.registration.incarnation)))
+        self._task = asyncio.create_task(self._serve(self._call))
+
+    async def heartbeat(self, *stages: StageStatus) -> bool:
+        beat = Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES)
+        return bool((await self.stub.Heartbeat(heartbeat_to_wire(beat), timeout=DEADLINE_S)).known)
+
+    async def vanish(self) -> None:
+        """The process dies: every stream ends at once."""
+        for head in self.heads:
+            head.cancel()
+        if self._call is not None:
+            self._call.cancel()
+        if self._task is not None:
+            # A write into a call that was cancelled under it may never return.
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def ended(self) -> None:
+        """Wait for the coordinator to end the control stream in order."""
+        assert self._task is not None
+        await asyncio.wait_for(self._task, DEADLINE_S)
+
+    async def restart(self) -> None:
+        incarnation = self.registration.incarnation + "+"
+        self.registration = replace(self.registration, incarnation=incarnation)
+        await self.connect()
+
+    async def reply(
+        self,
+        operation_id: OperationId,
+        command: ControlMessage,
+        failure: EdgeShardError | None = None,
+        trace: StageTrace | None = None,
+    ) -> None:
+        stage = None
+        if isinstance(command, PrepareStage) and failure is None:
+            placed = command.placed
+            stage = StageStatus(
+                command.deployment,
+                command.epoch,
+                command.stage,
+                placed.layers,
+                StagePhase.READY,
+                placed.parameter_bytes,
+            )
+        if isinstance(command, ActivateHead) and failure is None:
+            head = FakeHead(self._channel, self.node_id, command.deployment, command.epoch)
+            self.heads.append(head)
+            await head.attach()
+        report = self.measured(command) if failure is None else None
+        if report is not None:
+            await self.report(report)
+        await self._call.write(agent_message_to_wire(CommandResult(operation_id, failure, stage, trace)))
+
+    async def send_dump(self, operation_id: OperationId, text: bytes) -> None:
+        for part in parts_of(operation_id, text):
+            await self._call.write(agent_message_to_wire(part))
+
+    async def report(self, report: ProfileReport) -> None:
+        await self.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
+
+    async def progress(self, operation_id: OperationId, done: int, total: int, what: str) -> None:
+        await self._call.write(agent_message_to_wire(CommandProgress(operation_id, done, total, what)))
+
+    async def until(self, condition: Callable[[FakeAgent], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S), self.changed:
+            await self.changed.wait_for(lambda: condition(self))
+
+    async def take_pending(self) -> tuple[OperationId, ControlMessage]:
+        await self.until(lambda agent: bool(agent.pending))
+        return self.pending.pop(0)
+
+    def kinds(self) -> list[type]:
+        return [type(command) for command in self.commands]
+
+    def released(self) -> list[ReleaseStage]:
+        return [command for command in self.commands if isinstance(command, ReleaseStage)]
+
+    async def _serve(self, call: Any) -> None:
+        async for message in call:
+            operation_id, command = command_from_wire(message)
+            async with self.changed:
+                self.commands.append(command)
+                self.operation_ids.append(operation_id)
+                if type(command) in self.held:
+                    self.pending.append((operation_id, command))
+                self.changed.notify_all()
+            if type(command) not in self.held:
+                await self.reply(operation_id, command, self.answer(command))
+
+
+class FakeHead:
+    """A head's Attach stream: records what comes down, sends what the test says."""
+
+    def __init__(self, channel: grpc.aio.Channel, node_id: str, deployment: str, epoch: int) -> None:
+        self.epoch = epoch
+        self.down: asyncio.Queue[head_pb2.AttachResponse] = asyncio.Queue()
+        self._hello = head_pb2.HeadHello(node_id=node_id, deployment=deployment, epoch=epoch)
+        self._stub = head_pb2_grpc.HeadServiceStub(channel)
+        self._call: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self.error: EdgeShardError | None = None
+
+    async def attach(self) -> None:
+        self._call = self._stub.Attach()
+        await self._call.write(head_pb2.AttachRequest(hello=self._hello))
+        self._task = asyncio.create_task(self._read())
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def ended(self) -> EdgeShardError | None:
+        """Wait for the coordinator to end the stream; its error, None for an orderly end."""
+        assert self._task is not None
+        await asyncio.wait_for(self._task, DEADLINE_S)
+        return self.error
+
+    async def next_start(self) -> head_pb2.StartRequest:
+        message = await asyncio.wait_for(self.down.get(), DEADLINE_S)
+        assert message.WhichOneof("message") == "start", message.WhichOneof("message")
+        return message.start
+
+    async def next_cancel(self) -> str:
+        message = await asyncio.wait_for(self.down.get(), DEADLINE_S)
+        assert message.WhichOneof("message") == "cancel", message.WhichOneof("message")
+        return str(message.cancel.request_id)
+
+    async def accept(self, request_id: str, prompt_tokens: Iterable[int] = (5, 6, 7), epoch: int | None = None) -> None:
+        accepted = head_pb2.HeadAccepted(
+            request_id=request_id, epoch=self.epoch if epoch is None else epoch, prompt_tokens=prompt_tokens
+        )
+        await self._call.write(head_pb2.AttachRequest(accepted=accepted))
+
+    async def token(
+        self, request_id: str, position: int, token: int = 1, epoch: int | None = None, text: str | None = None
+    ) -> None:
+        message = self._token(request_id, position, token, epoch, text)
+        await self._call.write(head_pb2.AttachRequest(token=message))
+
+    async def tokens(self, *tokens: tuple[str, int, int]) -> None:
+        """Several (request, position, token) in one message."""
+        message = head_pb2.HeadTokens(tokens=[self._token(*token) for token in tokens])
+        await self._call.write(head_pb2.AttachRequest(tokens=message))
+
+    def _token(
+        self, request_id: str, position: int, token: int, epoch: int | None = None, text: str | None = None
+    ) -> head_pb2.HeadToken:
+        return head_pb2.HeadToken(
+            request_id=request_id,
+            epoch=self.epoch if epoch is None else epoch,
+            position=position,
+            token=token,
+            text=f"<{token}>" if text is None else text,
+        )
+
+    async def finish(self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH) -> None:
+        finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason)
+        await self._call.write(head_pb2.AttachRequest(finished=finished))
+
+    async def fail(self, request_id: str, error: EdgeShardError) -> None:
+        failed = head_pb2.HeadFailed(request_id=request_id, epoch=self.epoch, failure=to_failure(error))
+        await self._call.write(head_pb2.AttachRequest(failed=failed))
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._call:
+                self.down.put_nowait(message)
+        except grpc.aio.AioRpcError as error:
+            self.error = from_rpc_error(error)
+        except asyncio.CancelledError:
+            pass
