@@ -26,9 +26,10 @@ class FusedModules(DecoderModules):
 
     def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
         rotary = {kind: self._rotary(positions[0], kind) for kind in self._kinds}
-        if step.is_native and (shared := rotary.get("")) is not None and (native := self._native_blocks()):
-            layers = [block.layer_idx for block in self._ordered]
-            return step.run_native(native, layers, hidden[0], shared).unsqueeze(0)
+        if (shared := rotary.get("")) is not None and (native := self._native_blocks()):
+            arenas = step.native_arenas([block.layer_idx for block in self._ordered])
+            if arenas:
+                return step.run_native(native, arenas, hidden[0], shared).unsqueeze(0)
         addend, residual = hidden[0], None
         for block in self._ordered:
             addend, residual = block(addend, residual, rotary[block.options.style.rotary], step)

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops import PanelArena, RowArena, make_arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,8 @@ class KvDraft:
 class KvPool:
     """Keys and values of `blocks` blocks of `block_tokens` tokens for every layer of a stage.
 
-    Each layer's arena is two tensors of shape [blocks * block_tokens, kv_heads, head_dim]: slot s is token
-    s % block_tokens of block s // block_tokens. Memory is taken and touched at once, so it cannot run short later.
-    With `scratch` there is one block more, in no table and not counted: what may be written to it belongs to nobody.
+    Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
+    once, so it cannot run short later. With `scratch` there is one block more, in no table and not counted: what may be written to it belongs to nobody.
     """
 
     def __init__(
@@ -70,10 +68,14 @@ class KvPool:
         self.scratch_block = blocks if scratch else None
         self.dtype = TORCH_DTYPES[dtype]
         self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
-        size = ((blocks + 1 if scratch else blocks) * block_tokens, kv_heads, head_dim)
+        slots = (blocks + 1 if scratch else blocks) * block_tokens
         try:
-            self._keys = [_touched(size, dtype, device) for _ in range(len(layers))]
-            self._values = [_touched(size, dtype, device) for _ in range(len(layers))]
+            self._arenas = [
+                RowArena(slots, kv_heads, head_dim, self.dtype, device)
+                if scratch  # what records steps gathers
+                else make_arena(slots, kv_heads, head_dim, self.dtype, block_tokens, device)
+                for _ in range(len(layers))
+            ]
         except RuntimeError as error:
             raise ResourceExhaustedError(
                 f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
@@ -101,12 +103,12 @@ class KvPool:
         """The request's table, empty for one that holds none."""
         return self._tables.get(request, KvTable())
 
-    def arena(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def arena(self, layer: int) -> RowArena | PanelArena:
         """Keys and values of a layer, by its global index."""
         index = layer - self.layers.first
-        if not 0 <= index < len(self._keys):
+        if not 0 <= index < len(self._arenas):
             raise InvalidArgumentError(f"layer {layer} is not in this stage, which holds {self.layers}", field="layer")
-        return self._keys[index], self._values[index]
+        return self._arenas[index]
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -269,8 +271,3 @@ class KvPool:
         sampling = Sampling() if truncate_allowed else None
         self._draft_span(draft, Span(request, first_position, token_count, sampling=sampling))
         self.commit(draft)
-
-
-def _touched(size: tuple[int, ...], dtype: DType, device: str) -> torch.Tensor:
-    # torch.zeros would leave the pages to be found on first use, when it is too late to refuse.
-    return torch.empty(size, dtype=TORCH_DTYPES[dtype], device=device).zero_()

@@ -18,6 +18,7 @@ import torch
 
 from edgeshard.domain.step import Span
 from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.gathered import GatheredSpans
 from edgeshard_agent.model.graphs import Recorder, Rerun, Work
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.modules import StageModules
@@ -126,7 +127,8 @@ class _StaticStep:
     def work(self) -> torch.Tensor:
         """[rows, width] from the buffers as they are. Runs kernels, and reads nothing back."""
         positions = (self._lengths - 1).long().unsqueeze(0)
-        attention = StepAttention.of_decodes(self._pool, self._tables, self._lengths)
+        spans = GatheredSpans.of_decodes(self._pool, self._tables, self._lengths)
+        attention = StepAttention.gathered(self._pool, spans)
         if self._hidden is None:
             hidden = self._modules.embed(self._tokens.long().unsqueeze(0), positions)
         else:

@@ -4,24 +4,29 @@ Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and c
 fallback in plain torch that gives the same numbers up to the order of summation.
 """
 
-from edgeshard_agent.ops.attention import can_keep, chunk_attention, paged_attention
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.idle_spin import idle_spin
+from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import Scheme
 
 __all__ = [
     "BlockParts",
+    "KvArena",
     "NativeBlock",
     "PackedLinear",
+    "PanelArena",
+    "RowArena",
     "Scheme",
-    "can_keep",
-    "chunk_attention",
+    "Scoring",
+    "SpanTables",
+    "attend",
     "idle_spin",
+    "make_arena",
     "native_available",
-    "paged_attention",
     "rms_norm",
     "rotary_",
     "run_blocks",

@@ -1,4 +1,4 @@
-"""A decode step through consecutive Llama blocks as one native call."""
+"""A step of few tokens through consecutive Llama blocks as one native call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.ops import native
-from edgeshard_agent.ops.attention import can_attend
+from edgeshard_agent.ops.attention import SpanTables
+from edgeshard_agent.ops.kv_arena import PanelArena
 from edgeshard_agent.ops.linear import PackedLinear
 
 
@@ -53,10 +54,10 @@ class _StepStruct(ctypes.Structure):
     """`Step` of blocks.cpp."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("cos", "sin", "block_tables", "lengths")),
+        *((name, c_void_p) for name in ("cos", "sin", "block_tables", "lengths", "first_rows")),
         ("table_stride", c_int64),
-        *((name, c_int32) for name in ("rows", "rotary_dim", "block_tokens", "table_blocks", "arena_blocks")),
-        *((name, c_int32) for name in ("kv_element", "threads")),
+        *((name, c_int32) for name in ("rows", "spans", "rotary_dim", "block_tokens", "table_blocks")),
+        *((name, c_int32) for name in ("arena_blocks", "kv_element", "threads")),
     )
 
 
@@ -79,7 +80,7 @@ class NativeBlock:
         addresses = [linear.native_address for linear in linears]
         if native.active() is None or None in addresses or dtype not in native.ELEMENTS:
             return None
-        if not can_attend(parts.head_dim) or any(norm.dtype is not dtype or not norm.is_cpu for norm in norms):
+        if any(norm.dtype is not dtype or not norm.is_cpu for norm in norms):
             return None
         pointers = [
             None if norm is None else norm.data_ptr()
@@ -103,48 +104,47 @@ class NativeBlock:
 
 def run_blocks(
     blocks: Sequence[NativeBlock],
-    arenas: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    arenas: Sequence[PanelArena],
     hidden: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    block_tables: torch.Tensor,
-    lengths: torch.Tensor,
-    block_tokens: int,
+    spans: SpanTables,
 ) -> torch.Tensor:
-    """Hidden states [rows, width] behind the blocks, one new token of each of `rows` requests.
+    """Hidden states [T, width] behind the blocks, T rows of spans as `attend` takes them.
 
-    `arenas` are each block's keys and values; the rest is as `paged_attention` and `rotary_` take it, contiguous. A
-    row's result depends on that row alone, bit for bit.
+    `arenas` are those of the blocks; cosines and sines are as `rotary_` takes them, contiguous. A row's result depends
+    on that row and its request alone, bit for bit.
     """
     library = native.active()
     assert library is not None
-    keys, _ = arenas[0]
     addend = hidden.clone(memory_format=torch.contiguous_format)
     residual = torch.empty_like(addend)
     step = _StepStruct(
-        cos.data_ptr(),
-        sin.data_ptr(),
-        block_tables.data_ptr(),
-        lengths.data_ptr(),
-        block_tables.stride(0),
-        len(hidden),
-        cos.shape[1],
-        block_tokens,
-        block_tables.shape[1],
-        keys.shape[0] // block_tokens,
-        native.ELEMENTS[keys.dtype],
-        torch.get_num_threads(),
+        cos=cos.data_ptr(),
+        sin=sin.data_ptr(),
+        block_tables=spans.blocks.data_ptr(),
+        lengths=spans.lengths.data_ptr(),
+        first_rows=spans.first_rows.data_ptr(),
+        table_stride=spans.blocks.stride(0),
+        rows=len(hidden),
+        spans=spans.span_count,
+        rotary_dim=cos.shape[1],
+        block_tokens=spans.block_tokens,
+        table_blocks=spans.blocks.shape[1],
+        arena_blocks=arenas[0].slots // spans.block_tokens,
+        kv_element=native.ELEMENTS[arenas[0].dtype],
+        threads=torch.get_num_threads(),
     )
     pointers = c_void_p * len(blocks)
     refused = library.edgeshard_blocks(
         pointers(*(block.address for block in blocks)),
-        pointers(*(keys.data_ptr() for keys, _ in arenas)),
-        pointers(*(values.data_ptr() for _, values in arenas)),
+        pointers(*(arena.keys.data_ptr() for arena in arenas)),
+        pointers(*(arena.values.data_ptr() for arena in arenas)),
         len(blocks),
         ctypes.addressof(step),
         addend.data_ptr(),
         residual.data_ptr(),
     )
     if refused >= 0:
-        raise InternalError(f"the length or a block of row {refused} lies outside its table or the arena")
+        raise InternalError(f"the length or a block of span {refused} lies outside its table or the arena")
     return addend.add_(residual)

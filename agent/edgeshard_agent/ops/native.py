@@ -45,27 +45,20 @@ class AttentionStruct(ctypes.Structure):
     """`Attention` of kernels.h."""
 
     _fields_ = (
-        ("query", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("block_tables", c_void_p),
-        ("lengths", c_void_p),
-        ("out", c_void_p),
-        ("query_stride", c_int64),
-        ("out_stride", c_int64),
-        ("table_stride", c_int64),
-        ("rows", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("block_tokens", c_int32),
-        ("table_blocks", c_int32),
-        ("arena_blocks", c_int32),
-        ("window", c_int32),
-        ("element", c_int32),
-        ("kv_element", c_int32),
+        *((name, c_void_p) for name in ("query", "keys", "values", "new_keys", "new_values")),
+        *((name, c_void_p) for name in ("block_tables", "lengths", "first_rows", "sinks", "out")),
+        *((name, c_int64) for name in ("query_stride", "out_stride", "new_stride", "table_stride")),
+        *((name, c_int32) for name in ("spans", "heads", "kv_heads", "head_dim", "block_tokens", "table_blocks")),
+        *((name, c_int32) for name in ("arena_blocks", "window", "element", "kv_element")),
         ("scale", c_float),
         ("softcap", c_float),
+        # What the library fills in for its threads.
+        ("units", c_void_p),
+        ("unit_count", c_int32),
+        ("parts", c_int32),
+        ("partials", c_void_p),
+        ("partial_tiles", c_int32),
+        ("partial_stride", c_int32),
     )
 
 
@@ -80,8 +73,7 @@ _SIGNATURES = {
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
-    "edgeshard_attention": (_INT, (_POINTER, _POINTER, _POINTER, _LONG, _INT)),
-    "edgeshard_chunk_attention": (_INT, (_POINTER, _POINTER, _POINTER, _LONG, _INT)),
+    "edgeshard_attention": (_INT, (_POINTER, _INT)),
 }
 
 

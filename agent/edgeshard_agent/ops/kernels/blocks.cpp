@@ -1,4 +1,5 @@
-// A decode step through a run of Llama blocks in one call: no Python, and no wait for Python's lock, between operators.
+// A step of few tokens through a run of Llama blocks in one call: no Python, and no wait for Python's lock, between
+// operators.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,12 +16,12 @@ struct Block {
     float eps, scale;
 };
 
-// What the blocks of one step share: a row of each of `rows` requests.
+// What the blocks of one step share: the rows of some spans, as `Attention` has them.
 struct Step {
     const void *cos, *sin;
-    const int32_t *block_tables, *lengths;
+    const int32_t *block_tables, *lengths, *first_rows;
     int64_t table_stride;
-    int32_t rows, rotary_dim, block_tokens, table_blocks, arena_blocks, kv_element, threads;
+    int32_t rows, spans, rotary_dim, block_tokens, table_blocks, arena_blocks, kv_element, threads;
 };
 
 // Between the operators of a block; kept, for each calling thread.
@@ -34,7 +35,7 @@ char* room(std::vector<char>& buffer, int64_t bytes) {
     return buffer.data();
 }
 
-int32_t run(const Block& b, const Step& s, const void* keys, const void* values, void* addend, void* residual,
+int32_t run(const Block& b, const Step& s, void* keys, void* values, void* addend, void* residual,
             bool first) {
     const int64_t size = b.element == ELEMENT_BF16 ? 2 : 4, rows = s.rows;
     const int64_t query = static_cast<int64_t>(b.heads) * b.head_dim, kv = static_cast<int64_t>(b.kv_heads) * b.head_dim;
@@ -63,13 +64,17 @@ int32_t run(const Block& b, const Step& s, const void* keys, const void* values,
     attention.query = qkv;
     attention.keys = keys;
     attention.values = values;
+    attention.new_keys = qkv + query * size;
+    attention.new_values = qkv + (query + kv) * size;
     attention.block_tables = s.block_tables;
     attention.lengths = s.lengths;
+    attention.first_rows = s.first_rows;
     attention.out = attended;
     attention.query_stride = packed;
     attention.out_stride = query;
+    attention.new_stride = packed;
     attention.table_stride = s.table_stride;
-    attention.rows = s.rows;
+    attention.spans = s.spans;
     attention.heads = b.heads;
     attention.kv_heads = b.kv_heads;
     attention.head_dim = b.head_dim;
@@ -80,8 +85,7 @@ int32_t run(const Block& b, const Step& s, const void* keys, const void* values,
     attention.element = b.element;
     attention.kv_element = s.kv_element;
     attention.scale = b.scale;
-    const int32_t refused =
-        edgeshard_attention(&attention, qkv + query * size, qkv + (query + kv) * size, packed, s.threads);
+    const int32_t refused = edgeshard_attention(&attention, s.threads);
     if (refused >= 0) return refused;
     linear(b.output, attended, query, addend);
     edgeshard_rms_norm(addend, residual, b.post_norm, normed, residual, s.rows, b.hidden, b.eps, b.element);
@@ -95,8 +99,8 @@ int32_t run(const Block& b, const Step& s, const void* keys, const void* values,
 
 // Runs the blocks in order. `addend` [rows][hidden] holds the input; afterwards the output is `addend` + `residual`.
 // Returns as edgeshard_attention does.
-extern "C" int32_t edgeshard_blocks(const Block* const* blocks, const void* const* keys, const void* const* values,
-                                    int32_t count, const Step* step, void* addend, void* residual) {
+extern "C" int32_t edgeshard_blocks(const Block* const* blocks, void* const* keys, void* const* values, int32_t count,
+                                    const Step* step, void* addend, void* residual) {
     for (int32_t i = 0; i < count; i++) {
         const int32_t refused = run(*blocks[i], *step, keys[i], values[i], addend, residual, i == 0);
         if (refused >= 0) return refused;

@@ -1,6 +1,6 @@
 // The kernels, compiled once for each instruction set (ES_ISA names it). Every result is computed by the same
 // operations in the same order whatever the number of rows, so that a row alone equals the row in a batch bit for bit.
-#include "chunk.h"
+#include "attention.h"
 #include "kernels.h"
 #include "layers.h"
 #include "products.h"
@@ -19,13 +19,16 @@ constexpr float NEGLIGIBLE = 1e-30f;
 template <class Product>
 struct FloatPolicy {
     static int64_t panel_bytes(const Linear& linear) {
-        return int64_t{sizeof(typename Product::Element)} * PANEL * linear.in_padded;
+        return int64_t{sizeof(typename Product::Panel)} * PANEL * linear.in_padded;
     }
 
     template <int ROWS>
     static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
-        return Product::template sums<ROWS>(rows, x.row_bytes, weights, linear.in_padded);
+        Sums<ROWS> sums = {};
+        const char* const halves[] = {weights, weights + 64};
+        Product::template add<128>(sums, rows, x.row_bytes, halves, linear.in_padded, NothingAhead{});
+        return sums;
     }
 };
 
@@ -224,36 +227,33 @@ void rotary(void* head, const void* cos, const void* sin, int32_t rotary_dim, in
         (angle_bf16 ? rotary_of<float, uint16_t> : rotary_of<float, float>)(head, cos, sin, rotary_dim);
 }
 
+// The product of queries with keys, and of weights with values. Weights are rounded to what it takes.
+template <class Task>
+ES_INLINE void with_product(const Attention& a, const Task& task) {
+    if (a.kv_element == ELEMENT_FP32) return task(Fp32Product{});
+#if defined(__AVX512BF16__)
+    if (a.element == ELEMENT_BF16) return task(Bf16Product{});
+#endif
+    task(MixedProduct{});
+}
+
 void attention(const Attention& a, int32_t first, int32_t end) {
-    const bool query_bf16 = a.element == ELEMENT_BF16, kv_bf16 = a.kv_element == ELEMENT_BF16;
-    if (query_bf16)
-        (kv_bf16 ? attend_all<uint16_t, uint16_t> : attend_all<uint16_t, float>)(a, first, end);
-    else
-        (kv_bf16 ? attend_all<float, uint16_t> : attend_all<float, float>)(a, first, end);
+    with_product(a, [&](auto product) { attend<decltype(product)>(a, first, end); });
 }
 
-void chunk_attention(const Attention& a, int32_t first, int32_t end) {
-    const bool query_bf16 = a.element == ELEMENT_BF16, kv_bf16 = a.kv_element == ELEMENT_BF16;
-    if (query_bf16)
-        (kv_bf16 ? attend_chunk<uint16_t, uint16_t> : attend_chunk<uint16_t, float>)(a, first, end);
-    else
-        (kv_bf16 ? attend_chunk<float, uint16_t> : attend_chunk<float, float>)(a, first, end);
+void merge_attention(const Attention& a, int32_t first, int32_t end) {
+    with_product(a, [&](auto product) { merge<decltype(product)>(a, first, end); });
 }
 
-template <class From, class To>
-void convert_of(const void* from, void* to, int32_t count) {
-    for (int i = 0; i < count; i += LANES)
-        store_some(static_cast<To*>(to) + i, load_some(static_cast<const From*>(from) + i, count - i), count - i);
-}
-
-void convert(const void* from, int32_t from_element, void* to, int32_t to_element, int32_t count) {
-    if (from_element == ELEMENT_BF16)
-        (to_element == ELEMENT_BF16 ? convert_of<uint16_t, uint16_t> : convert_of<uint16_t, float>)(from, to, count);
+void write_kv(const Attention& a, int32_t first_head, int32_t end_head) {
+    if (a.kv_element == ELEMENT_FP32)
+        (a.element == ELEMENT_BF16 ? write_heads<uint16_t, float> : write_heads<float, float>)(a, first_head, end_head);
     else
-        (to_element == ELEMENT_BF16 ? convert_of<float, uint16_t> : convert_of<float, float>)(from, to, count);
+        (a.element == ELEMENT_BF16 ? write_heads<uint16_t, uint16_t> : write_heads<float, uint16_t>)(a, first_head,
+                                                                                                    end_head);
 }
 
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, attention, chunk_attention, convert};
+const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, write_kv, attention, merge_attention};

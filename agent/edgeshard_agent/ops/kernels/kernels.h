@@ -37,30 +37,49 @@ struct Output {
     int32_t element;
 };
 
-// Attention over pages, of `rows` requests with one new token each, or of the last `rows` tokens of one request: then
-// there is one table and one length. Strides are in elements.
-struct Attention {
-    const void* query;  // [rows][heads][head_dim]
-    const void* keys;   // [slots][kv_heads][head_dim], and values alike
-    const void* values;
-    const int32_t* block_tables;
-    const int32_t* lengths;
-    void* out;
-    int64_t query_stride, out_stride, table_stride;
-    int32_t rows, heads, kv_heads, head_dim, block_tokens, table_blocks, arena_blocks, window;
-    int32_t element, kv_element;
-    float scale, softcap;
+// Keys and values lie in pages of so many tokens, one for each KV head, in the order that attention reads them: outputs of
+// the first product are tokens and of the second the head's dimensions, in vectors of 16, and bfloat16 inputs go by twos.
+//   keys    fp32 [page][kv_heads][head_dim][16]         bf16 [page][kv_heads][head_dim / 2][16][2]
+//   values  fp32 [page][kv_heads][head_dim / 16][16][16]  bf16 [page][kv_heads][head_dim / 16][8][16][2]
+// A block of the pool is one page or several that follow one another.
+constexpr int32_t KV_PAGE = 16;
+// Keys between two positions where sums are merged.
+constexpr int32_t KEY_TILE = 256;
+constexpr int32_t MOST_HEAD_DIM = 256;
+// Query rows (token, head of the group) that pass over a tile of keys while it lies in the second-level cache.
+constexpr int32_t UNIT_ROWS = 512;
+// Before the sums of a row in `partials`: its maximum and its total; the rest keeps vectors aligned.
+constexpr int32_t PARTIAL_HEAD = 16;
+
+// Some consecutive new tokens of one span.
+struct AttentionUnit {
+    int32_t span, first_token, tokens;
 };
 
-// Prefill attention is cut into blocks of query tokens, whose rows (token, head of the group) share packed keys. So many
-// rows that packing costs little, and few enough for the second-level cache.
-static inline int32_t chunk_block_tokens(const Attention& a) {
-    const int32_t group = a.heads / a.kv_heads;
-    return group < 512 ? 512 / group : 1;
-}
-static inline int32_t chunk_blocks(const Attention& a) {
-    return (a.rows + chunk_block_tokens(a) - 1) / chunk_block_tokens(a);
-}
+// Attention of the rows of several spans, each the last tokens of one request. Strides are in elements.
+struct Attention {
+    const void* query;  // [rows][heads][head_dim]
+    void *keys, *values;
+    const void *new_keys, *new_values;  // [rows][kv_heads][head_dim]
+    const int32_t* block_tables;  // [spans]
+    const int32_t* lengths;       // [spans], the new tokens counted
+    const int32_t* first_rows;    // [spans + 1]
+    const float* sinks;           // [heads], or null: scores of a further position whose value is 0
+    void* out;
+    int64_t query_stride, out_stride, new_stride, table_stride;
+    int32_t spans, heads, kv_heads, head_dim, block_tokens, table_blocks, arena_blocks, window;
+    int32_t element, kv_element;
+    float scale, softcap;
+
+    // Set by library.cpp: what is shared among threads.
+    const AttentionUnit* units;
+    int32_t unit_count;
+    int32_t parts;     // in which a unit's tiles are cut; above 1, results of tiles go to `partials` and are merged later
+    float* partials;   // [kv_heads][units][partial_tiles][partial_stride]
+    int32_t partial_tiles, partial_stride;
+};
+
+static inline int64_t partial_width(const Attention& a) { return PARTIAL_HEAD + int64_t{a.head_dim}; }
 
 struct Kernels {
     void (*linear)(const Linear&, const Activations&, const Output&, int32_t first_panel, int32_t end_panel);
@@ -72,7 +91,8 @@ struct Kernels {
     // One head, rotated in place.
     void (*rotary)(void* head, const void* cos, const void* sin, int32_t rotary_dim, int32_t element,
                    int32_t angle_element);
-    void (*attention)(const Attention&, int32_t first, int32_t end);  // of rows * kv_heads
-    void (*chunk_attention)(const Attention&, int32_t first, int32_t end);  // of kv_heads * chunk_blocks
-    void (*convert)(const void* from, int32_t from_element, void* to, int32_t to_element, int32_t count);
+    // Writes the new keys and values of some KV heads.
+    void (*write_kv)(const Attention&, int32_t first_head, int32_t end_head);
+    void (*attention)(const Attention&, int32_t first, int32_t end);        // of kv_heads * units * parts
+    void (*merge_attention)(const Attention&, int32_t first, int32_t end);  // of kv_heads * units
 };

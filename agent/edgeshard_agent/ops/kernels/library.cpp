@@ -14,6 +14,9 @@ extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx
 
 namespace {
 
+// Up to so many new tokens, sharing out the smaller parts of the work costs more than it gains.
+constexpr int32_t FEW_TOKENS = 32;
+
 struct Choice {
     const char* name;
     const Kernels* kernels;
@@ -72,37 +75,57 @@ Activations quantized(const Linear& linear, const char* x, int64_t row_bytes, in
     return {scratch.rows.data(), linear.in_padded, scratch.scales.data(), scratch.offsets.data(), rows};
 }
 
-bool is_within(const Attention& a, int32_t row) {
-    const int64_t length = a.lengths[row];
+bool is_within(const Attention& a, int32_t span) {
+    const int64_t length = a.lengths[span];
+    if (length < a.first_rows[span + 1] - a.first_rows[span]) return false;
     if (length < 1 || length > static_cast<int64_t>(a.table_blocks) * a.block_tokens) return false;
     for (int64_t b = 0; b * a.block_tokens < length; b++) {
-        const int32_t block = a.block_tables[row * a.table_stride + b];
+        const int32_t block = a.block_tables[span * a.table_stride + b];
         if (block < 0 || block >= a.arena_blocks) return false;
     }
     return true;
 }
 
-int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
-
-// The keys and values of call rows, in the elements and with the stride of the call.
-struct NewTokens {
-    const void *keys, *values;
-    int64_t stride;
+// Attention's work as it is shared out, kept between calls.
+struct Work {
+    std::vector<AttentionUnit> units;
+    std::vector<float> partials;
 };
+thread_local Work work;
 
-// Writes the new key and value of a call row at a position of the request that has this row of the tables.
-void write_new(const Attention& a, const NewTokens& tokens, int64_t row, int32_t table_row, int32_t position) {
-    const int64_t width = static_cast<int64_t>(a.kv_heads) * a.head_dim;
-    const int64_t block = a.block_tables[table_row * a.table_stride + position / a.block_tokens];
-    const int64_t slot = (block * a.block_tokens + position % a.block_tokens) * width * size_of(a.kv_element);
-    const int64_t from = row * tokens.stride * size_of(a.element);
-    auto write = [&](const void* packed, const void* arena) {
-        chosen.kernels->convert(static_cast<const char*>(packed) + from, a.element,
-                                static_cast<char*>(const_cast<void*>(arena)) + slot, a.kv_element, width);
-    };
-    write(tokens.keys, a.keys);
-    write(tokens.values, a.values);
+void cut_into_units(Attention& a) {
+    const int32_t group = a.heads / a.kv_heads, most = group < UNIT_ROWS ? UNIT_ROWS / group : 1;
+    work.units.clear();
+    for (int32_t s = 0; s < a.spans; s++) {
+        const int32_t tokens = a.first_rows[s + 1] - a.first_rows[s];
+        for (int32_t first = 0; first < tokens; first += most)
+            work.units.push_back({s, first, tokens - first < most ? tokens - first : most});
+    }
+    a.units = work.units.data();
+    a.unit_count = static_cast<int32_t>(work.units.size());
 }
+
+// A few long requests keep all threads busy only if their contexts are cut as well.
+void cut_into_parts(Attention& a, int32_t thread_count) {
+    a.parts = 1;
+    const int32_t items = a.kv_heads * a.unit_count;
+    if (thread_count < 2 || items % thread_count == 0 || items >= 8 * thread_count) return;
+    int32_t tokens = 1, length = 0;
+    for (const AttentionUnit& unit : work.units) {
+        tokens = unit.tokens > tokens ? unit.tokens : tokens;
+        length = a.lengths[unit.span] > length ? a.lengths[unit.span] : length;
+    }
+    const int32_t tiles = (length + KEY_TILE - 1) / KEY_TILE;
+    if (tiles < 2 || tokens > FEW_TOKENS) return;
+    a.parts = tiles < 4 * thread_count ? tiles : 4 * thread_count;
+    a.partial_tiles = tiles;
+    a.partial_stride = static_cast<int32_t>(tokens * (a.heads / a.kv_heads) * partial_width(a));
+    const size_t needed = static_cast<size_t>(items) * tiles * a.partial_stride;
+    if (work.partials.size() < needed) work.partials.resize(needed);
+    a.partials = work.partials.data();
+}
+
+int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
 
 }  // namespace
 
@@ -156,26 +179,21 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
                                    static_cast<const char*>(sin) + r * angle_bytes, rotary_dim, element, angle_element);
 }
 
-int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values,
-                            int64_t new_stride, int32_t thread_count) {
-    const Attention& a = *attention;
-    for (int32_t r = 0; r < a.rows; r++)
-        if (!is_within(a, r)) return r;
-    for (int32_t r = 0; new_keys && r < a.rows; r++)
-        write_new(a, {new_keys, new_values, new_stride}, r, r, a.lengths[r] - 1);
-    threads->share(a.rows * a.kv_heads, thread_count,
-                  [&](int32_t first, int32_t end) { chosen.kernels->attention(a, first, end); });
-    return -1;
-}
-
-int32_t edgeshard_chunk_attention(const Attention* attention, const void* new_keys, const void* new_values,
-                                  int64_t new_stride, int32_t thread_count) {
-    const Attention& a = *attention;
-    if (!is_within(a, 0) || a.rows > a.lengths[0]) return 0;
-    for (int32_t r = 0; r < a.rows; r++)
-        write_new(a, {new_keys, new_values, new_stride}, r, 0, a.lengths[0] - a.rows + r);
-    threads->share(a.kv_heads * chunk_blocks(a), thread_count,
-                   [&](int32_t first, int32_t end) { chosen.kernels->chunk_attention(a, first, end); });
+int32_t edgeshard_attention(const Attention* attention, int32_t thread_count) {
+    Attention a = *attention;
+    for (int32_t s = 0; s < a.spans; s++)
+        if (!is_within(a, s)) return s;
+    const int32_t rows = a.first_rows[a.spans];
+    threads->share(a.kv_heads, rows > FEW_TOKENS ? thread_count : 1,
+                   [&](int32_t first, int32_t end) { chosen.kernels->write_kv(a, first, end); });
+    cut_into_units(a);
+    cut_into_parts(a, thread_count);
+    const int32_t items = a.kv_heads * a.unit_count;
+    threads->share(items * a.parts, thread_count,
+                   [&](int32_t first, int32_t end) { chosen.kernels->attention(a, first, end); });
+    if (a.parts > 1)
+        threads->share(items, thread_count,
+                       [&](int32_t first, int32_t end) { chosen.kernels->merge_attention(a, first, end); });
     return -1;
 }
 }

@@ -28,12 +28,7 @@ void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inne
 void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
                       const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element);
 
-// Writes each request's new key and value (where given) at its last position, then attends. Returns the row whose
-// length or blocks lie outside its table or the arena, before anything is written, or -1.
-int32_t edgeshard_attention(const Attention* attention, const void* new_keys, const void* new_values,
-                            int64_t new_stride, int32_t thread_count);
-
-// The same for the last `rows` tokens of one request, with a key and a value each.
-int32_t edgeshard_chunk_attention(const Attention* attention, const void* new_keys, const void* new_values,
-                                  int64_t new_stride, int32_t thread_count);
+// Writes the new keys and values, then attends. Returns the span whose length or blocks lie outside its table or the
+// arena, before anything is written, or -1.
+int32_t edgeshard_attention(const Attention* attention, int32_t thread_count);
 }

@@ -1,4 +1,4 @@
-// Products of rows with a packed panel of 32 outputs: what linear layers and prefill attention are made of.
+// Products of rows with 32 outputs: what linear layers and attention are made of.
 #pragma once
 
 #include "vectors.h"
@@ -13,48 +13,102 @@ constexpr int MOST_ROWS = 12;
 constexpr int MOST_ROWS = 3;
 #endif
 
-template <int ROWS>
+template <int ROWS, int VECTORS = 2>
 struct Sums {
-    Float16 at[ROWS][2];
+    Float16 at[ROWS][VECTORS];
 };
 
-// `rows` of `depth` numbers, `row_bytes` apart, times one panel.
+// What to fetch into the second-level cache while the outputs are read: nothing where the processor foresees it, or what
+// lies so far from them.
+struct NothingAhead {
+    ES_INLINE void fetch(const char*) const {}
+};
+struct FetchAhead {
+    int64_t distance;
+
+    ES_INLINE void fetch(const char* outputs) const { __builtin_prefetch(outputs + distance, 0, 2); }
+};
+
+// A product adds ROWS rows of `depth` numbers, `row_bytes` apart, times vectors of outputs, each of which holds STEP
+// inputs at a time, STRIDE bytes behind the last. `Row` is the element of a row, `Panel` that of the outputs' weights.
 
 struct Fp32Product {
-    using Element = float;
-    static constexpr int STEP = 1;  // inputs in one vector of a panel
+    using Row = float;
+    using Panel = float;
+    static constexpr int STEP = 1;
 
-    template <int ROWS>
-    static ES_INLINE Sums<ROWS> sums(const char* rows, int64_t row_bytes, const char* panel, int64_t depth) {
-        Sums<ROWS> sums = {};
-        for (int64_t k = 0; k < depth; k++, panel += 128, rows += 4) {
-            Float16 w[2] = {load<Float16>(panel), load<Float16>(panel + 64)};
+    template <int STRIDE, class Ahead, int ROWS, int VECTORS>
+    static ES_INLINE void add(Sums<ROWS, VECTORS>& sums, const char* rows, int64_t row_bytes,
+                              const char* const (&outputs)[VECTORS], int64_t depth, Ahead ahead) {
+        for (int64_t k = 0; k < depth; k++, rows += 4) {
+            Float16 w[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                w[v] = load<Float16>(outputs[v] + k * STRIDE);
+                ahead.fetch(outputs[v] + k * STRIDE);
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 Float16 value = splat(load<float>(rows + r * row_bytes));
-                for (int p = 0; p < 2; p++) sums.at[r][p] = fma16(w[p], value, sums.at[r][p]);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) sums.at[r][v] = fma16(w[v], value, sums.at[r][v]);
             }
         }
-        return sums;
     }
 };
 
 struct Bf16Product {
-    using Element = uint16_t;
+    using Row = uint16_t;
+    using Panel = uint16_t;
     static constexpr int STEP = 2;
 
-    template <int ROWS>
-    static ES_INLINE Sums<ROWS> sums(const char* rows, int64_t row_bytes, const char* panel, int64_t depth) {
-        Sums<ROWS> sums = {};
-        for (int64_t k = 0; k < depth; k += 2, panel += 128, rows += 4) {
-            Word16 w[2] = {load<Word16>(panel), load<Word16>(panel + 64)};
+    template <int STRIDE, class Ahead, int ROWS, int VECTORS>
+    static ES_INLINE void add(Sums<ROWS, VECTORS>& sums, const char* rows, int64_t row_bytes,
+                              const char* const (&outputs)[VECTORS], int64_t depth, Ahead ahead) {
+        for (int64_t k = 0; k < depth / 2; k++, rows += 4) {
+            Word16 w[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                w[v] = load<Word16>(outputs[v] + k * STRIDE);
+                ahead.fetch(outputs[v] + k * STRIDE);
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 uint32_t pair = load<uint32_t>(rows + r * row_bytes);
-                for (int p = 0; p < 2; p++) sums.at[r][p] = dot_bf16(sums.at[r][p], w[p], pair);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) sums.at[r][v] = dot_bf16(sums.at[r][v], w[v], pair);
             }
         }
-        return sums;
+    }
+};
+
+// Rows in float32 times bfloat16, exactly.
+struct MixedProduct {
+    using Row = float;
+    using Panel = uint16_t;
+    static constexpr int STEP = 2;
+
+    template <int STRIDE, class Ahead, int ROWS, int VECTORS>
+    static ES_INLINE void add(Sums<ROWS, VECTORS>& sums, const char* rows, int64_t row_bytes,
+                              const char* const (&outputs)[VECTORS], int64_t depth, Ahead ahead) {
+        for (int64_t k = 0; k < depth / 2; k++, rows += 8) {
+            Word16 w[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                w[v] = load<Word16>(outputs[v] + k * STRIDE);
+                ahead.fetch(outputs[v] + k * STRIDE);
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                const Float16 even = splat(load<float>(rows + r * row_bytes));
+                const Float16 odd = splat(load<float>(rows + r * row_bytes + 4));
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) {
+                    sums.at[r][v] = fma16((Float16)(w[v] << 16), even, sums.at[r][v]);
+                    sums.at[r][v] = fma16((Float16)(w[v] & 0xffff0000u), odd, sums.at[r][v]);
+                }
+            }
+        }
     }
 };
 

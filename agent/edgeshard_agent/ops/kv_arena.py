@@ -1,0 +1,122 @@
+"""The memory of one layer's keys and values, by slot: token s % block_tokens of block s // block_tokens has slot s."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from edgeshard_agent.ops import native
+
+PAGE = 16
+"""Tokens in a page of `PanelArena` (KV_PAGE of kernels.h)."""
+# What the native kernel takes: head_dim a multiple of the vector, at most MOST_HEAD_DIM of kernels.h.
+_VECTOR = 16
+_MOST_HEAD_DIM = 256
+
+
+class KvArena(Protocol):
+    """Keys and values of one layer, whatever their order in memory."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def width(self) -> tuple[int, int]:
+        """(KV heads, head dim)."""
+
+    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [n, kv_heads, head_dim] of int64 slots [n]."""
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put keys and values [n, kv_heads, head_dim], rounded to the arena's dtype, into int64 slots [n]."""
+
+
+class RowArena:
+    """`keys` and `values` [slots, kv_heads, head_dim]: what torch's operators read well."""
+
+    def __init__(self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.keys, self.values = (_touched((slots, kv_heads, head_dim), dtype, device) for _ in range(2))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.keys.dtype
+
+    @property
+    def slots(self) -> int:
+        return len(self.keys)
+
+    @property
+    def width(self) -> tuple[int, int]:
+        return self.keys.shape[1], self.keys.shape[2]
+
+    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.keys[slots], self.values[slots]
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys[slots], self.values[slots] = keys.to(self.dtype), values.to(self.dtype)
+
+
+class PanelArena:
+    """Pages of 16 tokens, for each KV head, in the order in which the native kernel's products read them.
+
+    Outputs of the first product are tokens, so that keys are transposed; its inputs, and the tokens that the second
+    product takes in, go by twos in bfloat16. With `step` 2 for bfloat16 and 1 for float32, `keys` are
+    [pages, kv_heads, head_dim / step, 16, step] and `values` [pages, kv_heads, head_dim / 16, 16 / step, 16, step].
+    """
+
+    def __init__(self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        step = 4 // dtype.itemsize
+        self.keys = _touched((slots // PAGE, kv_heads, head_dim // step, PAGE, step), dtype, "cpu")
+        self.values = _touched(
+            (slots // PAGE, kv_heads, head_dim // _VECTOR, PAGE // step, _VECTOR, step), dtype, "cpu"
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.keys.dtype
+
+    @property
+    def slots(self) -> int:
+        return len(self.keys) * PAGE
+
+    @property
+    def width(self) -> tuple[int, int]:
+        _, kv_heads, inputs, _, step = self.keys.shape
+        return kv_heads, inputs * step
+
+    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._rows()
+        page, at, step = slots // PAGE, slots % PAGE, self.keys.shape[-1]
+        shape = (len(slots), *self.width)
+        return keys[page, at].reshape(shape), values[page, at // step, at % step].reshape(shape)
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        all_keys, all_values = self._rows()
+        page, at, step = slots // PAGE, slots % PAGE, self.keys.shape[-1]
+        kv_heads, head_dim = self.width
+        all_keys[page, at] = keys.to(self.dtype).reshape(-1, kv_heads, head_dim // step, step)
+        split = values.to(self.dtype).reshape(-1, kv_heads, head_dim // _VECTOR, _VECTOR)
+        all_values[page, at // step, at % step] = split
+
+    def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views [pages, 16, ...] of the keys and [pages, 16 / step, step, ...] of the values, a token's numbers last."""
+        return self.keys.permute(0, 3, 1, 2, 4), self.values.permute(0, 3, 5, 1, 2, 4)
+
+
+def make_arena(
+    slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, block_tokens: int, device: str
+) -> RowArena | PanelArena:
+    """An arena of zeros as the device's attention reads it best. Raises RuntimeError where memory is short."""
+    whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0 and head_dim <= _MOST_HEAD_DIM
+    if device == "cpu" and whole_pages and dtype in native.ELEMENTS and native.native_available():
+        return PanelArena(slots, kv_heads, head_dim, dtype)
+    return RowArena(slots, kv_heads, head_dim, dtype, device)
+
+
+def _touched(size: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    # torch.zeros would leave the pages to be found on first use, when it is too late to refuse.
+    return torch.empty(size, dtype=dtype, device=device).zero_()
