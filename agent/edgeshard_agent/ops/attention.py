@@ -19,8 +19,8 @@ _QUERIES_AT_ONCE = 64
 class SpanTables:
     """Where S spans and their requests' keys and values are; int32 on the CPU, each contiguous.
 
-    Rows first_rows[s] to first_rows[s + 1] - 1 of a step are span s, the last of the lengths[s] tokens of a request that
-    has the blocks blocks[s]: position p is in block blocks[s, p // block_tokens].
+    Rows first_rows[s] to first_rows[s + 1] - 1 of a step are span s, the last of the lengths[s] tokens of a request,
+    whose position p is in block blocks[s, p // block_tokens].
     """
 
     blocks: torch.Tensor
@@ -73,8 +73,8 @@ def attend(
 
     New keys and values are first written at the last positions of each span. Each token then sees the positions up to
     its own. Scores, weights and sums are float32; the native kernel rounds softmax's weights to bfloat16 where query,
-    keys and values all are and the CPU multiplies such numbers. There, over a `PanelArena`, a token's result is the same
-    bit for bit whichever tokens are in the call with it, by however many threads.
+    keys and values all are and the CPU multiplies such numbers. There, over a `PanelArena`, a token's result is the
+    same bit for bit whichever tokens are in the call with it, by however many threads.
 
     Raises InvalidArgumentError where shapes do not fit, or a length or block lies outside the table or the arena;
     nothing has been written then.
@@ -146,8 +146,8 @@ def _check(
     kv_heads, kept_dim = arena.width
     if kept_dim != head_dim or heads % kv_heads:
         raise InvalidArgumentError(
-            f"the arena has {kv_heads} KV heads of {kept_dim}; for queries {tuple(query.shape)} their number must divide "
-            "that of heads, and their width be the same",
+            f"the arena has {kv_heads} KV heads of {kept_dim}; queries are {tuple(query.shape)}: KV heads must divide "
+            "heads, and both must have one width",
             field="arena",
         )
     if new_keys.shape != (rows, kv_heads, head_dim) or new_values.shape != new_keys.shape:

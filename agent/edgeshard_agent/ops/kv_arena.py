@@ -103,7 +103,7 @@ class PanelArena:
         all_values[page, at // step, at % step] = split
 
     def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views [pages, 16, ...] of the keys and [pages, 16 / step, step, ...] of the values, a token's numbers last."""
+        """Views: keys [pages, 16, ...] and values [pages, 16 / step, step, ...], a token's numbers last."""
         return self.keys.permute(0, 3, 1, 2, 4), self.values.permute(0, 3, 5, 1, 2, 4)
 
 

@@ -136,7 +136,7 @@ def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config:
     assert len({id(weight) for weight in weights}) == 3
     stored = sum(weight_bytes(block) for block in rotation._blocks)
     assert rotation.rotated_bytes == stored == 3 * 4 * block_sorts(tiny_config)[0].parameters
-    keys = [rotation.pool.arena(index)[0] for index in range(3)]
+    keys = [rotation.pool.arena(index).keys for index in range(3)]
     for expected in ({0, 1}, {2, 0}):
         for each in keys:
             each.zero_()

@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 
 LENGTHS = (21, 17, 13)
-BLOCK_TOKENS = 4
+BLOCK_TOKENS = 16
 KV_BLOCKS = 40
 
 
@@ -108,7 +108,8 @@ class TinyHead:
     def __init__(self, stages: Sequence[StageModel], sequences: Sequence[np.ndarray], contiguous: bool = False) -> None:
         self.stages = stages
         self.sequences = sequences
-        self.free_blocks = list(range(KV_BLOCKS))
+        self.block_tokens = stages[0].pool.block_tokens
+        self.free_blocks = list(range(stages[0].pool.blocks))
         if not contiguous:
             random.Random(5).shuffle(self.free_blocks)
         self.tables: dict[int, list[int]] = {}
@@ -120,7 +121,7 @@ class TinyHead:
             first = (restart or {}).get(request, self.lengths.get(request, 0))
             sampling = Sampling() if request not in self.tables or request in (restart or {}) else None
             table = self.tables.setdefault(request, [])
-            needed = -(-(first + count) // BLOCK_TOKENS) - len(table)
+            needed = -(-(first + count) // self.block_tokens) - len(table)
             if needed > 0:
                 blocks = tuple(self.free_blocks.pop(0) for _ in range(needed))
                 grants.append(KvGrant(request, len(table), blocks))

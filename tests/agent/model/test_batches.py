@@ -12,14 +12,14 @@ from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.gathered import Gather, gathered_attention
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.ops import native_available, paged_attention, run_blocks
+from edgeshard_agent.ops import RowArena, Scoring, SpanTables, attend, native_available, run_blocks
 
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.model import LayerRange
 
 WHOLE = LayerRange(0, 4)
 ONE_CALL = ["llama-plain", "mistral-window", "qwen2-windows", "qwen3-tied"]
-"""Variants whose decode steps are one native call: all they consist of is in it, and their heads fill vectors."""
+"""Variants whose steps of few tokens are one native call: it has all they consist of, and their heads fill vectors."""
 
 needs_native = pytest.mark.skipif(not native_available(), reason="the native kernels are not built")
 
@@ -32,7 +32,7 @@ def load(checkpoint: Any, dtype: DType, quantisation: Quantisation | None = None
         dtype=dtype,
         kv_dtype=dtype,
         kv_blocks=40,
-        block_tokens=4,
+        block_tokens=16,
         device="cpu",
         quantisation=quantisation,
     )
@@ -80,7 +80,7 @@ def test_a_prompt_has_the_same_bits_in_any_slices(checkpoint: Any, tiny_head: An
 
 @needs_native
 @pytest.mark.parametrize("variant", ONE_CALL)
-def test_decodes_are_one_native_call_with_the_bits_of_many(
+def test_steps_of_few_tokens_are_one_native_call_with_the_bits_of_many(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -92,12 +92,13 @@ def test_decodes_are_one_native_call_with_the_bits_of_many(
 
     monkeypatch.setattr(attention_module, "run_blocks", counted)
     stage = load(checkpoint, DType.FLOAT32)
-    steps = [[(0, 1), (2, 1)], [(2, 1), (0, 1), (1, 1)]]
+    steps = [[(0, 1), (2, 1)], [(2, 1), (0, 2), (1, 3)]]
+    monkeypatch.setattr(attention_module, "MOST_NATIVE_ROWS", 7)
     fused = answers(stage, checkpoint, tiny_head, steps)
-    assert calls == [len(WHOLE)] * len(steps)
+    assert calls == [len(WHOLE)] * 4, "of five steps, the first prompt has more rows"
     monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
     single = answers(stage, checkpoint, tiny_head, steps)
-    assert calls == [len(WHOLE)] * len(steps)
+    assert calls == [len(WHOLE)] * 4
     assert all(torch.equal(fused[request], single[request]) for request in range(3))
 
 
@@ -109,13 +110,18 @@ def test_attention_for_accelerators_agrees_with_the_processors(
 ) -> None:
     monkeypatch.setattr(gathered_module, "MOST_GATHERED_BYTES", rows_at_a_time * 12 * 2 * 16 * 4)
     generator = torch.Generator().manual_seed(3)
-    keys, values = (torch.randn(40, 2, 16, generator=generator) for _ in range(2))
     tables = torch.tensor([[3, 0, 7], [9, 1, 0], [5, 2, 8]], dtype=torch.int32)
     lengths = torch.tensor([9, 4, 12], dtype=torch.int32)
     query = torch.randn(3, 6, 16, generator=generator)
     new = [torch.randn(3, 2, 16, generator=generator) for _ in range(2)]
-    arenas = [(keys.clone(), values.clone()) for _ in range(2)]
-    wanted = paged_attention(query, *arenas[0], tables, lengths, 4, 0.3, window, softcap, *new)
+    past = [torch.randn(40, 2, 16, generator=generator) for _ in range(2)]
+    arenas = [RowArena(40, 2, 16, torch.float32) for _ in range(2)]
+    for arena in arenas:
+        arena.write(torch.arange(40), *past)
+    scoring = Scoring(0.3, window, softcap)
+    spans = SpanTables(tables, lengths, torch.arange(4, dtype=torch.int32), 4)
+    wanted = attend(query, *new, arenas[0], spans, scoring)
     gather = Gather.of(tables, lengths, 4, window, torch.float32)
-    found = gathered_attention(query, *arenas[1], gather, 0.3, softcap, *new)
-    torch.testing.assert_close((found, *arenas[1]), (wanted, *arenas[0]))
+    found = gathered_attention(query, *new, arenas[1], gather, scoring)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(arenas[0].keys, arenas[1].keys) and torch.equal(arenas[0].values, arenas[1].values)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 from edgeshard_agent.model import attention as attention_module
+from edgeshard_agent.model import gathered as gathered_module
+from edgeshard_agent.model import kv as kv_module
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.fused import FusedModules
-from edgeshard_agent.model.gathered import explicit_attention
+from edgeshard_agent.model.gathered import GatheredSpans, explicit_attention
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.plugged import LayerModules, make_layer
-from edgeshard_agent.ops import chunk_attention
+from edgeshard_agent.ops import KvArena, RowArena, Scoring, SpanTables, attend
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import Span, StepPlan
+from tests.agent.model.conftest import Checkpoint
 from tests.agent.model.families import LAYERS, first_rows, rotary, windowed
 
 CUTS = [
@@ -85,14 +89,17 @@ def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, ti
 
 @pytest.fixture
 def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are attended by torch, as where there are no kernels of our own."""
-    real = StepAttention.__init__
+    """Steps are attended by torch, over arenas of rows, as where there are no kernels of our own."""
 
     def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
-        real(self, pool, spans, device)
-        self._native = False
+        self._arenas, self._tables, self._gathered = pool.arena, None, GatheredSpans(pool, spans, device)
+
+    def by_rows(slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, _: int, device: str) -> RowArena:
+        return RowArena(slots, kv_heads, head_dim, dtype, device)
 
     monkeypatch.setattr(StepAttention, "__init__", elsewhere)
+    monkeypatch.setattr(kv_module, "make_arena", by_rows)
+    monkeypatch.setattr(Checkpoint, "stage", Checkpoint.load)  # those that tests share have other arenas
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
@@ -105,7 +112,7 @@ def test_what_accelerators_run_gives_the_unsplit_models_logits(
         chunks.append(size)
         return causal_lower_right(*size)
 
-    monkeypatch.setattr(attention_module, "causal_lower_right", lower_right)
+    monkeypatch.setattr(gathered_module, "causal_lower_right", lower_right)
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     # Of the steps above the pieces of prompts that continue one, where a layer has no window; once a stage.
@@ -120,8 +127,8 @@ def test_scores_a_few_rows_at_a_time_are_the_same(
     checkpoint: Any, tiny_head: Any, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = checkpoint.config["num_attention_heads"] // checkpoint.config["num_key_value_heads"]
-    monkeypatch.setattr(attention_module, "_BYTES_OF_A_SCORE", 1)
-    monkeypatch.setattr(attention_module, "MOST_SCORE_BYTES", rows * group * 12)  # of keys in the middle of a prompt
+    monkeypatch.setattr(gathered_module, "_BYTES_OF_A_SCORE", 1)
+    monkeypatch.setattr(gathered_module, "MOST_SCORE_BYTES", rows * group * 12)  # of keys in the middle of a prompt
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
 
@@ -161,29 +168,28 @@ def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.
     def unmasked_explicit(query: Any, keys: Any, values: Any, mask: Any, *rest: Any) -> Any:
         return real_explicit(query, keys, values, torch.zeros_like(mask), *rest)
 
-    monkeypatch.setattr(attention_module, "scaled_dot_product_attention", unmasked)
-    monkeypatch.setattr(attention_module, "explicit_attention", unmasked_explicit)
+    monkeypatch.setattr(gathered_module, "scaled_dot_product_attention", unmasked)
+    monkeypatch.setattr(gathered_module, "explicit_attention", unmasked_explicit)
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
 def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_explicit: Any = explicit_attention
-    real: Any = chunk_attention
+    real: Any = attend
 
-    def shortsighted(query: Any, keys: Any, values: Any, *rest: Any) -> Any:
-        real(query, keys, values, *rest)
-        scale, new = rest[3], rest[-2:]
-        mine = torch.arange(len(query), dtype=torch.int32)
-        return real(query, *(part.clone() for part in new), mine, len(query), 1, scale, 0, 0.0, *new)
+    def shortsighted(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arena: KvArena, spans: SpanTables, scoring: Scoring
+    ) -> Any:
+        real(query, key, value, arena, spans, scoring)
+        count, size = spans.span_count, 32
+        forgetful = RowArena(count * size, *arena.width, arena.dtype)
+        blocks = torch.arange(count, dtype=torch.int32).unsqueeze(1)
+        alone = SpanTables(blocks, spans.first_rows.diff(), spans.first_rows, size)
+        return real(query, key, value, forgetful, alone, replace(scoring, window=0))
 
-    def explicitly(query: Any, keys: Any, values: Any, mask: Any, *rest: Any) -> Any:
-        mine = slice(-query.shape[-2], None)
-        return real_explicit(query, keys[..., mine, :], values[..., mine, :], mask[..., mine], *rest)
-
-    monkeypatch.setattr(attention_module, "chunk_attention", shortsighted)
-    monkeypatch.setattr(attention_module, "explicit_attention", explicitly)
+    monkeypatch.setattr(attention_module, "attend", shortsighted)
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
     assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -199,6 +205,7 @@ def test_full_attention_instead_of_a_window_is_caught(
         return real(self, layer, query, key, value, scaling, None, *a, **k)
 
     monkeypatch.setattr(StepAttention, "attend", attend)
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -212,6 +219,7 @@ def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkey
         return real(self, layer, query, key, value, scaling, None if window is None else window + 1, *a, **k)
 
     monkeypatch.setattr(StepAttention, "attend", attend)
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -226,6 +234,7 @@ def test_scores_without_their_cap_or_sinks_are_caught(
         return real(*same, None)
 
     monkeypatch.setattr(StepAttention, "attend", attend)
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -320,18 +329,20 @@ def test_a_half_precision_pool_under_a_float32_model(checkpoint: Any, tiny_head:
     assert 1e-4 < (logits - reference).abs().max() < 0.1 * reference.std()
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("gathered", [True, False])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("count", [1, 5])
-def test_sinks_follow_their_formula(count: int, softcap: float | None, native: bool) -> None:
+def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered: bool) -> None:
     """exp(score) / (sum of all exp(scores) + exp(sink)), a sink for each head."""
-    pool = KvPool(LayerRange(3, 4), 4, 4, 2, 8, DType.FLOAT32, "cpu")
+    pool = KvPool(LayerRange(3, 4), 4, 16, 2, 16, DType.FLOAT32, "cpu", scratch=gathered)
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
-    query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)
+    query, key, value = torch.randn(count, 4, 16), torch.randn(count, 2, 16), torch.randn(count, 2, 16)
     sinks = torch.randn(4)
-    step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
-    step._native = native
+    spans, here = [Span(1, 0, count)], torch.device("cpu")
+    step = (
+        StepAttention.gathered(pool, GatheredSpans(pool, spans, here)) if gathered else StepAttention(pool, spans, here)
+    )
     found = step.attend(3, query, key, value, 0.5, None, softcap, sinks=sinks)
     keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))
     scores = query.transpose(0, 1) @ keys.mT * 0.5

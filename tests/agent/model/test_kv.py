@@ -33,9 +33,8 @@ def test_sizes(pool: KvPool) -> None:
     block_bytes = 2 * 3 * 4 * 2 * 6 * 4
     assert pool.bytes_capacity == 8 * block_bytes
     assert pool.bytes_in_use == 3 * block_bytes
-    keys, values = pool.arena(4)
-    assert keys.shape == values.shape == (32, 2, 6)
-    assert keys.dtype == torch.float32
+    arena = pool.arena(4)
+    assert (arena.slots, arena.width, arena.dtype) == (32, (2, 6), torch.float32)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 5, -1])

@@ -175,15 +175,20 @@ def inputs_of(stage: StageModel, count: int) -> Any:
 
 def state(stage: StageModel) -> object:
     pool = stage.pool
-    memory = [[tensor.clone() for tensor in pool.arena(layer)] for layer in range(stage.layers.first, stage.layers.end)]
+    arenas = [pool.arena(layer) for layer in range(stage.layers.first, stage.layers.end)]
     tables = {request: pool.table(request) for request in pool.requests}
-    return tables, pool.bytes_in_use, [tensor.tolist() for pair in memory for tensor in pair], 1 in stage._sampler
+    return (
+        tables,
+        pool.bytes_in_use,
+        [(arena.keys.tolist(), arena.values.tolist()) for arena in arenas],
+        1 in stage._sampler,
+    )
 
 
 STEP_REFUSED: dict[str, tuple[StepPlan, int]] = {
     "free then a span without a table": (StepPlan(frees=(1,), spans=(Span(1, 5, 1, sampling=Sampling()),)), 1),
     "a second span that is wrong": (StepPlan(spans=(Span(1, 5, 1), Span(2, 1, 1))), 2),
-    "table too short": (StepPlan(frees=(1,), spans=(Span(2, 0, 5, sampling=Sampling()),)), 5),
+    "table too short": (StepPlan(frees=(1,), spans=(Span(2, 0, 17, sampling=Sampling()),)), 17),
     "block in use": (StepPlan(grants=(KvGrant(1, 2, (0,)),), spans=(Span(1, 5, 1),)), 1),
     "truncation": (StepPlan(frees=(2,), spans=(Span(1, 4, 1),)), 1),
     "too few inputs": (StepPlan(frees=(2,), spans=(Span(1, 5, 2),)), 1),

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.gathered import GatheredSpans
 from edgeshard_agent.model.graphs import SWITCH, CudaGraphs, Recorder, Rerun, Work, recorder_for
+from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
@@ -363,6 +364,11 @@ def test_too_many_requests_and_pieces_of_prompts_go_the_ordinary_way(
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+def rows_of(pool: KvPool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    arena = pool.arena(layer)
+    return arena.keys, arena.values
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.usefixtures("as_on_an_accelerator")
 def test_rows_that_belong_to_nobody_write_to_the_scratch_block_alone(
@@ -374,12 +380,12 @@ def test_rows_that_belong_to_nobody_write_to_the_scratch_block_alone(
     for request in range(3):
         head.step([(request, 6)])
     head.step([(0, 1), (1, 1), (2, 1)])  # recording may run a step more than once
-    before = [[arena.clone() for arena in stage.pool.arena(layer)] for layer in range(4)]
+    before = [[rows.clone() for rows in rows_of(stage.pool, layer)] for layer in range(4)]
     head.step([(0, 1), (1, 1), (2, 1)])
     written = {head.tables[request][7 // BLOCK_TOKENS] * BLOCK_TOKENS + 7 % BLOCK_TOKENS for request in range(3)}
     scratch = KV_BLOCKS * BLOCK_TOKENS
     for layer in range(4):
-        for old, new in zip(before[layer], stage.pool.arena(layer), strict=True):
+        for old, new in zip(before[layer], rows_of(stage.pool, layer), strict=True):
             changed = (old != new).flatten(1).any(-1).nonzero().flatten().tolist()
             assert written <= set(changed) <= written | {scratch}
 
@@ -391,7 +397,7 @@ def test_the_scratch_block_is_the_heads_to_give_no_more_than_any_other_beyond_th
     plain, static = load(checkpoint, WHOLE, None).pool, load(checkpoint, WHOLE, Rerun()).pool
     assert plain.scratch_block is None and static.scratch_block == KV_BLOCKS
     assert static.bytes_capacity == plain.bytes_capacity and static.blocks == plain.blocks
-    assert len(static.arena(0)[0]) == len(plain.arena(0)[0]) + BLOCK_TOKENS
+    assert static.arena(0).slots == plain.arena(0).slots + BLOCK_TOKENS
     with pytest.raises(Exception, match="does not exist"):
         static.grant(1, 0, [KV_BLOCKS])
 
@@ -402,8 +408,8 @@ def test_what_others_left_in_the_memory_is_never_read(checkpoint_of: Callable[[s
     """Keys that are not a number, beyond a request's length or in blocks of others, would make its own so."""
     stage = load(checkpoint_of("llama-plain"), HALVES[0], recorder_on(device)(), device)
     for layer in range(2):
-        for arena in stage.pool.arena(layer):
-            arena.fill_(torch.nan)
+        for rows in rows_of(stage.pool, layer):
+            rows.fill_(torch.nan)
     stage.execute(StepPlan(grants=(KvGrant(1, 0, (0, 3)),), spans=(Span(1, 0, 3, sampling=Sampling()),)), np.arange(3))
     for position in range(3, 6):
         hidden = stage.execute(StepPlan(spans=(Span(1, position, 1),)), np.array([position])).hidden
@@ -486,14 +492,14 @@ def test_a_tape_repeats_numbers_of_the_host_as_they_were() -> None:
 def test_lengths_from_the_host_instead_of_the_buffer_are_caught(
     checkpoint_of: Callable[[str], Any], tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_decodes: Any = StepAttention.of_decodes
+    of_decodes: Any = GatheredSpans.of_decodes
     real = of_decodes.__func__
 
-    def frozen(cls: Any, pool: Any, tables: torch.Tensor, lengths: torch.Tensor) -> StepAttention:
-        step: StepAttention = real(cls, pool, tables, torch.full(lengths.shape, 5, dtype=torch.int32))
+    def frozen(cls: Any, pool: Any, tables: torch.Tensor, lengths: torch.Tensor) -> GatheredSpans:
+        step: GatheredSpans = real(cls, pool, tables, torch.full(lengths.shape, 5, dtype=torch.int32))
         return step
 
-    monkeypatch.setattr(StepAttention, "of_decodes", classmethod(frozen))
+    monkeypatch.setattr(GatheredSpans, "of_decodes", classmethod(frozen))
     checkpoint = checkpoint_of("llama-plain")
     head = tiny_head([load(checkpoint, WHOLE, Tape())], checkpoint.sequences)
     head.step([(0, 4)])

@@ -163,9 +163,7 @@ def test_a_token_has_the_same_bits_in_any_span(window: int, softcap: float, dtyp
 
 @pytest.mark.parametrize("shape", [(2, 6, 64), (1, 4, 128), (5, 5, 80)])
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_share_the_work_and_give_the_same_bits(
-    threads: int, shape: tuple[int, int, int], kernels: str
-) -> None:
+def test_threads_share_the_work_and_give_the_same_bits(threads: int, shape: tuple[int, int, int], kernels: str) -> None:
     """A prompt is cut by queries, and a single token's context by keys where its heads are too few."""
     memory = Memory(*shape, torch.bfloat16)
     before = torch.get_num_threads()
