@@ -45,8 +45,8 @@ class KvPool:
     """Keys and values of `blocks` blocks of `block_tokens` tokens for every layer of a stage.
 
     Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
-    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there is
-    one block more, in no table and not counted: what may be written to it belongs to nobody.
+    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there
+    is one block more, in no table and not counted: what may be written to it belongs to nobody.
     """
 
     def __init__(

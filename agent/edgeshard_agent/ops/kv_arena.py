@@ -10,9 +10,7 @@ from edgeshard_agent.ops import native
 
 PAGE = 16
 """Tokens in a page of `PanelArena` (KV_PAGE of kernels.h)."""
-# What the native kernel takes: head_dim a multiple of the vector, at most MOST_HEAD_DIM of kernels.h.
 _VECTOR = 16
-_MOST_HEAD_DIM = 256
 
 
 class KvArena(Protocol):
@@ -111,7 +109,7 @@ def make_arena(
     slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, block_tokens: int, device: str
 ) -> RowArena | PanelArena:
     """An arena of zeros as the device's attention reads it best. Raises RuntimeError where memory is short."""
-    whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0 and head_dim <= _MOST_HEAD_DIM
+    whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0
     if device == "cpu" and whole_pages and dtype in native.ELEMENTS and native.native_available():
         return PanelArena(slots, kv_heads, head_dim, dtype)
     return RowArena(slots, kv_heads, head_dim, dtype, device)

@@ -45,7 +45,6 @@ struct Output {
 constexpr int32_t KV_PAGE = 16;
 // Keys between two positions where sums are merged.
 constexpr int32_t KEY_TILE = 256;
-constexpr int32_t MOST_HEAD_DIM = 256;
 // Query rows (token, head of the group) that pass over a tile of keys while it lies in the second-level cache.
 constexpr int32_t UNIT_ROWS = 512;
 // Before the sums of a row in `partials`: its maximum and its total; the rest keeps vectors aligned.

@@ -1,0 +1,331 @@
+"""A token's logits, keys and values are the same bit for bit however the work was cut, batched or repeated.
+
+That is what recovery (replay), preemption (recompute), migration (another cut) and speculation (verification) rest on.
+It is promised for families in our own blocks on the CPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops import native_available
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.architectures import expected_tensors
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
+
+pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise it")
+
+LAYERS = 4
+VOCAB = 97
+BLOCK_TOKENS = 16
+LONGEST = 560
+REQUESTS = 16
+KV_BLOCKS = 160
+SCHEMES = ["float32", "bfloat16", "int8", "int4"]
+
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "dtype": "bfloat16",
+}
+_GEMMA2 = _LLAMA | {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 70,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+CONFIGS = {
+    "llama": _LLAMA,
+    "mistral-window": _LLAMA
+    | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 70, "head_dim": 32},
+    "qwen3-tied": _LLAMA
+    | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True, "head_dim": 80},
+    "gemma2": _GEMMA2,
+    "qwen3_moe": _LLAMA
+    | {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+
+
+class RandomWeights:
+    """A model's tensors from a seed, by their names in a checkpoint."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self._tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in expected_tensors(config).items():
+            values = torch.randn(tensor.shape, generator=generator) * 0.15
+            if len(tensor.shape) == 1:
+                values += 1
+            self._tensors[name if name == "lm_head.weight" else f"model.{name}"] = values.bfloat16()
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
+def sequences() -> list[np.ndarray]:
+    generator = np.random.default_rng(3)
+    return [generator.integers(0, VOCAB, LONGEST) for _ in range(REQUESTS)]
+
+
+@cache
+def weights(name: str) -> RandomWeights:
+    return RandomWeights(CONFIGS[name])
+
+
+@cache
+def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS) -> StageModel:
+    quantisation = Quantisation(scheme) if scheme.startswith("int") else None
+    dtype = DType.BFLOAT16 if quantisation else DType(scheme)
+    return StageModel.load(
+        weights(name),
+        CONFIGS[name],
+        layers,
+        dtype=dtype,
+        kv_dtype=dtype,
+        kv_blocks=kv_blocks,
+        block_tokens=BLOCK_TOKENS,
+        device="cpu",
+        quantisation=quantisation,
+    )
+
+
+@cache
+def pipeline(name: str, scheme: str, cut: tuple[int, ...]) -> list[StageModel]:
+    edges = [0, *cut, LAYERS]
+    return [stage(name, scheme, LayerRange(*pair)) for pair in zip(edges, edges[1:], strict=False)]
+
+
+def advance(stages: Sequence[StageModel], plan: StepPlan, tokens: np.ndarray) -> torch.Tensor:
+    """The logits [T, vocab] of a step."""
+    value: Any = tokens
+    for each in stages[:-1]:
+        value = each.execute(plan, value).hidden
+    return stages[-1].logits(plan, value)
+
+
+Kept = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values [length, KV heads, head dim] of each layer."""
+
+
+def kept(stages: Sequence[StageModel], request: int) -> Kept:
+    found = []
+    for each in stages:
+        table = each.pool.table(request)
+        slots = (torch.tensor(table.blocks).unsqueeze(1) * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).view(-1)
+        for layer in range(each.layers.first, each.layers.end):
+            found.append(each.pool.arena(layer).read(slots[: table.length]))
+    return found
+
+
+@cache
+def reference(name: str, scheme: str) -> list[tuple[torch.Tensor, Kept]]:
+    """Each sequence in one prefill, alone, by one thread through one stage: its logits and what is kept of it."""
+    whole = pipeline(name, scheme, ())
+    answers = []
+    blocks = tuple(range(LONGEST // BLOCK_TOKENS))
+    for tokens in sequences():
+        plan = StepPlan(grants=(KvGrant(0, 0, blocks),), spans=(Span(0, 0, LONGEST, sampling=Sampling()),))
+        answers.append((advance(whole, plan, tokens), kept(whole, 0)))
+        whole[0].reset()
+    return answers
+
+
+class Schedule:
+    """Random steps of up to 16 requests: decodes, chunks, drafts to verify, tokens taken back, and replays."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.cut = tuple(sorted(self.chance.sample(range(1, LAYERS), self.chance.randrange(LAYERS))))
+        self.requests = self.chance.choice((1, 2, 5, REQUESTS))
+        self.lengths = dict.fromkeys(range(self.requests), 0)
+        self.tables: dict[int, list[int]] = {request: [] for request in self.lengths}
+        self.free = list(range(KV_BLOCKS))
+        self.chance.shuffle(self.free)
+
+    def steps(self, count: int) -> Iterator[StepPlan]:
+        for _ in range(count):
+            chosen = self.chance.sample(sorted(self.lengths), self.chance.randint(1, self.requests))
+            frees: list[int] = []
+            grants: list[KvGrant] = []
+            spans = [span for request in chosen if (span := self._span(request, frees, grants)) is not None]
+            if spans:
+                yield StepPlan(tuple(frees), tuple(grants), tuple(spans))
+
+    def _span(self, request: int, frees: list[int], grants: list[KvGrant]) -> Span | None:
+        chance, length = self.chance, self.lengths[request]
+        # Only the first request grows long, so that a step has at most one long chunk.
+        longest, most_replayed = (LONGEST, 500) if request == 0 else (40, 40)
+        kind = chance.choice(("decode", "decode", "decode", "chunk", "draft", "take back", "replay"))
+        first, new = length, 1
+        if kind == "draft":
+            new = chance.randint(2, 8)
+        elif kind == "chunk" or not length:
+            new = chance.randint(1, 150 if request == 0 else 20)
+        elif kind == "take back":
+            first, new = length - chance.randint(1, min(8, length)), chance.randint(1, 8)
+        elif kind == "replay" and length <= most_replayed:
+            frees.append(request)
+            self.free += self.tables[request]
+            self.tables[request] = []
+            first, new = 0, length + chance.randint(1, 3)
+        if first + new > longest:
+            return None if not frees or frees[-1] != request else self._extended(request, 0, longest, grants)
+        return self._extended(request, first, new, grants)
+
+    def _extended(self, request: int, first: int, count: int, grants: list[KvGrant]) -> Span:
+        table = self.tables[request]
+        needed = -(-(first + count) // BLOCK_TOKENS) - len(table)
+        if needed > 0:
+            taken = [self.free.pop(0) for _ in range(needed)]
+            grants.append(KvGrant(request, len(table), tuple(taken)))
+            table += taken
+        sampling = Sampling() if first < self.lengths[request] or first == 0 else None
+        self.lengths[request] = first + count
+        return Span(request, first, count, True, sampling)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def check_schedule(name: str, scheme: str, seed: int, set_threads: Callable[[int], None]) -> None:
+    wanted = reference(name, scheme)
+    schedule = Schedule(seed)
+    stages = pipeline(name, scheme, schedule.cut)
+    for each in stages:
+        each.reset()
+    tokens = sequences()
+    for plan in schedule.steps(14):
+        set_threads(schedule.chance.choice((1, 2)))
+        packed = np.concatenate([tokens[span.request][span.first_position : span.end_position] for span in plan.spans])
+        logits = advance(stages, plan, packed)
+        sizes = [span.token_count for span in plan.spans]
+        for span, found in zip(plan.spans, logits.split(sizes), strict=True):
+            expected = wanted[span.request][0][span.first_position : span.end_position]
+            assert torch.equal(found, expected), f"logits of {span} in a step of {len(sizes)}"
+    for request, length in schedule.lengths.items():
+        if length:
+            for found, expected in zip(kept(stages, request), wanted[request][1], strict=True):
+                for part, whole in zip(found, expected, strict=True):
+                    assert torch.equal(part, whole[:length]), f"keys or values of request {request}"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_any_schedule_gives_the_bits_of_one_prefill(scheme: str, threads: Callable[[int], None]) -> None:
+    @settings(max_examples=80, deadline=None)
+    @given(st.integers(0, 1 << 30))
+    def check(seed: int) -> None:
+        check_schedule("llama", scheme, seed, threads)
+
+    check()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"llama"}))
+def test_any_schedule_of_other_families_does(name: str, scheme: str, threads: Callable[[int], None]) -> None:
+    for seed in range(6):
+        check_schedule(name, scheme, seed, threads)
+
+
+# -- continuations -----------------------------------------------------------------------------------------------------
+
+PROMPTS = 60
+EMITTED = 40
+
+
+class Batch:
+    """Sixty prompts of different lengths that are continued together."""
+
+    def __init__(self, model: StageModel, sampled: bool) -> None:
+        self.model = model
+        generator = np.random.default_rng(8)
+        self.tokens = [generator.integers(0, VOCAB, 3 + index).tolist() for index in range(PROMPTS)]
+        self.samplings = [Sampling(temperature=0.9, seed=index) if sampled else Sampling() for index in range(PROMPTS)]
+
+    def prefill(self, request: int) -> None:
+        """All of a request's tokens in one chunk, and the next one."""
+        blocks = tuple(range(request * 10, request * 10 + 10))
+        tokens = self.tokens[request]
+        span = Span(request, 0, len(tokens), True, self.samplings[request])
+        plan = StepPlan((request,), (KvGrant(request, 0, blocks),), (span,))
+        self._take(self.model.execute(plan, np.array(tokens, dtype=np.int64)).tokens)
+
+    def decode(self, steps: int) -> None:
+        for _ in range(steps):
+            spans = tuple(Span(index, len(tokens) - 1, 1, True) for index, tokens in enumerate(self.tokens))
+            newest = np.array([tokens[-1] for tokens in self.tokens], dtype=np.int64)
+            self._take(self.model.execute(StepPlan(spans=spans), newest).tokens)
+
+    def _take(self, sampled: Sequence[Any]) -> None:
+        for token in sampled:
+            self.tokens[token.request].append(token.token)
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_continuation_differs_after_a_replay(scheme: str, sampled: bool) -> None:
+    model = stage("llama", scheme, LayerRange(0, LAYERS), PROMPTS * 10)
+    model.reset()
+    undisturbed, replayed = Batch(model, sampled), Batch(model, sampled)
+    for batch in (undisturbed, replayed):
+        for request in range(PROMPTS):
+            batch.prefill(request)
+        batch.decode(EMITTED - 1)
+        if batch is replayed:
+            for request in range(PROMPTS):
+                batch.prefill(request)
+        else:
+            batch.decode(1)
+        batch.decode(30)
+    differing = [index for index in range(PROMPTS) if undisturbed.tokens[index] != replayed.tokens[index]]
+    assert differing == []
+    assert len({tuple(tokens[-30:]) for tokens in undisturbed.tokens}) > PROMPTS // 2, "continuations are all alike"
