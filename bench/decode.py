@@ -142,7 +142,7 @@ class Stopwatches:
             (blocks, "rms_norm"),
             (blocks, "rotary_"),
             (blocks, "swiglu"),
-            (attention, "paged_attention"),
+            (attention, "attend"),
         ):
             self._wrap(module, name, lambda *_, label=name: label)
         self._replace(FusedModules, "_native_blocks", lambda _: [])

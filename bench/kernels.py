@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgeshard_agent.ops import PackedLinear, Scheme, chunk_attention, native, paged_attention, rms_norm, swiglu
+from edgeshard_agent.ops import PackedLinear, Scheme, native, rms_norm, swiglu
 from torch.nn.functional import linear, scaled_dot_product_attention
+
+from bench.attention import Shape, filled, step
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 1024, 16, 8, 64, 2816
 SHAPES = (((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
 COPIES = 16
-BLOCK_TOKENS = 16
 SCHEMES = {Scheme.BFLOAT16: torch.bfloat16, Scheme.INT8: torch.bfloat16, Scheme.INT4: torch.bfloat16}
 Contenders = Mapping[str, Callable[[], object]]
 
@@ -117,7 +118,7 @@ def call_rows(rounds: int) -> list[CallRow]:
             ("swiglu", 0, lambda gate_up=gate_up: swiglu(gate_up)),  # type: ignore[misc]
         ]
         for context in (128, 1024, 4096):
-            pairs.append(("paged_attention", context, _attention(rows, context)))
+            pairs.append(("attention", context, _attention(rows, context)))
         for name, context, call in pairs:
             contenders = {
                 "native": _repeated(call, native_kernels=True),
@@ -146,13 +147,8 @@ def _repeated(call: Callable[[], object], native_kernels: bool) -> Callable[[], 
 
 
 def _attention(rows: int, context: int) -> Callable[[], object]:
-    blocks = context // BLOCK_TOKENS
-    query = torch.randn(rows, HEADS, HEAD_DIM).bfloat16()
-    keys = torch.randn(rows * context, KV_HEADS, HEAD_DIM).bfloat16()
-    values = torch.randn(rows * context, KV_HEADS, HEAD_DIM).bfloat16()
-    tables = torch.randperm(rows * blocks).view(rows, blocks).int()
-    lengths = torch.full((rows,), context, dtype=torch.int32)
-    return lambda: paged_attention(query, keys, values, tables, lengths, BLOCK_TOKENS, HEAD_DIM**-0.5)
+    shape = Shape(HEADS, KV_HEADS, HEAD_DIM)
+    return step(shape, filled(shape, rows * context), rows, 1, context)
 
 
 def _contiguous_attention(rows: int, context: int) -> Callable[[], object]:
@@ -167,21 +163,18 @@ def chunk_rows(rounds: int) -> list[CallRow]:
     """The last `_CHUNK` tokens of a prompt of `context`, beside torch's own under a mask, over keys in one piece."""
     results = []
     for context in (512, 1024, 4096):
+        shape = Shape(HEADS, KV_HEADS, HEAD_DIM)
+        native_call = step(shape, filled(shape, context), 1, _CHUNK, context)
         query = torch.randn(_CHUNK, HEADS, HEAD_DIM).bfloat16()
         keys, values = (torch.randn(context, KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
-        new = (torch.randn(_CHUNK, KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
-        table = torch.randperm(context // BLOCK_TOKENS).int()
         mask = torch.full((_CHUNK, context), -torch.inf).triu(context - _CHUNK + 1).bfloat16()
         heads, seen_keys, seen_values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, keys, values))
-        native_call = partial(
-            chunk_attention, query, keys, values, table, context, BLOCK_TOKENS, HEAD_DIM**-0.5, 0, 0.0, *new
-        )
         torch_call = partial(
             scaled_dot_product_attention, heads, seen_keys, seen_values, attn_mask=mask, enable_gqa=True
         )
         seconds = fastest({"native": native_call, "torch": torch_call}, rounds)
         ratio = seconds["torch"] / seconds["native"]
-        results.append(CallRow("chunk_attention", _CHUNK, context, seconds["native"] * 1e6, ratio))
+        results.append(CallRow("attention of a chunk", _CHUNK, context, seconds["native"] * 1e6, ratio))
     return results
 
 

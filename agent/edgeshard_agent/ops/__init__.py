@@ -7,6 +7,7 @@ fallback in plain torch that gives the same numbers up to the order of summation
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.idle_spin import idle_spin
 from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena
 from edgeshard_agent.ops.linear import PackedLinear
@@ -24,6 +25,7 @@ __all__ = [
     "Scoring",
     "SpanTables",
     "attend",
+    "bits_fingerprint",
     "idle_spin",
     "make_arena",
     "native_available",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS
 @cache
 def pipeline(name: str, scheme: str, cut: tuple[int, ...]) -> list[StageModel]:
     edges = [0, *cut, LAYERS]
-    return [stage(name, scheme, LayerRange(*pair)) for pair in zip(edges, edges[1:], strict=False)]
+    return [stage(name, scheme, LayerRange(*pair)) for pair in pairwise(edges)]
 
 
 def advance(stages: Sequence[StageModel], plan: StepPlan, tokens: np.ndarray) -> torch.Tensor:
