@@ -109,7 +109,7 @@ def main() -> int:
     torch.set_num_threads(1)
     x = torch.randn(1, _WIDTH).bfloat16()
     layers = [PackedLinear.pack(torch.randn(_WIDTH, _WIDTH).bfloat16(), Scheme.BFLOAT16) for _ in range(24)]
-    weights = [lambda layer=layer: layer(x) for layer in layers]  # type: ignore[misc]
+    weights = [lambda layer=layer: layer(x) for layer in layers]
     with torch.inference_mode():
         for shape in SHAPES:
             for rows, context in POINTS:

@@ -113,15 +113,15 @@ def test_attention_for_accelerators_agrees_with_the_processors(
     tables = torch.tensor([[3, 0, 7], [9, 1, 0], [5, 2, 8]], dtype=torch.int32)
     lengths = torch.tensor([9, 4, 12], dtype=torch.int32)
     query = torch.randn(3, 6, 16, generator=generator)
-    new = [torch.randn(3, 2, 16, generator=generator) for _ in range(2)]
+    key, value = (torch.randn(3, 2, 16, generator=generator) for _ in range(2))
     past = [torch.randn(40, 2, 16, generator=generator) for _ in range(2)]
     arenas = [RowArena(40, 2, 16, torch.float32) for _ in range(2)]
     for arena in arenas:
         arena.write(torch.arange(40), *past)
     scoring = Scoring(0.3, window, softcap)
     spans = SpanTables(tables, lengths, torch.arange(4, dtype=torch.int32), 4)
-    wanted = attend(query, *new, arenas[0], spans, scoring)
+    wanted = attend(query, key, value, arenas[0], spans, scoring)
     gather = Gather.of(tables, lengths, 4, window, torch.float32)
-    found = gathered_attention(query, *new, arenas[1], gather, scoring)
+    found = gathered_attention(query, key, value, arenas[1], gather, scoring)
     torch.testing.assert_close(found, wanted)
     assert torch.equal(arenas[0].keys, arenas[1].keys) and torch.equal(arenas[0].values, arenas[1].values)

@@ -254,10 +254,11 @@ def check_schedule(name: str, scheme: str, seed: int, set_threads: Callable[[int
             expected = wanted[span.request][0][span.first_position : span.end_position]
             assert torch.equal(found, expected), f"logits of {span} in a step of {len(sizes)}"
     for request, length in schedule.lengths.items():
-        if length:
-            for found, expected in zip(kept(stages, request), wanted[request][1], strict=True):
-                for part, whole in zip(found, expected, strict=True):
-                    assert torch.equal(part, whole[:length]), f"keys or values of request {request}"
+        if not length:
+            continue
+        for layer, whole in zip(kept(stages, request), wanted[request][1], strict=True):
+            for part, all_of_it in zip(layer, whole, strict=True):
+                assert torch.equal(part, all_of_it[:length]), f"keys or values of request {request}"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
