@@ -1,8 +1,9 @@
-"""Some layers of the random Llama in this process, decoding: how long a step takes with nothing around it."""
+"""Some layers of a random Llama in this process, decoding: how long a step takes with nothing around it."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +22,21 @@ class DecodingStage:
     """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over."""
 
     def __init__(
-        self, layers: LayerRange, quantisation: Quantisation | None, rows: int, context: int, steps: int
+        self,
+        layers: LayerRange,
+        quantisation: Quantisation | None,
+        rows: int,
+        context: int,
+        steps: int,
+        config: dict[str, Any] = CONFIG,
     ) -> None:
         self._context, self._steps = context, steps
+        self._vocabulary, self._width = config["vocab_size"], config["hidden_size"]
         self._random = np.random.default_rng(0)
         blocks = -(-(context + steps) // BLOCK_TOKENS)
         self._model = StageModel.load(
-            RandomWeights(),
-            CONFIG,
+            RandomWeights(config=config, layers=layers),
+            config,
             layers,
             dtype=DType.BFLOAT16,
             kv_dtype=DType.BFLOAT16,
@@ -61,5 +69,5 @@ class DecodingStage:
 
     def _inputs(self, tokens: int) -> StageInputs:
         if self._model.is_first:
-            return self._random.integers(0, CONFIG["vocab_size"], tokens)
-        return torch.from_numpy(self._random.standard_normal((tokens, CONFIG["hidden_size"]), np.float32)).bfloat16()
+            return self._random.integers(0, self._vocabulary, tokens)
+        return torch.from_numpy(self._random.standard_normal((tokens, self._width), np.float32)).bfloat16()

@@ -19,6 +19,7 @@ from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.huge_pages import Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,11 @@ class KvPool:
         self.dtype = TORCH_DTYPES[dtype]
         self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
         size = ((blocks + 1 if scratch else blocks) * block_tokens, kv_heads, head_dim)
+        memory = Arena(self.bytes_capacity)
         try:
-            self._keys = [_touched(size, dtype, device) for _ in range(len(layers))]
-            self._values = [_touched(size, dtype, device) for _ in range(len(layers))]
-        except RuntimeError as error:
+            self._keys = [_touched(memory, size, dtype, device) for _ in range(len(layers))]
+            self._values = [_touched(memory, size, dtype, device) for _ in range(len(layers))]
+        except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
                 f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
             ) from error
@@ -271,6 +273,10 @@ class KvPool:
         self.commit(draft)
 
 
-def _touched(size: tuple[int, ...], dtype: DType, device: str) -> torch.Tensor:
-    # torch.zeros would leave the pages to be found on first use, when it is too late to refuse.
-    return torch.empty(size, dtype=TORCH_DTYPES[dtype], device=device).zero_()
+def _touched(memory: Arena, size: tuple[int, ...], dtype: DType, device: str) -> torch.Tensor:
+    if torch.device(device).type == "cpu":
+        taken = memory.take(size, TORCH_DTYPES[dtype])
+    else:
+        taken = torch.empty(size, dtype=TORCH_DTYPES[dtype], device=device)
+    # Pages that nobody has touched would be found on first use, when it is too late to refuse.
+    return taken.zero_()

@@ -19,6 +19,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.huge_pages import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,18 @@ class StageModules(nn.Module):
                 raise InternalError(f"{place} and its tensor differ in shape")
             setattr(module, name, parameter)
 
-    def _memory(self, value: torch.Tensor) -> torch.Tensor:
-        """A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded."""
-        return value.to(device=self.context.device, dtype=self.context.torch_dtype, copy=True).contiguous()
+    def _memory(self, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
+
+        `dtype` is the stage's unless given.
+        """
+        return self._taken(value.shape, dtype or self.context.torch_dtype).copy_(value)
+
+    def _taken(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a weight, on the CPU in huge pages."""
+        if torch.device(self.context.device).type == "cpu":
+            return WEIGHTS.take(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.context.device)
 
     def _weight(self, rows: int, columns: int) -> nn.Linear:
         """A bare matrix, for embeddings and heads whose arithmetic is written out in the family."""

@@ -143,7 +143,7 @@ class PluggedModules(DecoderModules):
         stacking = self._stacking.get(key)
         if stacking is None:
             shape, dtype = getattr(owner, leaf).shape, self.context.torch_dtype
-            memory = torch.empty(shape, dtype=dtype, device=self.context.device)
+            memory = self._taken(shape, dtype)
             stacking = self._stacking[key] = _Stacking(memory, memory.numel())
         target = stacking.memory[place.index]
         if place.half is not None:
@@ -155,7 +155,7 @@ class PluggedModules(DecoderModules):
 
     def _memory_of(self, name: str, value: torch.Tensor) -> torch.Tensor:
         if self.context.architecture.keeps_float32(name):
-            return value.to(device=self.context.device, dtype=torch.float32, copy=True).contiguous()
+            return self._memory(value, torch.float32)
         return self._memory(value)
 
     def _set(self, owner: nn.Module, leaf: str, memory: torch.Tensor) -> None:

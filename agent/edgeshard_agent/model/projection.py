@@ -5,7 +5,6 @@ What a checkpoint keeps as several matrices with one input (q, k and v; gate and
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from edgeshard.domain.dtypes import Quantisation
-from edgeshard_agent.ops import PackedLinear
+from edgeshard_agent.ops import PackedLinear, huge_pages
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -26,7 +25,7 @@ def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch
     """
     if torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, shape.numel() * dtype.itemsize), dtype=dtype).view(shape)
+    return huge_pages.mapped(shape, dtype)
 
 
 class Projection(nn.Module):
