@@ -1,4 +1,4 @@
-"""What huge pages bring a decode step: a last stage whose weights and KV pool lie in them, beside one in ordinary pages.
+"""What huge pages bring a decode step: a stage whose weights and KV pool lie in them, beside one in ordinary pages.
 
 Both are 11 layers and the LM head of the tied random Llama (`bench/random_llama.py`) in bf16, in this process, on one
 thread pinned to one core. The second is loaded while the kernel gives this process no huge pages

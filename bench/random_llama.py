@@ -1,4 +1,4 @@
-"""Llamas with random weights, made anew each time from a seed: the one that engines are compared with, and a tied one."""
+"""Llamas with random weights, made anew each time from a seed: one that engines are compared with, and a tied one."""
 
 from __future__ import annotations
 

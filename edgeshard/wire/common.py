@@ -38,6 +38,7 @@ _SPEC_SCALARS = (
     "kv_overcommit",
     "prefix_cache",
     "micro_batches",
+    "head_quantisation",
 )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import Architecture, Decoder, ModelShape
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.attention import StepAttention
@@ -50,6 +50,16 @@ class StageContext:
     @property
     def is_last(self) -> bool:
         return self.layers.end == self.shape.layer_count
+
+    @property
+    def block_integers(self) -> IntegerFormat | None:
+        """How matrices of blocks are packed; None for the dtype."""
+        return None if self.quantisation is None else self.quantisation.blocks
+
+    @property
+    def head_integers(self) -> IntegerFormat | None:
+        """How the LM head is packed; None for the dtype."""
+        return None if self.quantisation is None else self.quantisation.head
 
     @property
     def torch_dtype(self) -> torch.dtype:

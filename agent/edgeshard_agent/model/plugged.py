@@ -98,7 +98,7 @@ class PluggedModules(DecoderModules):
         for name, size in record.block(context.decoder.fields, context.shape, index).items():
             if not name.endswith(".weight"):
                 continue
-            small = context.quantisation is not None and record.is_quantised(name, len(size))
+            small = context.block_integers is not None and record.is_quantised(name, len(size))
             path, _, _ = record.place(name).parameter.rpartition(".")
             linear = layer.get_submodule(path)
             if type(linear) is nn.Linear:
@@ -116,7 +116,7 @@ class PluggedModules(DecoderModules):
             (linear.out_features,),
             linear.in_features,
             bias=linear.bias is not None,
-            quantisation=self.context.quantisation if small else None,
+            integers=self.context.block_integers if small else None,
         )
 
     def _final_norm(self) -> nn.Module:

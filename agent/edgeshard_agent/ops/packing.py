@@ -6,9 +6,10 @@ import torch
 from torch.nn.functional import pad
 
 from edgeshard_agent.ops.huge_pages import WEIGHTS
-from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
+from edgeshard_agent.ops.quantize import ELEMENTS_AT_ONCE, QuantizedWeight, Scheme, quantize_weight
 
 PANEL = 32
+_SCALES_BYTES = 2 * PANEL
 
 
 def pack_float(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -29,8 +30,23 @@ def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: to
     return panels[indices // PANEL, :, indices % PANEL].reshape(len(indices), in_padded)
 
 
-def pack_quantized(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
-    """The bytes of a quantised weight: for each panel and group its scales, then its values, offset to be unsigned."""
+def pack_quantized(weight: torch.Tensor, scheme: Scheme, group: int) -> torch.Tensor:
+    """The bytes of a weight [out, in] as integers: for each panel and group its scales, then its values, unsigned.
+
+    A few panels are rounded and packed at a time, so that what lies between takes no memory to speak of.
+    """
+    out_features, in_features = weight.shape
+    panels, groups = -(-out_features // PANEL), -(-in_features // group)
+    values_bytes = PANEL * group // (1 if scheme is Scheme.INT8 else 2)
+    packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
+    at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * group))
+    for first in range(0, panels, at_once):
+        rows = quantize_weight(weight[first * PANEL : (first + at_once) * PANEL], scheme, group)
+        _pack_panels(rows, scheme, packed[first : first + at_once])
+    return packed.view(-1)
+
+
+def _pack_panels(weight: QuantizedWeight, scheme: Scheme, packed: torch.Tensor) -> None:
     rows = -weight.values.shape[0] % PANEL
     scales = pad(weight.scales, (0, 0, 0, rows)).view(-1, PANEL, weight.scales.shape[1])
     panels, _, groups = scales.shape
@@ -41,8 +57,5 @@ def pack_quantized(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
     else:
         unsigned = (values + 8).to(torch.uint8).view(panels, PANEL, groups, -1, 2, 4)
         chunks = (unsigned[..., 0, :] | (unsigned[..., 1, :] << 4)).permute(0, 2, 3, 1, 4)
-    body = chunks.reshape(panels, groups, -1)
-    head = scales.transpose(1, 2).contiguous().view(torch.uint8)
-    packed = WEIGHTS.take((head.numel() + body.numel(),), torch.uint8)
-    torch.cat((head, body), dim=2, out=packed.view(panels, groups, -1))
-    return packed
+    packed[..., :_SCALES_BYTES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
+    packed[..., _SCALES_BYTES:] = chunks.reshape(panels, groups, -1)

@@ -250,7 +250,7 @@ class PlacedStage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class DeploymentSpec(_message.Message):
     KV_OVERCOMMIT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     source: str
@@ -305,7 +306,8 @@ class DeploymentSpec(_message.Message):
     kv_overcommit: bool
     prefix_cache: bool
     micro_batches: int
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ...) -> None: ...
+    head_quantisation: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ...) -> None: ...
 
 class ExplicitStage(_message.Message):
     __slots__ = ("node", "layers")
