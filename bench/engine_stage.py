@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ BLOCK_TOKENS = 16
 
 
 class DecodingStage:
-    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over."""
+    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over.
+
+    `clock` says in seconds how long a step took.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,9 @@ class DecodingStage:
         context: int,
         steps: int,
         config: dict[str, Any] = CONFIG,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
         self._context, self._steps = context, steps
         self._vocabulary, self._width = config["vocab_size"], config["hidden_size"]
         self._random = np.random.default_rng(0)
@@ -63,9 +69,9 @@ class DecodingStage:
         sampling = Sampling() if position == self._context else None
         spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
         inputs = self._inputs(rows)
-        began = time.perf_counter()
+        began = self._clock()
         self._model.execute(StepPlan(spans=spans), inputs)
-        return time.perf_counter() - began
+        return self._clock() - began
 
     def _inputs(self, tokens: int) -> StageInputs:
         if self._model.is_first:
