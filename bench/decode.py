@@ -1,12 +1,15 @@
 """How fast one stage that holds a whole model decodes on one core, beside `transformers.generate`.
 
 The 316 M-parameter random Llama (`bench/random_llama.py`) runs as one StageModel with bf16, int8 and int4 weights and
-by transformers in bf16, all in this process, on one thread pinned to one core, in turns. A run decodes its tokens for
+by transformers in bf16, all in this process, on one thread pinned to one core, in turns. With --tied it is the tied one
+of 596 M, a quarter of which is the LM head. A run decodes its tokens for
 1, 8 and 16 streams behind a prompt each; its rate is streams / median step, without the first token. The report has the
-median of the runs, their ratios to transformers, and where the time of a step goes. Times are of the thread's own
-processor time with --cpu-time: on a shared machine that leaves out what others do on the core, though not on its cache.
+median of the runs, their ratios to transformers and to bf16, and where the time of a step goes. Times are of the
+thread's own processor time with --cpu-time: on a shared machine that leaves out what others do on the core, though not
+on its cache.
 
     python -m bench.decode [--rounds 5] [--tokens 16] [--cpu-time]    JSON on stdout
+    python -m bench.decode --tied --schemes bf16,int8,int4,int4-head-int4 --streams 1 --without-transformers
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.ops import native_available
 
-from bench.random_llama import CONFIG, RandomWeights
+from bench.random_llama import CONFIG, TIED_CONFIG, RandomWeights
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
@@ -47,13 +50,13 @@ Decoder = Callable[[int, int], list[float]]
 """(streams, tokens) to the seconds of each step but the first."""
 
 
-def stage_of(weights: RandomWeights, scheme: str, tokens: int) -> StageModel:
-    """All layers in one stage; `scheme` is bf16, int8 or int4."""
+def stage_of(weights: RandomWeights, scheme: str, tokens: int, config: dict[str, Any] = CONFIG) -> StageModel:
+    """All layers in one stage; `scheme` is bf16 or a `Quantisation`."""
     blocks_per_stream = -(-(PROMPT_TOKENS + tokens + 1) // BLOCK_TOKENS)
     return StageModel.load(
         weights,
-        CONFIG,
-        LayerRange(0, CONFIG["num_hidden_layers"]),
+        config,
+        LayerRange(0, config["num_hidden_layers"]),
         dtype=DType.BFLOAT16,
         kv_dtype=DType.BFLOAT16,
         kv_blocks=blocks_per_stream * max(STREAMS),
@@ -96,13 +99,16 @@ def stage_decoder(stage: StageModel) -> Decoder:
     return lambda streams, tokens: decode(stage, prefill(stage, streams, tokens), tokens)
 
 
-def transformers_decoder(weights: RandomWeights) -> Decoder:
+def transformers_decoder(weights: RandomWeights, config: dict[str, Any] = CONFIG) -> Decoder:
     """The same weights (not copied) under `generate`, greedy."""
     from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteriaList
 
     with torch.device("meta"):
-        model: Any = LlamaForCausalLM(LlamaConfig(**CONFIG))
-    model.load_state_dict(weights.tensors, assign=True)
+        model: Any = LlamaForCausalLM(LlamaConfig(**config))
+    tied = config["tie_word_embeddings"]
+    model.load_state_dict(weights.tensors, assign=True, strict=not tied)
+    if tied:
+        model.tie_weights()
     rotary = type(model.model.rotary_emb)
     model.model.rotary_emb = rotary(model.config)  # its frequencies are not in the checkpoint
     model.eval()
@@ -180,11 +186,13 @@ def profile(stage: StageModel, streams: int, tokens: int) -> dict[str, float]:
     return {name: round(1e3 * seconds, 3) for name, seconds in sorted(parts.items(), key=lambda item: -item[1])}
 
 
-def measure(decoders: dict[str, Decoder], rounds: int, tokens: int) -> dict[tuple[str, int], list[float]]:
+def measure(
+    decoders: dict[str, Decoder], rounds: int, tokens: int, counts: Sequence[int] = STREAMS
+) -> dict[tuple[str, int], list[float]]:
     """Tokens per second of every engine and number of streams, `rounds` times in turns."""
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     for number in range(rounds):
-        for streams, (name, decoder) in itertools.product(STREAMS, decoders.items()):
+        for streams, (name, decoder) in itertools.product(counts, decoders.items()):
             rate = streams / statistics.median(decoder(streams, tokens))
             rates[name, streams].append(rate)
             print(f"round {number + 1}/{rounds} {name} x{streams}: {rate:.1f} tok/s", file=sys.stderr)
@@ -216,6 +224,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16, help="decode steps of a run")
     parser.add_argument("--core", type=int, default=0, help="the core this process is pinned to")
     parser.add_argument("--schemes", default="bf16,int8,int4")
+    parser.add_argument("--streams", default=",".join(map(str, STREAMS)))
+    parser.add_argument("--tied", action="store_true", help="the tied model of 596 M parameters")
     parser.add_argument("--without-transformers", action="store_true")
     parser.add_argument("--cpu-time", action="store_true", help="time by the thread's processor time")
     options = parser.parse_args()
@@ -224,19 +234,23 @@ def main() -> int:
         clock = time.thread_time
     os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)
-    weights = RandomWeights()
-    stages = {scheme: stage_of(weights, scheme, options.tokens) for scheme in options.schemes.split(",")}
+    counts = [int(count) for count in options.streams.split(",")]
+    config = TIED_CONFIG if options.tied else CONFIG
+    weights = RandomWeights(config=config)
+    stages = {scheme: stage_of(weights, scheme, options.tokens, config) for scheme in options.schemes.split(",")}
     decoders: dict[str, Decoder] = {scheme: stage_decoder(stage) for scheme, stage in stages.items()}
     with torch.inference_mode():
         if not options.without_transformers:
-            decoders[TRANSFORMERS] = transformers_decoder(weights)
-        rates = measure(decoders, options.rounds, options.tokens)
+            decoders[TRANSFORMERS] = transformers_decoder(weights, config)
+        rates = measure(decoders, options.rounds, options.tokens, counts)
         profiles = {
-            scheme: {f"{streams} streams": profile(stage, streams, options.tokens) for streams in STREAMS}
+            scheme: {f"{streams} streams": profile(stage, streams, options.tokens) for streams in counts}
             for scheme, stage in stages.items()
         }
     result = {
         "benchmark": "decode",
+        "parameters": sum(tensor.numel() for tensor in weights.tensors.values()),
+        "parameter_bytes": {scheme: stage.parameter_bytes for scheme, stage in stages.items()},
         "clock": "thread" if options.cpu_time else "wall",
         "native_operators": native_available(),
         "prompt_tokens": PROMPT_TOKENS,

@@ -1,8 +1,10 @@
-"""Some layers of the random Llama in this process, decoding: how long a step takes with nothing around it."""
+"""Some layers of a random Llama in this process, decoding: how long a step takes with nothing around it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,17 +20,29 @@ BLOCK_TOKENS = 16
 
 
 class DecodingStage:
-    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over."""
+    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over.
+
+    `clock` says in seconds how long a step took.
+    """
 
     def __init__(
-        self, layers: LayerRange, quantisation: Quantisation | None, rows: int, context: int, steps: int
+        self,
+        layers: LayerRange,
+        quantisation: Quantisation | None,
+        rows: int,
+        context: int,
+        steps: int,
+        config: dict[str, Any] = CONFIG,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
         self._context, self._steps = context, steps
+        self._vocabulary, self._width = config["vocab_size"], config["hidden_size"]
         self._random = np.random.default_rng(0)
         blocks = -(-(context + steps) // BLOCK_TOKENS)
         self._model = StageModel.load(
-            RandomWeights(),
-            CONFIG,
+            RandomWeights(config=config, layers=layers),
+            config,
             layers,
             dtype=DType.BFLOAT16,
             kv_dtype=DType.BFLOAT16,
@@ -55,11 +69,11 @@ class DecodingStage:
         sampling = Sampling() if position == self._context else None
         spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
         inputs = self._inputs(rows)
-        began = time.perf_counter()
+        began = self._clock()
         self._model.execute(StepPlan(spans=spans), inputs)
-        return time.perf_counter() - began
+        return self._clock() - began
 
     def _inputs(self, tokens: int) -> StageInputs:
         if self._model.is_first:
-            return self._random.integers(0, CONFIG["vocab_size"], tokens)
-        return torch.from_numpy(self._random.standard_normal((tokens, CONFIG["hidden_size"]), np.float32)).bfloat16()
+            return self._random.integers(0, self._vocabulary, tokens)
+        return torch.from_numpy(self._random.standard_normal((tokens, self._width), np.float32)).bfloat16()

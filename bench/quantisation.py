@@ -1,8 +1,9 @@
 """What small integers for weights cost in quality: the demo model's bits per byte of text it has not seen.
 
 The demo model's validation text is scored by one stage that holds all layers, with float32, bf16, int8 and int4
-weights; every scored token sees at least half a context. Fewer bits are better; `perplexity_per_byte` is 2 to that
-many.
+weights, the last two with the LM head whole, as int8 and as int4; every scored token sees at least half a context.
+Fewer bits are better. `perplexity` is of a token, `perplexity_per_byte` 2 to the bits of a byte.
+`perplexity_over_whole_head` compares with the same blocks under a head in bf16.
 
     python -m bench.quantisation [--bytes 60000]    JSON on stdout
 """
@@ -22,7 +23,7 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
@@ -34,8 +35,7 @@ CONTEXT, HALF, BLOCK = 512, 256, 16
 SCHEMES: dict[str, tuple[DType, Quantisation | None]] = {
     "float32": (DType.FLOAT32, None),
     "bf16": (DType.BFLOAT16, None),
-    "int8": (DType.BFLOAT16, Quantisation.INT8),
-    "int4": (DType.BFLOAT16, Quantisation.INT4),
+    **{str(quantisation): (DType.BFLOAT16, quantisation) for quantisation in Quantisation},
 }
 
 
@@ -58,6 +58,18 @@ def demo_stage(scheme: str) -> StageModel:
 
 def bits_per_byte(stage: StageModel, text: str) -> float:
     """The text's negative log2-likelihood under the stage, divided by its bytes in UTF-8."""
+    nats, _ = score(stage, text)
+    return nats / math.log(2) / len(text.encode())
+
+
+def perplexity(stage: StageModel, text: str) -> float:
+    """Of a token of the text."""
+    nats, tokens = score(stage, text)
+    return math.exp(nats / tokens)
+
+
+def score(stage: StageModel, text: str) -> tuple[float, int]:
+    """The text's negative log-likelihood under the stage in nats, and the tokens it is the sum over."""
     ids = Tokenizer.load(MODEL / "tokenizer.json").encode(text)
     nats = 0.0
     for number, start in enumerate(range(0, len(ids) - 1, HALF)):
@@ -70,7 +82,7 @@ def bits_per_byte(stage: StageModel, text: str) -> float:
         first = start - begin
         targets = torch.tensor(window[first + 1 :])
         nats += float(torch.nn.functional.cross_entropy(logits[first:].float(), targets, reduction="sum"))
-    return nats / math.log(2) / len(text.encode())
+    return nats, len(ids) - 1
 
 
 def main() -> int:
@@ -82,18 +94,25 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for scheme in SCHEMES:
         stage = demo_stage(scheme)
-        bits = bits_per_byte(stage, text)
+        nats, tokens = score(stage, text)
+        bits = nats / math.log(2) / len(text.encode())
         rows.append(
             {
                 "weights": scheme,
                 "bits_per_byte": round(bits, 4),
                 "perplexity_per_byte": round(2**bits, 4),
+                "perplexity": round(math.exp(nats / tokens), 4),
                 "parameter_bytes": stage.parameter_bytes,
             }
         )
         print(f"{scheme}: {bits:.4f} bits per byte", file=sys.stderr)
     for row in rows:
         row["bits_over_bf16"] = round(row["bits_per_byte"] - rows[1]["bits_per_byte"], 4)
+        scheme = row["weights"]
+        if scheme in list(Quantisation):
+            whole_head = Quantisation.of(Quantisation(scheme).blocks, WHOLE_HEAD)
+            (whole,) = (other for other in rows if other["weights"] == whole_head)
+            row["perplexity_over_whole_head"] = round(row["perplexity"] / whole["perplexity"] - 1, 5)
     print(json.dumps({"benchmark": "quantisation", "scored_bytes": len(text.encode()), "rows": rows}, indent=2))
     return 0
 

@@ -1,4 +1,4 @@
-"""The 316 M-parameter Llama with random weights that engines are compared with, made anew each time from its seed."""
+"""Llamas with random weights, made anew each time from a seed: one that engines are compared with, and a tied one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from edgeshard.architectures import expected_tensors
+from edgeshard.domain.model import LayerRange
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -31,16 +32,29 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": None,
     "dtype": "bfloat16",
 }
+"""316 M parameters."""
+TIED_CONFIG: dict[str, Any] = {
+    **CONFIG,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": True,
+}
+"""596 M parameters, a quarter of them in one matrix that is embedding and LM head, as small models of today have it."""
 _SPREAD = 0.02
 
 
 class RandomWeights:
-    """The model's tensors in bfloat16, by their names in a checkpoint: a source that `StageModel.load` reads from."""
+    """A model's tensors in bfloat16, by their names in a checkpoint: a source that `StageModel.load` reads from.
 
-    def __init__(self, seed: int = 5) -> None:
+    With `layers` they are those of one stage.
+    """
+
+    def __init__(self, seed: int = 5, config: dict[str, Any] = CONFIG, layers: LayerRange | None = None) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in expected_tensors(CONFIG).items():
+        for name, tensor in expected_tensors(config, layers).items():
             values = torch.ones(tensor.shape, dtype=torch.bfloat16)
             if len(tensor.shape) > 1:
                 values.normal_(0.0, _SPREAD, generator=generator)

@@ -36,6 +36,7 @@ from edgeshard_agent.hosting.hosted_stage import HostServices
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.facts import available_bytes, has_cpu_quota, read_facts
+from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.measurer import MeasuredNode, Measurer
 from edgeshard_agent.net.control import ControlClient
@@ -107,6 +108,7 @@ async def serve(settings: AgentSettings) -> None:
         on_command,
         lambda: hosting.statuses(),
         available_bytes,
+        HugePageWatch(clock).read,
         lambda: hosting.post(ControlLost()),
     )
     node = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation)

@@ -10,11 +10,26 @@ from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
 from edgeshard.architectures.shape import ModelShape
-from edgeshard.architectures.tensors import ExpectedTensor, canonical_name, expected_tensors, name_in_block, unit_of
-from edgeshard.architectures.weights import check_quantisation, held_bytes, is_quantised, keeps_float32, tensor_bytes
+from edgeshard.architectures.tensors import (
+    HEAD_WEIGHT,
+    ExpectedTensor,
+    canonical_name,
+    expected_tensors,
+    name_in_block,
+    unit_of,
+)
+from edgeshard.architectures.weights import (
+    check_quantisation,
+    held_bytes,
+    integers_of,
+    keeps_float32,
+    shares_embedding,
+    tensor_bytes,
+)
 
 __all__ = [
     "ARCHITECTURES",
+    "HEAD_WEIGHT",
     "KNOWN_MODELS",
     "Architecture",
     "Decoder",
@@ -26,11 +41,12 @@ __all__ = [
     "check_quantisation",
     "expected_tensors",
     "held_bytes",
-    "is_quantised",
+    "integers_of",
     "keeps_float32",
     "name_in_block",
     "parse_config",
     "read_config",
+    "shares_embedding",
     "stage_tensors",
     "tensor_bytes",
     "unit_of",

@@ -10,9 +10,9 @@ from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.registry import architecture_named
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, name_in_block
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.domain.model import TensorInfo
+from edgeshard.domain.model import LayerRange, TensorInfo
 
 
 def check_quantisation(architecture: str) -> None:
@@ -25,16 +25,30 @@ def check_quantisation(architecture: str) -> None:
         )
 
 
-def is_quantised(shape: ModelShape, name: str, dimensions: int) -> bool:
-    """Whether a tensor, by canonical name, becomes integers: matrices of the blocks, and an LM head of its own.
+def integers_of(
+    shape: ModelShape, name: str, dimensions: int, quantisation: Quantisation | None
+) -> IntegerFormat | None:
+    """How a tensor, by canonical name, is kept where it is used as what its name says; None where it stays whole.
 
-    Embeddings are looked up row by row and keep the dtype, and with them a head that is tied to one. Routers of experts
-    are small and decide much.
+    Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and keep the dtype.
+    Routers of experts are small and decide much.
     """
     record = architecture_named(shape.architecture)
+    if quantisation is None or not record.quantises:
+        return None
     if name == HEAD_WEIGHT:
-        return record.quantises and not shape.tied
-    return name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
+        return quantisation.head
+    in_block = name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
+    return quantisation.blocks if in_block else None
+
+
+def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bool:
+    """Whether a stage with embedding and LM head holds one matrix for both.
+
+    A tied head of small integers is a matrix of its own beside the embedding, so that a token's embedding has the same
+    bits however the model is cut.
+    """
+    return shape.tied and (quantisation is None or quantisation.head is None)
 
 
 def keeps_float32(shape: ModelShape, name: str) -> bool:
@@ -43,20 +57,35 @@ def keeps_float32(shape: ModelShape, name: str) -> bool:
     return name.startswith(f"{record.block_list}.") and record.keeps_float32(name_in_block(name))
 
 
-def tensor_bytes(shape: ModelShape, tensor: TensorInfo, dtype: DType, quantisation: Quantisation | None) -> int:
-    """Bytes of a tensor that a stage holds."""
-    name = canonical_name(shape.architecture, tensor.name)
-    if keeps_float32(shape, name):
-        dtype = DType.FLOAT32
-    if quantisation is not None and is_quantised(shape, name, len(tensor.shape)):
-        rows, columns = tensor.shape
-        return quantisation.matrix_bytes(rows, columns)
-    return math.prod(tensor.shape) * dtype.itemsize
+def tensor_bytes(
+    shape: ModelShape, tensor: TensorInfo, layers: LayerRange, dtype: DType, quantisation: Quantisation | None
+) -> int:
+    """Bytes of a tensor that a stage with these layers needs, once loaded; a tied embedding may be there twice."""
+    name, elements = canonical_name(shape.architecture, tensor.name), math.prod(tensor.shape)
+    if shape.tied and name == architecture_named(shape.architecture).embedding:
+        ends = (layers.first == 0, layers.end == shape.layer_count)
+        if shares_embedding(shape, quantisation):
+            return elements * dtype.itemsize * any(ends)
+        head = _bytes(shape, HEAD_WEIGHT, tensor.shape, dtype, quantisation)
+        return elements * dtype.itemsize * ends[0] + head * ends[1]
+    return _bytes(shape, name, tensor.shape, dtype, quantisation)
+
+
+def _bytes(shape: ModelShape, name: str, size: tuple[int, ...], dtype: DType, quantisation: Quantisation | None) -> int:
+    integers = integers_of(shape, name, len(size), quantisation)
+    if integers is not None:
+        rows, columns = size
+        return integers.matrix_bytes(rows, columns)
+    return math.prod(size) * (DType.FLOAT32 if keeps_float32(shape, name) else dtype).itemsize
 
 
 def held_bytes(
-    config: Mapping[str, Any], tensors: Iterable[TensorInfo], dtype: DType, quantisation: Quantisation | None = None
+    config: Mapping[str, Any],
+    tensors: Iterable[TensorInfo],
+    layers: LayerRange,
+    dtype: DType,
+    quantisation: Quantisation | None = None,
 ) -> int:
-    """Bytes of a stage's tensors once loaded."""
+    """Bytes of the tensors of a stage with these layers, once loaded."""
     shape = parse_config(config)
-    return sum(tensor_bytes(shape, tensor, dtype, quantisation) for tensor in tensors)
+    return sum(tensor_bytes(shape, tensor, layers, dtype, quantisation) for tensor in tensors)

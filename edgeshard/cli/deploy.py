@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from edgeshard.domain.deployment import Deployment, DeploymentSpec
-    from edgeshard.domain.dtypes import Quantisation
+    from edgeshard.domain.dtypes import IntegerFormat
     from edgeshard.domain.placement import ExplicitStage, Placement
 
 
@@ -68,6 +68,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
             metavar="FORMAT|NODE=FORMAT",
             help="Weights as small integers: int8, int4 or none (default); may be repeated for single boxes.",
         ),
+    ] = None,
+    head_quantisation: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
     ] = None,
     max_context: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
@@ -111,6 +114,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "quantisation": quantise,
+        "head_quantisation": head_quantisation,
         "max_context": max_context,
         "max_new_tokens": max_new_tokens,
         "concurrency": concurrency,
@@ -169,20 +173,20 @@ def _layers(text: str) -> tuple[ExplicitStage, ...]:
     return parse_layers(text)
 
 
-def _quantisation(items: Sequence[str]) -> dict[str, Quantisation]:
+def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
     """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployment import EVERY_NODE
-    from edgeshard.domain.dtypes import Quantisation
+    from edgeshard.domain.dtypes import IntegerFormat
 
-    found: dict[str, Quantisation | None] = {}
+    found: dict[str, IntegerFormat | None] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
-        if text not in ("none", *Quantisation) or (equals and (not node or text == "none")) or (node or "*") in found:
+        if text not in ("none", *IntegerFormat) or (equals and (not node or text == "none")) or (node or "*") in found:
             raise InvalidArgumentError(
                 f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
                 field="quantisation",
             )
-        found[node or EVERY_NODE] = None if text == "none" else Quantisation(text)
+        found[node or EVERY_NODE] = None if text == "none" else IntegerFormat(text)
     return {node: chosen for node, chosen in found.items() if chosen is not None}
 
 

@@ -30,6 +30,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     quantise: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
     ] = None,
+    head_quantisation: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+    ] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Slowest a request may get its tokens.")
@@ -73,6 +76,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     """
     from edgeshard.cli import plan_views as views
     from edgeshard.cli.plan_inputs import Asked, offline_problem, online_problem, shares, sizes
+    from edgeshard.domain.dtypes import parse_quantisation
     from edgeshard.planning.what_if import changed
 
     if not model:
@@ -86,7 +90,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         source=source,
         objective=objective,
         dtype=dtype,
-        quantise=quantise,
+        quantisation=parse_quantisation(quantise, head_quantisation),
         kv_dtype=kv_dtype,
         exclude=tuple(exclude or ()),
         relays=relays,

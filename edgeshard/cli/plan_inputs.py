@@ -33,7 +33,7 @@ class Asked:
     source: str | None = None
     objective: str = Objective.LATENCY
     dtype: str | None = None
-    quantise: str | None = None
+    quantisation: Quantisation | None = None
     kv_dtype: str | None = None
     exclude: tuple[str, ...] = ()
     relays: bool = False
@@ -50,10 +50,6 @@ class Asked:
         workload = {key: getattr(default, key) if value is None else value for key, value in self.workload.items()}
         weights = {"quantisation": self.quantisation}
         return {"objective": Objective(self.objective), **workload, **weights, **self.more}
-
-    @property
-    def quantisation(self) -> Quantisation | None:
-        return None if self.quantise is None else Quantisation.parse(self.quantise, "quantise")
 
     def weights_dtype(self, default: DType | None) -> DType:
         return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_DTYPE = "bfloat16"
 
 
-def profile(
+def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
         list[str] | None, typer.Argument(metavar="[NODE]...", help="Boxes to measure; all that are connected if none.")
@@ -47,6 +47,9 @@ def profile(
     quantise: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
     ] = None,
+    head_quantisation: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
@@ -56,10 +59,16 @@ def profile(
     A box measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
     when a box or a link could not be measured; the others are, all the same.
     """
-    from edgeshard.domain.dtypes import DType, Quantisation
+    from edgeshard.domain.dtypes import DType, parse_quantisation
 
     if model is None:
-        about_layers = {"dtype": dtype, "quantise": quantise, "quick": quick or None, "again": again or None}
+        about_layers = {
+            "dtype": dtype,
+            "quantise": quantise,
+            "head-quantisation": head_quantisation,
+            "quick": quick or None,
+            "again": again or None,
+        }
         for option, given in about_layers.items():
             if given is not None:
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
@@ -67,7 +76,7 @@ def profile(
         model or "",
         tuple(nodes or ()),
         DType.parse(dtype or DEFAULT_DTYPE),
-        None if quantise is None else Quantisation.parse(quantise, "quantise"),
+        parse_quantisation(quantise, head_quantisation),
         quick,
         again,
     )

@@ -113,7 +113,10 @@ def layers_text(placement: Placement) -> str:
 
 
 def node_fields(node: Node) -> dict[str, str]:
-    facts = node.facts
+    facts, pages = node.facts, node.huge_pages
+    huge = {}
+    if pages is not None and pages.wanted_bytes:
+        huge = {"Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"}
     return {
         "Name": node.name,
         "Id": node.node_id,
@@ -122,6 +125,7 @@ def node_fields(node: Node) -> dict[str, str]:
         "Device": f"{facts.kind}, {facts.model}, {facts.cores} cores",
         "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}",
         "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
+        **huge,
         "Software": facts.software,
         "Wire version": str(node.wire_version),
     }

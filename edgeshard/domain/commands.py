@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
@@ -37,12 +37,14 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a box says of itself every second or so. Memory in bytes."""
+    """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
+    tell."""
 
     node_id: NodeId
     incarnation: str
     stages: tuple[StageStatus, ...]
     memory_available_bytes: int
+    huge_pages: HugePages | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeshard.domain.device import StageStatus
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.placement import ExplicitStage, Placement, parse_layers
@@ -29,7 +29,8 @@ class DeploymentSpec(BaseModel):
     admitted, and the youngest is set back when memory runs out. `prefix_cache` shares the KV of equal beginnings among
     a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
     `micro_batches` is how many decode steps are in flight at once; with 0 the planner and the head choose.
-    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`.
+    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights the LM
+    head is as `head_quantisation` says, int8 when None; "none" keeps the dtype.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -52,7 +53,8 @@ class DeploymentSpec(BaseModel):
     micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
     exclude: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    quantisation: dict[str, Quantisation] = Field(default_factory=dict)
+    quantisation: dict[str, IntegerFormat] = Field(default_factory=dict)
+    head_quantisation: Literal["int8", "int4", "none"] | None = None
     layers: tuple[ExplicitStage, ...] = ()
 
     @property
@@ -61,7 +63,8 @@ class DeploymentSpec(BaseModel):
 
     def quantisation_of(self, node: str) -> Quantisation | None:
         """How this box keeps its weights; None for the deployment's dtype."""
-        return self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
+        blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
+        return None if blocks is None else Quantisation.of(blocks, self.head_quantisation)
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
@@ -84,6 +87,12 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     if spec.privacy == "source-only":
         raise InvalidArgumentError(
             "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"
+        )
+    if spec.head_quantisation is not None and not spec.quantisation:
+        raise InvalidArgumentError(
+            "head_quantisation: no box has quantised weights; give quantisation too",
+            field="head_quantisation",
+            reason="INVALID_SPEC",
         )
     most = 1 if spec.mode == "sequential" else spec.concurrency
     if spec.micro_batches > most:

@@ -61,8 +61,19 @@ class StageStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HugePages:
+    """Resident bytes of an agent for which it asked the kernel for huge pages, and how many of them lie in such."""
+
+    wanted_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """A box as the coordinator knows it. `address` is its stage listener, host:port."""
+    """A box as the coordinator knows it. `address` is its stage listener, host:port.
+
+    `huge_pages` is None while the box is away, and where its system does not tell.
+    """
 
     node_id: NodeId
     name: NodeName
@@ -73,3 +84,4 @@ class Node:
     heartbeat_age_s: float
     free_bytes: int
     stages: tuple[StageStatus, ...] = ()
+    huge_pages: HugePages | None = None

@@ -26,14 +26,14 @@ class DType(StrEnum):
             raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
 
 
-class Quantisation(StrEnum):
-    """Weights as small integers, a scale for each group of inputs; activations and KV keep the deployment's dtype."""
+class IntegerFormat(StrEnum):
+    """A matrix as small integers, with a scale for each group of inputs."""
 
     INT8 = "int8"
     INT4 = "int4"
 
     @classmethod
-    def parse(cls, text: str, field: str = "quantisation") -> Quantisation:
+    def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
         try:
             return cls(text)
         except ValueError:
@@ -43,12 +43,70 @@ class Quantisation(StrEnum):
     @property
     def group(self) -> int:
         """Consecutive inputs of a row that share a scale."""
-        return 64 if self is Quantisation.INT8 else 32
+        return 64 if self is IntegerFormat.INT8 else 32
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix of this many outputs and inputs: its integers and the scales, 2 bytes each."""
-        bits = 8 if self is Quantisation.INT8 else 4
+        bits = 8 if self is IntegerFormat.INT8 else 4
         return rows * (-(-columns * bits // 8) + 2 * -(-columns // self.group))
+
+
+WHOLE_HEAD = "none"
+"""What is written for an LM head that keeps the dtype."""
+
+
+class Quantisation(StrEnum):
+    """How a box keeps a model's weights as small integers: the matrices of its blocks, and its LM head.
+
+    Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name says otherwise: whole
+    it is up to half of a small model's bytes, and int4 in it alone costs nearly as much quality as in all blocks.
+    """
+
+    INT8 = "int8"
+    INT4 = "int4"
+    INT8_HEAD_INT4 = "int8-head-int4"
+    INT4_HEAD_INT4 = "int4-head-int4"
+    INT8_HEAD_WHOLE = "int8-head-none"
+    INT4_HEAD_WHOLE = "int4-head-none"
+
+    @classmethod
+    def of(cls, blocks: IntegerFormat, head: str | None = None) -> Quantisation:
+        """`head` is `int8`, `int4` or `none`; None is the default."""
+        return cls(blocks if head in (None, IntegerFormat.INT8) else f"{blocks}-head-{head}")
+
+    @classmethod
+    def parse(cls, text: str, field: str = "quantisation") -> Quantisation:
+        try:
+            return cls(text)
+        except ValueError:
+            choices = ", ".join(cls)
+            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+
+    @property
+    def blocks(self) -> IntegerFormat:
+        """Of the matrices of blocks."""
+        return IntegerFormat(self.partition("-")[0])
+
+    @property
+    def head(self) -> IntegerFormat | None:
+        """Of the LM head; None where it keeps the dtype."""
+        written = self.partition("-head-")[2] or IntegerFormat.INT8
+        return None if written == WHOLE_HEAD else IntegerFormat(written)
+
+
+def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | None:
+    """What `--quantise` and `--head-quantisation` ask for. Raises InvalidArgumentError naming the option at fault."""
+    if blocks is None:
+        if head is not None:
+            raise InvalidArgumentError(
+                "--head-quantisation is about quantised weights: give --quantise too", field="head_quantisation"
+            )
+        return None
+    if head not in (None, WHOLE_HEAD, *IntegerFormat):
+        raise InvalidArgumentError(
+            f"--head-quantisation {head!r} is unknown: use none, int8 or int4", field="head_quantisation"
+        )
+    return Quantisation.of(IntegerFormat.parse(blocks, "quantise"), head)
 
 
 def weights_text(dtype: DType, quantisation: Quantisation | None) -> str:

@@ -21,7 +21,8 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeId
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
+"""1 was measured with ordinary pages, and with a tied head that was never quantised."""
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]

@@ -126,14 +126,15 @@ class Costs:
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
         model, item = self.problem.model, self.problem.dtype.itemsize
-        held, head = self._block_bytes(), model.head_bytes(self.problem.dtype, self.problem.quantisation)
+        ways = self.problem.dtype, self.problem.quantisation
+        held, head, shared = self._block_bytes(), model.head_bytes(*ways), model.shared_bytes(*ways)
         kv = load.requests * self.sequence_kv_bytes()
         uses = []
         for index, (node, first, end) in enumerate(stages(cut)):
             has_head = self.has_head(cut, index)
             weights = sum(held[first:end]) + head * has_head
             weights += item * model.embedding_parameters * (index == 0)
-            weights -= item * model.tied_parameters * (index == 0 and has_head)
+            weights -= shared * (index == 0 and has_head)
             workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
             block_loading = self.loading_bytes(self.nodes[node])
             room = int(self._capacity[node]) + block_loading
@@ -233,7 +234,7 @@ class Costs:
             layer_bytes=np.array([float(weights + kv) for weights in self._block_bytes()]),
             embed_bytes=float(model.embedding_parameters * item + outer_loading),
             head_bytes=float(head + self.logits_bytes(load) + outer_loading),
-            tied_bytes=float(model.tied_parameters * item + outer_loading),
+            tied_bytes=float(model.shared_bytes(problem.dtype, problem.quantisation) + outer_loading),
             stage_bytes=float(self.stage_workspace(load)),
             capacity_bytes=self._capacity,
             max_layers=self._max_layers,

@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures import (
+    HEAD_WEIGHT,
     KNOWN_MODELS,
     ExpectedTensor,
     ModelShape,
     expected_tensors,
-    is_quantised,
+    integers_of,
     keeps_float32,
     name_in_block,
     read_config,
+    shares_embedding,
 )
 from edgeshard.architectures.parts import chosen_experts, expert_count
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.model import LayerRange, Part
 
@@ -46,15 +48,15 @@ class Matrices:
     def of(cls, rows: int, columns: int) -> Matrices:
         return cls(
             rows * columns,
-            Quantisation.INT8.matrix_bytes(rows, columns),
-            Quantisation.INT4.matrix_bytes(rows, columns),
+            IntegerFormat.INT8.matrix_bytes(rows, columns),
+            IntegerFormat.INT4.matrix_bytes(rows, columns),
         )
 
-    def weight_bytes(self, parameters: int, dtype: DType, quantisation: Quantisation | None) -> int:
+    def weight_bytes(self, parameters: int, dtype: DType, integers: IntegerFormat | None) -> int:
         """Bytes of `parameters` elements, of which these are the ones that may be small integers."""
-        if quantisation is None:
+        if integers is None:
             return parameters * dtype.itemsize
-        packed = self.int8_bytes if quantisation is Quantisation.INT8 else self.int4_bytes
+        packed = self.int8_bytes if integers is IntegerFormat.INT8 else self.int4_bytes
         return (parameters - self.elements) * dtype.itemsize + packed
 
 
@@ -78,7 +80,8 @@ class BlockSpec:
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
-        return self.matrices.weight_bytes(self.parameters, dtype, quantisation) + wider
+        integers = None if quantisation is None else quantisation.blocks
+        return self.matrices.weight_bytes(self.parameters, dtype, integers) + wider
 
     def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
         """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
@@ -89,7 +92,8 @@ class BlockSpec:
         if not self.experts:
             return float(every)
         missed = (1.0 - self.chosen / self.experts) ** tokens
-        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, quantisation)
+        integers = None if quantisation is None else quantisation.blocks
+        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, integers)
 
     @property
     def active_parameters(self) -> float:
@@ -104,6 +108,7 @@ class ModelSpec:
     """A model as the planner sees it. Sizes in elements, so that one spec serves every dtype.
 
     `embedding_parameters` and `head_parameters` both count a tied embedding; `tied_parameters` is what they share.
+    Of the head `head_matrices` may be small integers.
     `largest_block_tensor` and `largest_outer_tensor` are in elements and matter while loading. `inner_size` is the
     widest row of a block's activations.
     """
@@ -130,7 +135,12 @@ class ModelSpec:
 
     def head_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         """Bytes of norm and LM head."""
-        return self.head_matrices.weight_bytes(self.head_parameters, dtype, quantisation)
+        integers = None if quantisation is None else quantisation.head
+        return self.head_matrices.weight_bytes(self.head_parameters, dtype, integers)
+
+    def shared_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        """Bytes that a stage with embedding and head holds once and not twice."""
+        return self.tied_parameters * dtype.itemsize if shares_embedding(self.shape, quantisation) else 0
 
     def kv_bytes_per_token(self, dtype: DType) -> int:
         """Bytes of keys and values of one token in one block."""
@@ -154,7 +164,9 @@ class _Sums:
 
     def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool) -> None:
         elements = math.prod(tensor.shape)
-        packed = is_quantised(shape, tensor.name, len(tensor.shape))
+        name = HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name
+        # Which tensors become integers is the same for every format; how many bytes they take then, is not.
+        packed = integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
         matrices = Matrices.of(*tensor.shape) if packed else Matrices()
         self.parameters += elements
         self.matrices += matrices

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation, weights_text
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, IntegerFormat, Quantisation, weights_text
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.profile import ComputeProfile, LayerKind, MeasuredLink
@@ -131,7 +131,11 @@ def profile_command(
     model: str, dtype: DType, quantisation: Quantisation | None = None, names: Sequence[str] = ()
 ) -> str:
     """What has boxes measured for a model; all that are connected when none is named."""
-    quantise = () if quantisation is None else ("--quantise", quantisation)
+    quantise: tuple[str, ...] = ()
+    if quantisation is not None:
+        quantise = ("--quantise", quantisation.blocks)
+        if quantisation.head is not IntegerFormat.INT8:
+            quantise += ("--head-quantisation", quantisation.head or WHOLE_HEAD)
     return " ".join(("edgectl profile --model", model, "--dtype", dtype, *quantise, *names))
 
 
@@ -188,7 +192,7 @@ def _figures(profile: ComputeProfile) -> DeviceSpec:
     prompt = max(block.prefill, key=lambda sample: sample.count)
     weights = block.parameters * profile.dtype.itemsize
     if profile.quantisation is not None:  # nearly all of a block is matrices
-        weights = profile.quantisation.matrix_bytes(1, block.parameters)
+        weights = profile.quantisation.blocks.matrix_bytes(1, block.parameters)
     return DeviceSpec(
         kind=profile.device,
         memory_bytes=0.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
-from edgeshard.domain.device import DeviceFacts, Node, StagePhase, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
@@ -38,6 +38,7 @@ _SPEC_SCALARS = (
     "kv_overcommit",
     "prefix_cache",
     "micro_batches",
+    "head_quantisation",
 )
 
 
@@ -134,6 +135,14 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
     )
 
 
+def huge_pages_to_wire(huge_pages: HugePages) -> pb.HugePages:
+    return pb.HugePages(wanted_bytes=huge_pages.wanted_bytes, held_bytes=huge_pages.held_bytes)
+
+
+def huge_pages_from_wire(message: pb.HugePages) -> HugePages:
+    return HugePages(message.wanted_bytes, message.held_bytes)
+
+
 def node_to_wire(node: Node) -> pb.Node:
     return pb.Node(
         node_id=node.node_id,
@@ -145,6 +154,7 @@ def node_to_wire(node: Node) -> pb.Node:
         heartbeat_age_s=node.heartbeat_age_s,
         free_bytes=node.free_bytes,
         stages=[stage_status_to_wire(stage) for stage in node.stages],
+        huge_pages=huge_pages_to_wire(node.huge_pages) if node.huge_pages is not None else None,
     )
 
 
@@ -159,6 +169,7 @@ def node_from_wire(message: pb.Node) -> Node:
         heartbeat_age_s=message.heartbeat_age_s,
         free_bytes=message.free_bytes,
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+        huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
     )
 
 

@@ -42,6 +42,8 @@ from edgeshard.wire.common import (
     dtype_to_wire,
     facts_from_wire,
     facts_to_wire,
+    huge_pages_from_wire,
+    huge_pages_to_wire,
     placement_from_wire,
     placement_to_wire,
     quantisation_from_wire,
@@ -91,6 +93,7 @@ def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
         incarnation=heartbeat.incarnation,
         stages=[stage_status_to_wire(stage) for stage in heartbeat.stages],
         memory_available_bytes=heartbeat.memory_available_bytes,
+        huge_pages=huge_pages_to_wire(heartbeat.huge_pages) if heartbeat.huge_pages is not None else None,
     )
 
 
@@ -100,6 +103,7 @@ def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
         incarnation=message.incarnation,
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
         memory_available_bytes=message.memory_available_bytes,
+        huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
     )
 
 

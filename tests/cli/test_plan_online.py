@@ -109,6 +109,20 @@ def test_quantised_boxes_are_planned_by_profiles_of_that(site: Any, plan: Any, d
         assert plan(*other).exit_code == 1
     assert "--dtype bfloat16 --quantise int4`" in plan("--quantise", "int4").stderr
     assert plan("--quantise", "int3").exit_code == 2
+    for options in (("--quantise", "int8", "--head-quantisation", "int3"), ("--head-quantisation", "int8")):
+        refused = plan(*options)
+        assert refused.exit_code == 2 and "--head-quantisation" in refused.stderr
+
+
+def test_another_head_has_a_profile_of_its_own(site: Any, plan: Any, data: Any) -> None:
+    site.measured(a=1e-3, b=5e-4, quantisation=Quantisation.INT4_HEAD_WHOLE)
+    whole = ("--quantise", "int4", "--head-quantisation", "none")
+    assert data(*whole)["quantisation"] == "int4-head-none"
+    for other in (("--quantise", "int4"), ("--quantise", "int4", "--head-quantisation", "int4")):
+        assert plan(*other).exit_code == 1
+    assert (
+        "--quantise int4 --head-quantisation int4`" in plan("--quantise", "int4", "--head-quantisation", "int4").stderr
+    )
 
 
 def test_a_known_device_is_planned_from_its_data_sheet_and_a_note_says_so(site: Any, plan: Any) -> None:

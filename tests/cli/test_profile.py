@@ -51,12 +51,24 @@ def test_progress_goes_to_stderr_and_figures_to_stdout(edgectl: Any, measured: A
 
 def test_options_reach_the_server(edgectl: Any, measured: Any) -> None:
     edgectl(
-        "profile", "a", "b", "--model", "fairy-tales", "--quick", "--again", "--dtype", "float32", "--quantise", "int4"
+        "profile",
+        "a",
+        "b",
+        "--model",
+        "fairy-tales",
+        "--quick",
+        "--again",
+        "--dtype",
+        "float32",
+        "--quantise",
+        "int4",
+        "--head-quantisation",
+        "none",
     )
     (request,) = measured.sent(admin_pb2.ProfileRequest)
     assert (request.model, list(request.nodes), request.quick, request.again) == ("fairy-tales", ["a", "b"], True, True)
     assert request.dtype == common_pb2.DATA_TYPE_FLOAT32 and request.operation_id
-    assert request.quantisation == "int4"
+    assert request.quantisation == "int4-head-none"
     assert edgectl("profile", "--model", "fairy-tales", "--quantise", "int3").exit_code == 2
 
 
@@ -102,7 +114,10 @@ def test_without_a_model_only_links_are_measured(edgectl: Any, measured: Any) ->
     assert "DECODE" not in result.stdout and "BANDWIDTH" in result.stdout
 
 
-@pytest.mark.parametrize("option", [["--quick"], ["--again"], ["--dtype", "float32"], ["--quantise", "int8"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--quick"], ["--again"], ["--dtype", "float32"], ["--quantise", "int8"], ["--head-quantisation", "int8"]],
+)
 def test_what_is_about_a_model_needs_one(edgectl: Any, site: Any, option: list[str]) -> None:
     result = edgectl("profile", *option)
     assert (result.exit_code, site.requests) == (2, []) and f"{option[0]} is about" in result.stderr

@@ -69,6 +69,8 @@ def test_describe_node(edgectl: Any) -> None:
     text = edgectl("describe", "node", "a").stdout
     assert "Budget:       4 GiB for stages, 3 GiB free" in text
     assert "tales" in text.splitlines()[-1]
+    assert "Huge pages:   1.10 GiB of 1.17 GiB" in text
+    assert "Huge pages" not in edgectl("describe", "node", "b").stdout, "a box that is away says nothing of them"
 
 
 def test_describe_deployment_shows_why_it_failed_and_who_holds_what(edgectl: Any, site: Any) -> None:
@@ -116,6 +118,9 @@ def test_describe_node_as_json_has_every_sample(edgectl: Any, site: Any) -> None
     site.measured(b=5e-4)
     value = json.loads(edgectl("describe", "node", "b", "-o", "json").stdout)
     assert value["name"] == "b" and value["facts"]["cores"] == 4
+    assert value["huge_pages"] is None
+    pages = json.loads(edgectl("describe", "node", "a", "-o", "json").stdout)["huge_pages"]
+    assert pages == {"wanted_bytes": 1200 << 20, "held_bytes": 1130 << 20}
     (profile,) = value["profiles"]
     assert (profile["models"], profile["dtype"], profile["age_s"]) == (["fairy-tales"], "bfloat16", 3600)
     assert profile["layers"][1]["decode"][0] == {

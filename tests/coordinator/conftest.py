@@ -41,7 +41,7 @@ UNDISTURBED = Timings(heartbeat_timeout_s=1e9, reattach_timeout_s=60.0, probe_qu
 agents here send no heartbeats."""
 
 
-def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128) -> ModelManifest:
+def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128, tied: bool = False) -> ModelManifest:
     config = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -52,7 +52,7 @@ def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128)
         "vocab_size": 256,
         "max_position_embeddings": max_context,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
     }
     tensors = tuple(
         TensorInfo(f"model.{t.name}".replace("model.lm_head", "lm_head"), DType.FLOAT32, t.shape, Digest("a" * 64))

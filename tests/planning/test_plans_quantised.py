@@ -42,26 +42,53 @@ def problem(config: dict[str, Any], quantisation: Quantisation | None, memory: f
 
 @pytest.mark.parametrize("quantisation", [None, *Quantisation], ids=str)
 @pytest.mark.parametrize("config", [LLAMA, ODD, TIED, MIXTRAL], ids=["llama", "odd", "tied", "mixtral"])
+@pytest.mark.parametrize("ends", [(7, 20, 32), (32,)], ids=["three", "one"])
 def test_the_memory_of_a_plan_is_what_a_stage_will_hold(
-    config: dict[str, Any], quantisation: Quantisation | None
+    config: dict[str, Any], quantisation: Quantisation | None, ends: tuple[int, ...]
 ) -> None:
     costs = Costs(problem(config, quantisation))
-    cut = Cut((0, 1, 2), (7, 20, 32))
-    for index, (use, first, end) in enumerate(zip(costs.memory(Load(), cut), (0, 7, 20), cut.ends, strict=True)):
-        wanted = expected_tensors(config, LayerRange(first, end)).values()
+    firsts = (0, *ends[:-1])
+    cut = Cut(tuple(range(len(ends))), ends)
+    for index, (use, first, end) in enumerate(zip(costs.memory(Load(), cut), firsts, ends, strict=True)):
+        layers = LayerRange(first, end)
+        wanted = expected_tensors(config, layers).values()
         tensors = [TensorInfo(item.name, DType.BFLOAT16, item.shape, Digest("0" * 64)) for item in wanted]
-        assert use.weights == held_bytes(config, tensors, DType.BFLOAT16, quantisation), index
+        assert use.weights == held_bytes(config, tensors, layers, DType.BFLOAT16, quantisation), index
     needed = stage_bytes(costs.decode(Load()), cut)
     uses = [use.weights + use.kv + use.workspace for use in costs.memory(Load(), cut)]
     assert needed == pytest.approx(uses), "solvers see the same bytes"
 
 
-def test_fewer_bytes_are_read_sooner() -> None:
-    whole, int8, int4 = (plan(problem(LLAMA, quantisation)) for quantisation in (None, *Quantisation))
-    assert whole.prediction is not None and int8.prediction is not None and int4.prediction is not None
+def time_per_token_s(config: dict[str, Any], quantisation: Quantisation | None) -> float:
+    found = plan(problem(config, quantisation)).prediction
+    assert found is not None
+    return found.time_per_token_s
+
+
+@pytest.mark.parametrize("config", [LLAMA, TIED], ids=["untied", "tied"])
+def test_fewer_bytes_are_read_sooner(config: dict[str, Any]) -> None:
+    whole = time_per_token_s(config, None)
     # 8 bits and 16 for 64 of them beside 16; 4 and 16 for 32; some of the time goes to KV.
-    assert whole.prediction.time_per_token_s / int8.prediction.time_per_token_s == pytest.approx(16 / 8.25, rel=0.02)
-    assert whole.prediction.time_per_token_s / int4.prediction.time_per_token_s == pytest.approx(16 / 4.5, rel=0.04)
+    assert whole / time_per_token_s(config, Quantisation.INT8) == pytest.approx(16 / 8.25, rel=0.02)
+    assert whole / time_per_token_s(config, Quantisation.INT4_HEAD_INT4) == pytest.approx(16 / 4.5, rel=0.04)
+
+
+@pytest.mark.parametrize("config", [LLAMA, TIED], ids=["untied", "tied"])
+def test_the_head_is_read_as_it_is_kept(config: dict[str, Any]) -> None:
+    heads = (Quantisation.INT4_HEAD_WHOLE, Quantisation.INT4, Quantisation.INT4_HEAD_INT4)
+    whole, int8, int4 = (time_per_token_s(config, quantisation) for quantisation in heads)
+    elements = 32_000 * 4096
+    assert (whole - int8) * 20e9 == pytest.approx(elements * (2 - 8.25 / 8), rel=0.01)
+    assert (int8 - int4) * 20e9 == pytest.approx(elements * (8.25 - 4.5) / 8, rel=0.01)
+
+
+def test_a_tied_head_of_integers_is_a_matrix_beside_the_embedding() -> None:
+    model, dtype = model_from_config("model", TIED), DType.BFLOAT16
+    elements = 32_000 * 4096
+    for quantisation, shared in ((None, 2 * elements), (Quantisation.INT8_HEAD_WHOLE, 2 * elements)):
+        assert model.shared_bytes(dtype, quantisation) == shared
+    for quantisation in (Quantisation.INT8, Quantisation.INT4, Quantisation.INT4_HEAD_INT4):
+        assert model.shared_bytes(dtype, quantisation) == 0
 
 
 def test_what_does_not_fit_whole_may_fit_quantised() -> None:

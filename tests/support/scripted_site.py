@@ -15,7 +15,7 @@ import pytest
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, Node, StagePhase, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.generation import (
@@ -374,7 +374,7 @@ def site(make_profile: Callable[..., ComputeProfile]) -> Iterator[ScriptedSite]:
     scripted.nodes = [
         Node(
             NodeId("id-a"), NodeName("a"), "127.0.0.1:7001", 1, facts(), True, 0.5, 3 << 30,
-            (stage_status(StagePhase.ACTIVE),),
+            (stage_status(StagePhase.ACTIVE),), HugePages(1200 << 20, 1130 << 20),
         ),
         Node(NodeId("id-b"), NodeName("b"), "127.0.0.1:7002", 1, facts(), False, 61.0, 4 << 30),
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from edgeshard.domain.generation import Finished, FinishReason, Token
 from tests.support.site import Site
 from tests.support.sizes import parameter_bytes
 
+HUGE_PAGE = 2 << 20
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,6 +98,23 @@ async def test_each_box_holds_its_tensors_and_no_others(site: Site, tales: Deplo
         (status,) = node.stages
         assert status.parameter_bytes == parameter_bytes(tensors, DType.FLOAT32) == stage.parameter_bytes
         assert status.layers == stage.layers
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not tell")
+async def test_each_box_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
+    """For all weights and KV blocks; how many it got is for the kernel to decide."""
+
+    async def said() -> bool:
+        nodes = {node.name: node.huge_pages for node in await site.client.nodes()}
+        for stage in tales.placement.stages:
+            pages = nodes[stage.node_name]
+            if pages is None or not pages.held_bytes <= pages.wanted_bytes:
+                return False
+            if pages.wanted_bytes < stage.parameter_bytes + stage.kv_bytes // HUGE_PAGE * HUGE_PAGE:
+                return False
+        return True
+
+    await site.until(said)
 
 
 async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: Deployment) -> None:

@@ -114,7 +114,7 @@ def test_a_quantisation_this_version_does_not_know_is_refused() -> None:
     message.compute[0].quantisation = "int3"
     with pytest.raises(InvalidArgumentError) as caught:
         report_from_wire(message)
-    assert caught.value.field == "quantisation" and "int8 or int4" in caught.value.message
+    assert caught.value.field == "quantisation" and "int8, int4" in caught.value.message
 
 
 def test_progress_arrives() -> None:

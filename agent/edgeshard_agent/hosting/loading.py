@@ -47,7 +47,8 @@ class StageLoader:
         try:
             paths = {file.name: pin.path(file.sha256) for file in files}
             model = await self._worker.run(self._load_weights, prepare, manifest, tensors, pin)
-            expected = held_bytes(manifest.config, tensors, prepare.spec.dtype, quantisation_of(prepare))
+            layers, spec = prepare.placed.layers, prepare.spec
+            expected = held_bytes(manifest.config, tensors, layers, spec.dtype, quantisation_of(prepare))
             if model.parameter_bytes != expected:
                 raise InternalError(
                     f"stage {prepare.stage} holds {model.parameter_bytes} parameter bytes, its manifest {expected}"

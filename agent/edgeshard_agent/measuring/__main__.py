@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, help="config.json of a model, or the folder it is in")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16 or float32")
     parser.add_argument("--quantise", help="int8 or int4: the weights as small integers")
+    parser.add_argument("--head-quantisation", help="of the LM head then: int8 (default), int4 or none")
     parser.add_argument("--device", default="cpu", help="cpu or cuda or cuda:N")
     parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
     parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
@@ -55,7 +56,7 @@ def _run(options: argparse.Namespace) -> None:
     import torch
 
     from edgeshard.architectures import parse_config
-    from edgeshard.domain.dtypes import DType, Quantisation
+    from edgeshard.domain.dtypes import DType, parse_quantisation
     from edgeshard.domain.profile import config_hash
     from edgeshard.profiles.report import profile_lines
     from edgeshard_agent.measuring.cache import ProfileStore
@@ -64,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard_agent.measuring.report import measured
 
     config, dtype = _read_config(options.config), DType.parse(options.dtype)
-    quantisation = None if options.quantise is None else Quantisation.parse(options.quantise, "quantise")
+    quantisation = parse_quantisation(options.quantise, options.head_quantisation)
     parse_config(config)
     facts = read_facts(options.device, None)
     threads = options.threads or facts.cores

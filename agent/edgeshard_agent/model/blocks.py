@@ -15,7 +15,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from edgeshard.architectures.record import BlockStyle
-from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard_agent.model.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
@@ -33,7 +33,7 @@ class BlockOptions:
     head_dim: int
     hidden_size: int
     window: int | None = None
-    quantisation: Quantisation | None = None
+    integers: IntegerFormat | None = None
 
 
 class RmsNorm(nn.Module):
@@ -71,8 +71,8 @@ class GatedMlp(nn.Module):
 
     def __init__(self, gate: int, hidden: int, bias: bool, options: BlockOptions) -> None:
         super().__init__()
-        self.gate_up = Projection((gate, gate), hidden, bias=bias, quantisation=options.quantisation)
-        self.down = Projection((hidden,), gate, bias=bias, quantisation=options.quantisation)
+        self.gate_up = Projection((gate, gate), hidden, bias=bias, integers=options.integers)
+        self.down = Projection((hidden,), gate, bias=bias, integers=options.integers)
         self._activation: Callable[[torch.Tensor], torch.Tensor] | None = None
         if options.style.activation not in ("silu", "swish"):
             self._activation = ACT2FN[options.style.activation]
@@ -124,12 +124,12 @@ class Block(nn.Module):
         super().__init__()
         self.layer_idx = layer_idx
         self.options = options
-        hidden, heads, quantisation = options.hidden_size, options.heads, options.quantisation
+        hidden, heads, integers = options.hidden_size, options.heads, options.integers
         query, key_value = heads * options.head_dim, options.kv_heads * options.head_dim
         self.qkv = Projection(
-            (query, key_value, key_value), hidden, bias="self_attn.q_proj.bias" in shapes, quantisation=quantisation
+            (query, key_value, key_value), hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers
         )
-        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, quantisation=quantisation)
+        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
         self.q_norm = self.k_norm = None
         if "self_attn.q_norm.weight" in shapes:
             self.q_norm, self.k_norm = _norm(options.head_dim, options), _norm(options.head_dim, options)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from edgeshard.architectures import shares_embedding
 from edgeshard.architectures.record import Ends
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection
@@ -27,7 +28,7 @@ class DecoderModules(StageModules):
         )
         self.rotary_emb = getattr(context.library, record.library.rotary_class)(context.config).to(context.device)
         if context.is_first:
-            self._embeds_with_head = shape.tied and context.is_last
+            self._embeds_with_head = context.is_last and shares_embedding(shape, context.quantisation)
             if not self._embeds_with_head:
                 self.embed_tokens = self._weight(shape.vocab_size, shape.hidden_size)
             scale = self._ends.embedding_scale
@@ -35,9 +36,7 @@ class DecoderModules(StageModules):
             self._scale = torch.tensor(scale).to(context.torch_dtype).item() if self._ends.rounded else scale
         if context.is_last:
             self.norm = self._final_norm()
-            # One that is the embedding too stays as it is: rows of integers would not do for looking tokens up.
-            quantisation = None if shape.tied else context.quantisation
-            self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, quantisation=quantisation)
+            self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
         self._ordered: list[Any] = list(self.layers.values())
         experts = context.architecture.is_expert
         self._has_experts = any(

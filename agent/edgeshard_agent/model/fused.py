@@ -57,7 +57,7 @@ class FusedModules(DecoderModules):
             head_dim=shape.head_dim,
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
-            quantisation=context.quantisation,
+            integers=context.block_integers,
         )
 
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor) -> None:

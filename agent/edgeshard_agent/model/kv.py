@@ -18,6 +18,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops import PanelArena, RowArena, make_arena
+from edgeshard_agent.ops.huge_pages import Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,15 @@ class KvPool:
         self.dtype = TORCH_DTYPES[dtype]
         self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
         slots = (blocks + 1 if scratch else blocks) * block_tokens
+        memory = Arena(self.bytes_capacity)
         try:
             self._arenas = [
-                RowArena(slots, kv_heads, head_dim, self.dtype, device)
+                RowArena(slots, kv_heads, head_dim, self.dtype, device, memory)
                 if scratch  # what records steps gathers
-                else make_arena(slots, kv_heads, head_dim, self.dtype, block_tokens, device)
+                else make_arena(slots, kv_heads, head_dim, self.dtype, block_tokens, device, memory)
                 for _ in range(len(layers))
             ]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
                 f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
             ) from error

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import Architecture, Decoder, ModelShape
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.huge_pages import WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,16 @@ class StageContext:
     @property
     def is_last(self) -> bool:
         return self.layers.end == self.shape.layer_count
+
+    @property
+    def block_integers(self) -> IntegerFormat | None:
+        """How matrices of blocks are packed; None for the dtype."""
+        return None if self.quantisation is None else self.quantisation.blocks
+
+    @property
+    def head_integers(self) -> IntegerFormat | None:
+        """How the LM head is packed; None for the dtype."""
+        return None if self.quantisation is None else self.quantisation.head
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -106,9 +117,18 @@ class StageModules(nn.Module):
                 raise InternalError(f"{place} and its tensor differ in shape")
             setattr(module, name, parameter)
 
-    def _memory(self, value: torch.Tensor) -> torch.Tensor:
-        """A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded."""
-        return value.to(device=self.context.device, dtype=self.context.torch_dtype, copy=True).contiguous()
+    def _memory(self, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
+
+        `dtype` is the stage's unless given.
+        """
+        return self._taken(value.shape, dtype or self.context.torch_dtype).copy_(value)
+
+    def _taken(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a weight, on the CPU in huge pages."""
+        if torch.device(self.context.device).type == "cpu":
+            return WEIGHTS.take(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.context.device)
 
     def _weight(self, rows: int, columns: int) -> nn.Linear:
         """A bare matrix, for embeddings and heads whose arithmetic is written out in the family."""

@@ -98,7 +98,7 @@ class PluggedModules(DecoderModules):
         for name, size in record.block(context.decoder.fields, context.shape, index).items():
             if not name.endswith(".weight"):
                 continue
-            small = context.quantisation is not None and record.is_quantised(name, len(size))
+            small = context.block_integers is not None and record.is_quantised(name, len(size))
             path, _, _ = record.place(name).parameter.rpartition(".")
             linear = layer.get_submodule(path)
             if type(linear) is nn.Linear:
@@ -116,7 +116,7 @@ class PluggedModules(DecoderModules):
             (linear.out_features,),
             linear.in_features,
             bias=linear.bias is not None,
-            quantisation=self.context.quantisation if small else None,
+            integers=self.context.block_integers if small else None,
         )
 
     def _final_norm(self) -> nn.Module:
@@ -143,7 +143,7 @@ class PluggedModules(DecoderModules):
         stacking = self._stacking.get(key)
         if stacking is None:
             shape, dtype = getattr(owner, leaf).shape, self.context.torch_dtype
-            memory = torch.empty(shape, dtype=dtype, device=self.context.device)
+            memory = self._taken(shape, dtype)
             stacking = self._stacking[key] = _Stacking(memory, memory.numel())
         target = stacking.memory[place.index]
         if place.half is not None:
@@ -155,7 +155,7 @@ class PluggedModules(DecoderModules):
 
     def _memory_of(self, name: str, value: torch.Tensor) -> torch.Tensor:
         if self.context.architecture.keeps_float32(name):
-            return value.to(device=self.context.device, dtype=torch.float32, copy=True).contiguous()
+            return self._memory(value, torch.float32)
         return self._memory(value)
 
     def _set(self, owner: nn.Module, leaf: str, memory: torch.Tensor) -> None:

@@ -5,15 +5,14 @@ What a checkpoint keeps as several matrices with one input (q, k and v; gate and
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from edgeshard.domain.dtypes import Quantisation
-from edgeshard_agent.ops import PackedLinear
+from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard_agent.ops import PackedLinear, huge_pages
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -26,18 +25,18 @@ def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch
     """
     if torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, shape.numel() * dtype.itemsize), dtype=dtype).view(shape)
+    return huge_pages.mapped(shape, dtype)
 
 
 class Projection(nn.Module):
-    """y = x W^T + b, W [rows, columns] made of parts one under the other.
+    """y = x W^T + b, W [rows, columns] made of parts one under the other; packed as `integers` where given.
 
     The memory is taken when the first part arrives; when the last one has, the whole is packed and `weight` is gone.
     On the CPU a row of y depends on its row of x alone, bit for bit. Elsewhere, and for float16, torch multiplies.
     """
 
     def __init__(
-        self, parts: Sequence[int], columns: int, *, bias: bool = False, quantisation: Quantisation | None = None
+        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: IntegerFormat | None = None
     ) -> None:
         super().__init__()
         self.rows = rows = sum(parts)
@@ -46,7 +45,7 @@ class Projection(nn.Module):
         self.bias: torch.Tensor | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(rows, device="meta"), requires_grad=False)
-        self._quantisation = quantisation
+        self._integers = integers
         self._awaited = rows * (2 if bias else 1)
         self._packed: PackedLinear | None = None
         self._dtype = torch.float32
@@ -56,8 +55,8 @@ class Projection(nn.Module):
         """Bytes of the packed weight without its bias; 0 while it is still a parameter."""
         if self._packed is None:
             return 0
-        if self._quantisation is not None:
-            return self._quantisation.matrix_bytes(self.rows, self.columns)
+        if self._integers is not None:
+            return self._integers.matrix_bytes(self.rows, self.columns)
         return self.rows * self.columns * self._dtype.itemsize
 
     @property
@@ -88,12 +87,12 @@ class Projection(nn.Module):
         """Give the filled parameters to the kernels, where there are any for this device and dtype."""
         weight, bias = self.weight, self.bias
         assert weight is not None
-        scheme = self._quantisation or _CPU_SCHEMES.get(weight.dtype)
+        scheme = self._integers or _CPU_SCHEMES.get(weight.dtype)
         if weight.device.type != "cpu" or scheme is None:
             return
         self.weight = None
         self._dtype = weight.dtype
-        group = None if self._quantisation is None else self._quantisation.group
+        group = None if self._integers is None else self._integers.group
         self._packed = PackedLinear.pack(weight.data, scheme, None if bias is None else bias.data, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import grpc
@@ -20,7 +20,7 @@ from edgeshard.domain.commands import (
     ProfileReport,
     Registration,
 )
-from edgeshard.domain.device import StageStatus
+from edgeshard.domain.device import HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -72,6 +72,7 @@ class ControlClient:
         on_command: Callable[[OperationId, ControlMessage], None],
         statuses: Callable[[], tuple[StageStatus, ...]],
         available_bytes: Callable[[], int],
+        huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]],
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._stub = CoordinatorServiceStub(channel)
@@ -80,6 +81,7 @@ class ControlClient:
         self._on_command = on_command
         self._statuses = statuses
         self._available_bytes = available_bytes
+        self._huge_pages = huge_pages
         self._on_lost = on_lost
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
@@ -187,8 +189,13 @@ class ControlClient:
     async def _send_heartbeats(self) -> None:
         registration = self._registration
         while True:
+            huge_pages = await self._huge_pages(self._statuses())
             heartbeat = Heartbeat(
-                registration.node_id, registration.incarnation, self._statuses(), self._available_bytes()
+                registration.node_id,
+                registration.incarnation,
+                self._statuses(),
+                self._available_bytes(),
+                huge_pages,
             )
             answer = await self._stub.Heartbeat(heartbeat_to_wire(heartbeat), timeout=5)
             if not answer.known:

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from edgeshard_agent.ops import native
+from edgeshard_agent.ops.huge_pages import Arena, mapped
 
 PAGE = 16
 """Tokens in a page of `PanelArena` (KV_PAGE of kernels.h)."""
@@ -36,8 +37,17 @@ class KvArena(Protocol):
 class RowArena:
     """`keys` and `values` [slots, kv_heads, head_dim]: what torch's operators read well."""
 
-    def __init__(self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
-        self.keys, self.values = (_touched((slots, kv_heads, head_dim), dtype, device) for _ in range(2))
+    def __init__(
+        self,
+        slots: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        memory: Arena | None = None,
+    ) -> None:
+        size = (slots, kv_heads, head_dim)
+        self.keys, self.values = (_touched(size, dtype, device, memory) for _ in range(2))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,12 +76,13 @@ class PanelArena:
     [pages, kv_heads, head_dim / step, 16, step] and `values` [pages, kv_heads, head_dim / 16, 16 / step, 16, step].
     """
 
-    def __init__(self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, memory: Arena | None = None
+    ) -> None:
         step = 4 // dtype.itemsize
-        self.keys = _touched((slots // PAGE, kv_heads, head_dim // step, PAGE, step), dtype, "cpu")
-        self.values = _touched(
-            (slots // PAGE, kv_heads, head_dim // _VECTOR, PAGE // step, _VECTOR, step), dtype, "cpu"
-        )
+        pages, vectors = slots // PAGE, head_dim // _VECTOR
+        self.keys = _touched((pages, kv_heads, head_dim // step, PAGE, step), dtype, "cpu", memory)
+        self.values = _touched((pages, kv_heads, vectors, PAGE // step, _VECTOR, step), dtype, "cpu", memory)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,15 +117,27 @@ class PanelArena:
 
 
 def make_arena(
-    slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, block_tokens: int, device: str
+    slots: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_tokens: int,
+    device: str,
+    memory: Arena | None = None,
 ) -> RowArena | PanelArena:
-    """An arena of zeros as the device's attention reads it best. Raises RuntimeError where memory is short."""
+    """An arena of zeros as the device's attention reads it best, on a CPU in `memory`.
+
+    Raises RuntimeError or MemoryError where memory is short.
+    """
     whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0
     if device == "cpu" and whole_pages and dtype in native.ELEMENTS and native.native_available():
-        return PanelArena(slots, kv_heads, head_dim, dtype)
-    return RowArena(slots, kv_heads, head_dim, dtype, device)
+        return PanelArena(slots, kv_heads, head_dim, dtype, memory)
+    return RowArena(slots, kv_heads, head_dim, dtype, device, memory)
 
 
-def _touched(size: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
-    # torch.zeros would leave the pages to be found on first use, when it is too late to refuse.
-    return torch.empty(size, dtype=dtype, device=device).zero_()
+def _touched(size: tuple[int, ...], dtype: torch.dtype, device: str, memory: Arena | None) -> torch.Tensor:
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    taken = mapped(size, dtype) if memory is None else memory.take(size, dtype)
+    # Pages that nobody has touched would be found on first use, when it is too late to refuse.
+    return taken.zero_()

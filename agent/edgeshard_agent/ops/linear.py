@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.functional import linear, pad
@@ -44,10 +45,10 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         self._native: _NativeWeight | None = None
         self._reference: _ReferenceWeight | None = None
-        stored = quantize_weight(weight, scheme, group) if scheme.is_quantized else weight
         if native.native_available():
-            self._native = _NativeWeight(stored, scheme, bias, weight.shape, group)
+            self._native = _NativeWeight(weight, scheme, bias, group)
         else:
+            stored = quantize_weight(weight, scheme, group) if scheme.is_quantized else weight
             self._reference = _ReferenceWeight(stored, scheme, bias)
 
     @classmethod
@@ -73,7 +74,8 @@ class PackedLinear:
             allowed = f"use one of {GROUPS}" if chosen.is_quantized else "only the integer schemes have groups"
             raise InvalidArgumentError(f"group is {size} for {chosen}: {allowed}", field="group")
         joined = weights[0].detach() if len(weights) == 1 else torch.cat([part.detach() for part in weights])
-        return cls(joined, chosen, _joined_bias(weights, biases), size)
+        with _one_thread():
+            return cls(joined, chosen, _joined_bias(weights, biases), size)
 
     @property
     def nbytes(self) -> int:
@@ -122,30 +124,39 @@ class PackedLinear:
         return out
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let the calling thread compute alone.
+
+    Packing is thousands of operations of some 100 µs. Shared among threads, each of them waits until the last thread
+    was on a core, and spins meanwhile: on a busy machine that takes several times as long. torch's number of threads is
+    the caller's, and what threads that begin later start with: those of ours set their own.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _NativeWeight:
     """A weight in the layout of the native kernels, and the struct that describes it to them."""
 
     __slots__ = ("_address", "_bias", "_function", "_packed", "_padding", "_struct")
 
-    def __init__(
-        self,
-        stored: torch.Tensor | QuantizedWeight,
-        scheme: Scheme,
-        bias: torch.Tensor | None,
-        shape: tuple[int, ...],
-        group: int,
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None, group: int) -> None:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
-        out_features, in_features = shape
+        out_features, in_features = weight.shape
         step = group or (2 if scheme is Scheme.BFLOAT16 else 1)
         padding = -in_features % step
-        if isinstance(stored, QuantizedWeight):
-            self._packed = packing.pack_quantized(stored, scheme)
+        if scheme.is_quantized:
+            self._packed = packing.pack_quantized(weight, scheme, group)
             self._padding = 0  # done where rows are rounded to integers
         else:
-            self._packed = packing.pack_float(stored, scheme)
+            self._packed = packing.pack_float(weight, scheme)
             self._padding = padding
         panels = -(-out_features // packing.PANEL)
         self._bias = None if bias is None else pad(bias.float(), (0, panels * packing.PANEL - out_features))

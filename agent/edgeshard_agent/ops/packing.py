@@ -2,53 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import threading
-
 import torch
 from torch.nn.functional import pad
 
-from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
+from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.ops.quantize import ELEMENTS_AT_ONCE, QuantizedWeight, Scheme, quantize_weight
 
 PANEL = 32
-_HUGE_PAGE = 2 << 20
-# Only touched pages count, so that the unused end of a chunk costs less than one huge page.
-_CHUNK_BYTES = 64 << 20
-_ALIGNMENT = 64
-
-
-class _Arena:
-    """Hands out pieces of large chunks made of huge pages, with which one core reads weights a fifth faster.
-
-    A chunk goes back to the system when the last tensor in it is gone.
-    """
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-        self._lock = threading.Lock()  # agents in one process share it, and each packs in a thread of its own
-
-    def take(self, size: int) -> torch.Tensor:
-        """`size` bytes, aligned to a cache line."""
-        rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
-        with self._lock:
-            if rounded > self._free.numel():
-                self._free = _huge_pages(max(rounded, _CHUNK_BYTES))
-            taken, self._free = self._free[:size], self._free[rounded:]
-        return taken
-
-
-def _huge_pages(size: int) -> torch.Tensor:
-    memory = mmap.mmap(-1, size + _HUGE_PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them; ordinary pages do
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_PAGE
-    return whole[start : start + size]
-
-
-_arena = _Arena()
+_SCALES_BYTES = 2 * PANEL
 
 
 def pack_float(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -57,7 +18,7 @@ def pack_float(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     missing = (0, -weight.shape[1] % step, 0, -weight.shape[0] % PANEL)
     padded = pad(weight.to(dtype), missing) if any(missing) else weight.to(dtype)  # pad copies even where it adds none
     panels = padded.view(-1, PANEL, padded.shape[1] // step, step).transpose(1, 2)
-    packed = _arena.take(padded.numel() * padded.element_size())
+    packed = WEIGHTS.take((padded.numel() * padded.element_size(),), torch.uint8)
     packed.view(dtype).view(panels.shape).copy_(panels)
     return packed
 
@@ -69,8 +30,23 @@ def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: to
     return panels[indices // PANEL, :, indices % PANEL].reshape(len(indices), in_padded)
 
 
-def pack_quantized(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
-    """The bytes of a quantised weight: for each panel and group its scales, then its values, offset to be unsigned."""
+def pack_quantized(weight: torch.Tensor, scheme: Scheme, group: int) -> torch.Tensor:
+    """The bytes of a weight [out, in] as integers: for each panel and group its scales, then its values, unsigned.
+
+    A few panels are rounded and packed at a time, so that what lies between takes no memory to speak of.
+    """
+    out_features, in_features = weight.shape
+    panels, groups = -(-out_features // PANEL), -(-in_features // group)
+    values_bytes = PANEL * group // (1 if scheme is Scheme.INT8 else 2)
+    packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
+    at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * group))
+    for first in range(0, panels, at_once):
+        rows = quantize_weight(weight[first * PANEL : (first + at_once) * PANEL], scheme, group)
+        _pack_panels(rows, scheme, packed[first : first + at_once])
+    return packed.view(-1)
+
+
+def _pack_panels(weight: QuantizedWeight, scheme: Scheme, packed: torch.Tensor) -> None:
     rows = -weight.values.shape[0] % PANEL
     scales = pad(weight.scales, (0, 0, 0, rows)).view(-1, PANEL, weight.scales.shape[1])
     panels, _, groups = scales.shape
@@ -81,8 +57,5 @@ def pack_quantized(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
     else:
         unsigned = (values + 8).to(torch.uint8).view(panels, PANEL, groups, -1, 2, 4)
         chunks = (unsigned[..., 0, :] | (unsigned[..., 1, :] << 4)).permute(0, 2, 3, 1, 4)
-    body = chunks.reshape(panels, groups, -1)
-    head = scales.transpose(1, 2).contiguous().view(torch.uint8)
-    packed = _arena.take(head.numel() + body.numel())
-    torch.cat((head, body), dim=2, out=packed.view(panels, groups, -1))
-    return packed
+    packed[..., :_SCALES_BYTES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
+    packed[..., _SCALES_BYTES:] = chunks.reshape(panels, groups, -1)

@@ -38,7 +38,7 @@ _LIMITS = {Scheme.INT8: (-127, 127), Scheme.INT4: (-8, 7)}
 _ACTIVATION_LIMIT = 127.0
 # A group none of whose numbers is larger counts as zeros: the inverse of its scale could overflow.
 _NEGLIGIBLE = 1e-30
-_ELEMENTS_AT_ONCE = 1 << 16
+ELEMENTS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> Quantiz
     values = torch.empty((out_features, groups, group), dtype=torch.int8)
     scales = torch.empty((out_features, groups), dtype=torch.bfloat16)
     # A few rows at a time: what lies between stays in the cache, and takes no memory to speak of.
-    at_once = max(1, _ELEMENTS_AT_ONCE // (groups * group))
+    at_once = max(1, ELEMENTS_AT_ONCE // (groups * group))
     for first in range(0, out_features, at_once):
         rows = slice(first, first + at_once)
         padded = torch.nn.functional.pad(weight[rows].float(), (0, -in_features % group)).view(-1, groups, group)

@@ -161,7 +161,8 @@ def _registered(state: State, event: NodeRegistered) -> State:
     node = KnownNode(new.node_id, new.name, new.address, new.wire_version, new.facts, new.incarnation)
     if known is not None and known.incarnation == new.incarnation:
         # The same process: what it holds and its stream go on.
-        node = replace(node, connection=known.connection, stages=known.stages, saved=_same_identity(known, node))
+        same = _same_identity(known, node)
+        node = replace(node, connection=known.connection, stages=known.stages, huge_pages=known.huge_pages, saved=same)
     elif known is not None:
         state = _settled(_disconnected(state, new.node_id, known.connection), event.now)
         state = measuring.forget_tries(state, new.node_id)
@@ -194,15 +195,16 @@ def _disconnected(state: State, node_id: NodeId, connection: int) -> State:
     node = state.nodes.get(node_id)
     if node is None or node.connection != connection:
         return state  # A stream that a newer one has replaced.
-    return _with_node(state, replace(node, connection=0, stages=()))
+    return _with_node(state, replace(node, connection=0, stages=(), huge_pages=None))
 
 
 def _heartbeat(state: State, event: HeartbeatReceived) -> State:
     node = state.nodes.get(event.heartbeat.node_id)
     if node is None or node.incarnation != event.heartbeat.incarnation:
         raise NotFoundError("node_id: this box is not registered; register again", field="node_id")
-    state = _with_node(state, replace(node, heard_at=event.now, stages=event.heartbeat.stages))
-    for stage in event.heartbeat.stages:
+    heard = event.heartbeat
+    state = _with_node(state, replace(node, heard_at=event.now, stages=heard.stages, huge_pages=heard.huge_pages))
+    for stage in heard.stages:
         record = state.deployments.get(stage.deployment)
         if stage.phase is StagePhase.FAILED and record is not None and record.epoch == stage.epoch and record.is_live:
             failure = UnavailableError(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import LayerRange, ModelManifest, Unit, units_of_stage
+from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
 from edgeshard.planning.costs import Load
 from edgeshard.planning.shapes import model_from_config
@@ -64,7 +64,10 @@ def held_bytes(stage: PlacedStage) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _UnitSize:
-    """Bytes of a unit by how its weights are kept, and the elements of its largest tensor."""
+    """Bytes of a unit by how its weights are kept, and the elements of its largest tensor.
+
+    A tied embedding has none here: what it takes depends on which ends of the model a stage has.
+    """
 
     bytes_as: Mapping[Quantisation | None, int]
     largest_elements: int
@@ -89,7 +92,9 @@ class StageSizes:
         self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * (requests or spec.concurrency)
         self._spec = spec
         self._shape = shape
-        self._units = _unit_sizes(manifest, shape, spec.dtype)
+        ways = {None, *(spec.quantisation_of(node) for node in spec.quantisation)}
+        self._units = _unit_sizes(manifest, shape, spec.dtype, ways)
+        self._tied = [t for t in manifest.tensors if unit_of(shape.architecture, t.name, manifest.config) is Part.TIED]
         model = model_from_config(manifest.name, manifest.config)
         largest_step = largest_step_tokens(self.max_context)
         self._workspace_bytes = workspace_bytes(model, spec.dtype, largest_step, load.micro_batches)
@@ -101,7 +106,8 @@ class StageSizes:
 
     def parameter_bytes(self, layers: LayerRange, node: NodeName) -> int:
         quantisation = self._spec.quantisation_of(node)
-        return sum(size.bytes_as[quantisation] for size in self._of(layers))
+        tied = sum(tensor_bytes(self._shape, t, layers, self._spec.dtype, quantisation) for t in self._tied)
+        return tied + sum(size.bytes_as[quantisation] for size in self._of(layers))
 
     def workspace_bytes(self, layers: LayerRange) -> int:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
@@ -116,16 +122,17 @@ class StageSizes:
         return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]
 
 
-def _unit_sizes(manifest: ModelManifest, shape: ModelShape, dtype: DType) -> Mapping[Unit, _UnitSize]:
-    config = manifest.config
-    ways = (None, *Quantisation)
+def _unit_sizes(
+    manifest: ModelManifest, shape: ModelShape, dtype: DType, ways: Collection[Quantisation | None]
+) -> Mapping[Unit, _UnitSize]:
+    config, nowhere = manifest.config, LayerRange(1, 1)
     sizes: dict[Unit, _UnitSize] = {}
     for tensor in manifest.tensors:
         unit = unit_of(shape.architecture, tensor.name, config)
         if unit is not None:
             known = sizes.get(unit, _UnitSize(dict.fromkeys(ways, 0), 0))
             sizes[unit] = _UnitSize(
-                {way: known.bytes_as[way] + tensor_bytes(shape, tensor, dtype, way) for way in ways},
+                {way: known.bytes_as[way] + tensor_bytes(shape, tensor, nowhere, dtype, way) for way in ways},
                 max(known.largest_elements, tensor.element_count),
             )
     missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, Node, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.placement import PlacedStage, Placement
@@ -55,6 +55,7 @@ class KnownNode:
     connection: int = 0
     heard_at: float = 0.0
     stages: tuple[StageStatus, ...] = ()
+    huge_pages: HugePages | None = None
     saved: bool = False
     released: frozenset[tuple[DeploymentName, Epoch]] = frozenset()
     """What this connection was told to release; a heartbeat sent before the release may still name it."""
@@ -234,6 +235,7 @@ def node_view(state: State, node: KnownNode, now: float) -> Node:
         heartbeat_age_s=max(0.0, now - node.heard_at) if node.heard_at else 0.0,
         free_bytes=state.free_bytes(node),
         stages=node.stages,
+        huge_pages=node.huge_pages,
     )
 
 

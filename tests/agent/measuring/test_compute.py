@@ -154,15 +154,19 @@ def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]
         assert torch.isfinite(rotation.run(rotation.step(2, 1, 20))).all()
 
 
-def test_quantised_layers_are_measured_as_a_stage_holds_them(tiny_config: dict[str, Any]) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quantisation", [Quantisation.INT4, Quantisation.INT8_HEAD_INT4, Quantisation.INT4_HEAD_WHOLE])
+def test_quantised_layers_are_measured_as_a_stage_holds_them(
+    tiny_config: dict[str, Any], quantisation: Quantisation, tied: bool
+) -> None:
     small = Grid((1, 16), (0,), (1, 2), (8,), Effort(1, 1, 1, 0.0))
-    config = tiny_config | {"tie_word_embeddings": False}
+    config = tiny_config | {"tie_word_embeddings": tied}
     model = model_from_config("tiny", config)
-    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, Quantisation.INT4, cache=1).run()
+    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, quantisation, cache=1).run()
     embedding, block, head = profile.layers
-    assert profile.quantisation is Quantisation.INT4
-    assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, Quantisation.INT4)
-    assert head.rotated_bytes == model.head_bytes(DType.BFLOAT16, Quantisation.INT4)
+    assert profile.quantisation is quantisation
+    assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, quantisation)
+    assert head.rotated_bytes == model.head_bytes(DType.BFLOAT16, quantisation)
     assert embedding.rotated_bytes == 2 * model.embedding_parameters, "rows of it are looked up"
     assert block.parameters == model.blocks[0].parameters
 

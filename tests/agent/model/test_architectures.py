@@ -287,7 +287,7 @@ def test_the_planner_counts_what_a_checkpoint_holds(checkpoint: Any) -> None:
         assert block.parameters == sum(t.element_count for t in mine)
         for quantisation in (None, *Quantisation):
             assert block.weight_bytes(DType.BFLOAT16, quantisation) == held_bytes(
-                config, mine, DType.BFLOAT16, quantisation
+                config, mine, LayerRange(index, index + 1), DType.BFLOAT16, quantisation
             )
 
 

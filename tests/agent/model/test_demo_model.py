@@ -8,7 +8,8 @@ import pytest
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
-from bench.quantisation import MODEL, VALIDATION, bits_per_byte, demo_stage
+from bench.quantisation import MODEL, VALIDATION, bits_per_byte, demo_stage, perplexity
+from edgeshard.domain.dtypes import IntegerFormat, Quantisation
 
 LIMIT_BITS_PER_BYTE = 1.55
 SCORED_BYTES = 60_000
@@ -31,6 +32,17 @@ def test_small_integers_cost_few_bits(scheme: str, limit: float) -> None:
     whole, quantised = (bits_per_byte(demo_stage(name), text) for name in ("bf16", scheme))
     assert quantised - whole < limit
     assert quantised != whole, "the weights were not quantised"
+
+
+@pytest.mark.parametrize("blocks", ["int8", "int4"])
+def test_a_head_of_small_integers_costs_at_most_a_hundredth_of_perplexity(blocks: str) -> None:
+    """The demo model's is tied to its embedding, which keeps its dtype."""
+    text = VALIDATION.read_text(encoding="utf-8")[: SCORED_BYTES // 6]
+    whole, int8, int4 = (
+        perplexity(demo_stage(Quantisation.of(IntegerFormat(blocks), head)), text) for head in ("none", "int8", "int4")
+    )
+    assert abs(int8 / whole - 1) < 0.002
+    assert int8 < int4 < 1.01 * whole
 
 
 def test_the_model_is_small_enough_to_ship() -> None:

@@ -94,8 +94,8 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas, self._tables, self._gathered = pool.arena, None, GatheredSpans(pool, spans, device)
 
-    def by_rows(slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, _: int, device: str) -> RowArena:
-        return RowArena(slots, kv_heads, head_dim, dtype, device)
+    def by_rows(slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *_: object) -> RowArena:
+        return RowArena(slots, kv_heads, head_dim, dtype)
 
     monkeypatch.setattr(StepAttention, "__init__", elsewhere)
     monkeypatch.setattr(kv_module, "make_arena", by_rows)

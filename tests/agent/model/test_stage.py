@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import torch
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES, bytes_to_hidden, hidden_to_bytes
-from edgeshard_agent.ops import PackedLinear
+from edgeshard_agent.ops import PackedLinear, native_available
 from safetensors.torch import load_file, save_file
 
 from edgeshard.architectures import held_bytes, stage_tensors
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -71,7 +72,7 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
     stage = load(checkpoint, source, layers, dtype=DType.BFLOAT16, progress=seen.append)
     wanted = stage_tensors(checkpoint.manifest, layers)
     assert sorted(source.read_names) == sorted(tensor.name for tensor in wanted)
-    assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, DType.BFLOAT16) == seen[-1]
+    assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.BFLOAT16) == seen[-1]
     assert seen == sorted(seen) and len(seen) == len(wanted)
     assert {parameter.dtype for parameter in stage._modules.parameters()} <= {torch.bfloat16}
 
@@ -80,6 +81,8 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
     "variant",
     [
         "llama-options",
+        "qwen3-tied",
+        "gemma3-text",
         "qwen3_moe-sparse-step",
         "mixtral-window",
         "phi3-partial",
@@ -93,14 +96,55 @@ def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisati
     for layers in RANGES:
         stage = load(checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation)
         wanted = stage_tensors(checkpoint.manifest, layers)
-        assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, DType.FLOAT32, quantisation)
+        assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.FLOAT32, quantisation)
         assert stage.parameter_bytes < parameter_bytes(wanted, DType.FLOAT32)
+
+
+@pytest.mark.skipif(not native_available(), reason="the native kernels are not built")
+@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma3-text"])
+@pytest.mark.parametrize("quantisation", list(Quantisation))
+def test_a_tied_model_has_the_same_bits_however_it_is_cut(
+    checkpoint: Any, tiny_head: Any, quantisation: Quantisation
+) -> None:
+    """The embedding keeps its dtype beside a head of integers, whether or not one box has both."""
+    found = []
+    for ends in ((4,), (2, 4), (1, 2, 3, 4)):
+        ranges = [LayerRange(first, end) for first, end in pairwise((0, *ends))]
+        stages = [
+            load(checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation, kv_blocks=40)
+            for layers in ranges
+        ]
+        found.append(tiny_head(stages, checkpoint.sequences).step([(0, 21)])[0])
+        first: Any = stages[0]._modules
+        last: Any = stages[-1]._modules
+        assert last.lm_head.packed.scheme == (quantisation.head or "fp32")
+        (name,) = [tensor.name for tensor in checkpoint.manifest.tensors if tensor.name.endswith("embed_tokens.weight")]
+        embedding = SafetensorsDirectory(checkpoint.path).read(name)
+        if len(stages) > 1 or quantisation.head is not None:
+            assert torch.equal(first.embed_tokens.weight, embedding.float())
+        else:
+            assert not hasattr(first, "embed_tokens"), "embedding and head are one matrix in memory"
+    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+
+
+@pytest.mark.parametrize("variant", ["qwen3-tied", "llama-plain"])
+def test_the_head_alone_decides_between_quantisations_that_differ_in_it(checkpoint: Any, tiny_head: Any) -> None:
+    """Tied or not: hidden states before the head are the same, logits stray as far as the head's format lets them."""
+    logits = {}
+    for quantisation in (Quantisation.INT8_HEAD_WHOLE, Quantisation.INT8, Quantisation.INT8_HEAD_INT4):
+        stage = load(
+            checkpoint, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4), quantisation=quantisation, kv_blocks=40
+        )
+        logits[quantisation.head] = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]
+    whole = logits[None]
+    errors = {head: float((found - whole).abs().mean() / whole.std()) for head, found in logits.items()}
+    assert 0 < errors[IntegerFormat.INT8] < 0.02 < errors[IntegerFormat.INT4] < 0.3, errors
 
 
 def test_quantised_logits_stay_near(checkpoint_of: Callable[[str], Any], tiny_head: Any) -> None:
     checkpoint = checkpoint_of("llama-plain")
     errors = []
-    for quantisation in Quantisation:
+    for quantisation in (Quantisation.INT8, Quantisation.INT4):
         source = SafetensorsDirectory(checkpoint.path)
         stage = load(checkpoint, source, LayerRange(0, 4), quantisation=quantisation, kv_blocks=40)
         logits = tiny_head([stage], checkpoint.sequences).step([(0, 21)])[0]

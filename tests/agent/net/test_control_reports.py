@@ -78,6 +78,10 @@ class Site(CoordinatorServiceServicer):
             self.heard.append((message.WhichOneof("message") or "", message))
 
 
+async def no_huge_pages(stages: object) -> None:
+    """As on a system that does not tell."""
+
+
 class Node:
     """A control client that answers each command as `answer` does."""
 
@@ -87,7 +91,7 @@ class Node:
         self.commands: asyncio.Queue[ControlMessage] = asyncio.Queue()
         registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i")
         self.client = ControlClient(
-            self.channel, address, registration, self._command, lambda: (), lambda: 1, self._on_lost
+            self.channel, address, registration, self._command, lambda: (), lambda: 1, no_huge_pages, self._on_lost
         )
         self.running = asyncio.create_task(self.client.run())
 

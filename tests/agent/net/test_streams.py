@@ -166,6 +166,10 @@ class Site(CoordinatorServiceServicer):
                 self.results.append(message.result.operation_id)
 
 
+async def no_huge_pages(stages: object) -> None:
+    """As on a system that does not tell."""
+
+
 async def test_a_box_survives_a_write_on_a_finished_control_stream(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +180,7 @@ async def test_a_box_survives_a_write_on_a_finished_control_stream(
     channel = open_channel(address, None)
     facts = DeviceFacts("cpu", "x", 1, 1, 1, False, "x")
     registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, facts, "i")
-    client = ControlClient(channel, address, registration, lambda i, c: None, lambda: (), lambda: 1)
+    client = ControlClient(channel, address, registration, lambda i, c: None, lambda: (), lambda: 1, no_huge_pages)
     broken = [True]
     write_out = client._write
 

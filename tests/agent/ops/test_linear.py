@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from edgeshard_agent.ops import PackedLinear, Scheme
+from edgeshard_agent.ops import PackedLinear, Scheme, packing
 from edgeshard_agent.ops.native import kernel_names
 from edgeshard_agent.ops.quantize import quantize_activation, quantize_weight
 from torch.nn.functional import linear, pad
@@ -97,6 +99,30 @@ def test_threads_do_not_change_a_bit(scheme: Scheme, kernels: str) -> None:
         torch.set_num_threads(threads)
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], rtol=0, atol=1e-4 if kernels == "torch" else 0)
+
+
+@pytest.mark.parametrize("scheme", list(Scheme))
+def test_packing_is_work_for_one_thread(scheme: Scheme, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    for name in ("pack_float", "pack_quantized"):
+        real = getattr(packing, name)
+
+        def noting(*arguments: object, real: Callable[..., torch.Tensor] = real) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return real(*arguments)
+
+        monkeypatch.setattr(packing, name, noting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        layer = PackedLinear.pack(made(48, 64, dtype=dtype_of(scheme)), scheme)
+        assert torch.get_num_threads() == 3, "the caller computes with as many threads as before"
+        with pytest.raises(InvalidArgumentError):
+            PackedLinear.pack(made(48, 64), scheme, made(47))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == ([1] if layer.native_address is not None else [])
 
 
 def test_several_weights_give_their_outputs_side_by_side(kernels: str) -> None:

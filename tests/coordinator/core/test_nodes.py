@@ -11,10 +11,10 @@ from edgeshard_coordinator.core.actions import SaveNode
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import HeartbeatReceived, NodeConnected, NodeDisconnected, NodeRegistered
 from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import State
+from edgeshard_coordinator.core.state import State, node_view
 
 from edgeshard.domain.commands import Heartbeat, Registration
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.model import LayerRange
@@ -68,11 +68,15 @@ def test_a_box_is_heard_only_as_it_registered(one: State, node_id: NodeId, incar
 def test_the_same_process_keeps_its_stream_and_another_begins_anew(
     one: State, make_registration: MakeRegistration
 ) -> None:
-    holding = apply(one, HeartbeatReceived(Heartbeat(A, "i1", (STAGE,), 0), now=2.0))
+    pages = HugePages(1 << 30, 1 << 29)
+    holding = apply(one, HeartbeatReceived(Heartbeat(A, "i1", (STAGE,), 0, pages), now=2.0))
+    assert node_view(holding, holding.nodes[A], 2.0).huge_pages == pages
     same = registered(holding, make_registration("a")).nodes[A]
-    assert (same.connection, same.stages, same.saved) == (1, (STAGE,), True)
+    assert (same.connection, same.stages, same.huge_pages, same.saved) == (1, (STAGE,), pages, True)
     another = registered(holding, make_registration("a", incarnation="i2")).nodes[A]
-    assert (another.connection, another.stages) == (0, ())
+    assert (another.connection, another.stages, another.huge_pages) == (0, (), None)
+    away = apply(holding, NodeDisconnected(A, 1, now=3.0)).nodes[A]
+    assert (away.stages, away.huge_pages) == ((), None)
 
 
 @pytest.mark.parametrize("change", [{}, {"address": "a:9999"}, {"name": "b"}])

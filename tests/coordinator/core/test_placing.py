@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgeshard.architectures import held_bytes, parse_config, stage_tensors
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -84,8 +84,28 @@ def test_quantised_boxes_hold_less(place: Any, make_manifest: Any) -> None:
     placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", quantisation={"*": "int8", "b": "int4"})
     for stage, kept in zip(placement.stages, (Quantisation.INT8, Quantisation.INT4, Quantisation.INT8), strict=True):
         tensors = stage_tensors(manifest, stage.layers)
-        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, DType.BFLOAT16, kept)
+        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, stage.layers, DType.BFLOAT16, kept)
         assert stage.parameter_bytes < parameter_bytes(tensors, DType.BFLOAT16)
+
+
+@pytest.mark.parametrize("layers", ["a=0:12", "a=0:4,b=4:9,c=9:12"])
+@pytest.mark.parametrize("head", ["int8", "int4", "none"])
+def test_a_tied_head_of_integers_is_counted_beside_the_embedding(layers: str, head: str, make_manifest: Any) -> None:
+    manifest = make_manifest(tied=True)
+    spec = parse_spec(
+        {"name": "tale", "model": "tiny", "source": "a", "dtype": "bfloat16", "layers": layers}
+        | {"quantisation": {"*": "int4"}, "head_quantisation": head}
+    )
+    stages = SimplePlacer().place(spec, manifest, ABC).stages
+    kept = Quantisation.of(IntegerFormat.INT4, head)
+    for stage in stages:
+        tensors = stage_tensors(manifest, stage.layers)
+        assert stage.parameter_bytes == held_bytes(manifest.config, tensors, stage.layers, DType.BFLOAT16, kept)
+    block, norm, embedding = 64 * 64 * 3 + 3 * 64 * 128, 2 * 64, 2 * 256 * 64
+    blocks = 12 * (IntegerFormat.INT4.matrix_bytes(1, block) + 2 * norm)
+    shared = head == "none" and len(stages) == 1
+    head_bytes = 0 if shared else embedding if head == "none" else IntegerFormat(head).matrix_bytes(256, 64)
+    assert sum(stage.parameter_bytes for stage in stages) == blocks + norm + embedding + head_bytes
 
 
 def test_quantisation_of_a_box_that_is_not_there(place: Any) -> None:

@@ -1,0 +1,54 @@
+"""How much of this process's memory the kernel has put in huge pages."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.device import HugePages, StageStatus
+
+AGAIN_S = 60.0
+"""Reading takes the kernel some 10 ms for each gigabyte in ordinary pages. It makes them huge in the background."""
+_FLAGS = re.compile(rb"\nVmFlags:([^\n]*)\n")
+_MAPS = Path("/proc/self/smaps")
+
+
+def read_huge_pages(maps: Path = _MAPS) -> HugePages | None:
+    """Of the mappings that ask for them; None where the system does not tell. `maps` is for tests."""
+    try:
+        text = maps.read_bytes()
+    except OSError:
+        return None
+    parts = _FLAGS.split(text)  # a mapping, its flags, the next mapping, its flags, ...
+    asking = [entry for entry, flags in zip(parts[::2], parts[1::2], strict=False) if b"hg" in flags.split()]
+    return HugePages(
+        sum(_kilobytes(entry, b"Rss") for entry in asking) << 10,
+        sum(_kilobytes(entry, b"AnonHugePages") for entry in asking) << 10,
+    )
+
+
+def _kilobytes(entry: bytes, key: bytes) -> int:
+    found = re.search(rb"\n" + key + rb": +(\d+) kB", entry)
+    return 0 if found is None else int(found[1])
+
+
+class HugePageWatch:
+    """What `read_huge_pages` says, read again when a stage has come or gone, and every `AGAIN_S` seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: frozenset[tuple[object, ...]] | None = None
+        self._due = 0.0
+        self._known: HugePages | None = None
+
+    async def read(self, stages: Iterable[StageStatus]) -> HugePages | None:
+        """In a thread: the kernel walks through all of the process's memory."""
+        now = self._clock.now()
+        seen = frozenset((stage.deployment, stage.epoch, stage.phase) for stage in stages)
+        if seen != self._seen or now >= self._due:
+            self._seen, self._due = seen, now + AGAIN_S
+            self._known = await asyncio.to_thread(read_huge_pages)
+        return self._known
