@@ -1,7 +1,7 @@
-"""The CPU's compute operators: packed linear layers, norms, rotary embedding and paged attention.
+"""The CPU's compute operators: packed linear layers, norms, rotary embedding, paged attention and sampling.
 
 Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and chosen for the CPU at run time) and a
-fallback in plain torch that gives the same numbers up to the order of summation.
+fallback in plain torch, for sampling in numpy, that gives the same numbers up to the order of summation.
 """
 
 from edgeshard_agent.ops.attention import can_keep, chunk_attention, paged_attention
@@ -11,19 +11,23 @@ from edgeshard_agent.ops.idle_spin import idle_spin
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import Scheme
+from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
 
 __all__ = [
     "BlockParts",
     "NativeBlock",
     "PackedLinear",
+    "RequestSampler",
     "Scheme",
     "can_keep",
     "chunk_attention",
     "idle_spin",
     "native_available",
     "paged_attention",
+    "require_finite",
     "rms_norm",
     "rotary_",
     "run_blocks",
+    "sample_rows",
     "swiglu",
 ]

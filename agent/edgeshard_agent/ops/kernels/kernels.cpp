@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "layers.h"
 #include "products.h"
+#include "sampling.h"
 #include "vectors.h"
 
 namespace {
@@ -240,6 +241,15 @@ void chunk_attention(const Attention& a, int32_t first, int32_t end) {
         (kv_bf16 ? attend_chunk<float, uint16_t> : attend_chunk<float, float>)(a, first, end);
 }
 
+template <class T>
+void sample_of(const SampledRows& rows, int32_t r) {
+    sample_row(Row<T>(static_cast<const T*>(rows.logits) + r * rows.stride, rows.vocab), *rows.choices[r], rows.positions[r], rows.out[r]);
+}
+
+void sample(const SampledRows& rows, int32_t first, int32_t end) {
+    for (int r = first; r < end; r++) (rows.element == ELEMENT_BF16 ? sample_of<uint16_t> : sample_of<float>)(rows, r);
+}
+
 template <class From, class To>
 void convert_of(const void* from, void* to, int32_t count) {
     for (int i = 0; i < count; i += LANES)
@@ -256,4 +266,4 @@ void convert(const void* from, int32_t from_element, void* to, int32_t to_elemen
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, attention, chunk_attention, convert};
+const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, attention, chunk_attention, sample, convert};

@@ -178,4 +178,9 @@ int32_t edgeshard_chunk_attention(const Attention* attention, const void* new_ke
                    [&](int32_t first, int32_t end) { chosen.kernels->chunk_attention(a, first, end); });
     return -1;
 }
+
+void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {
+    threads->share(rows, thread_count,
+                   [&](int32_t first, int32_t end) { chosen.kernels->sample(*sampled, first, end); });
+}
 }

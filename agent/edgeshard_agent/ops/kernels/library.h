@@ -36,4 +36,7 @@ int32_t edgeshard_attention(const Attention* attention, const void* new_keys, co
 // The same for the last `rows` tokens of one request, with a key and a value each.
 int32_t edgeshard_chunk_attention(const Attention* attention, const void* new_keys, const void* new_values,
                                   int64_t new_stride, int32_t thread_count);
+
+// A token for each row.
+void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count);
 }

@@ -177,6 +177,21 @@ ES_INLINE float max_lanes(Float16 value) {
 #endif
 }
 
+// A bit for each lane that is set, the first lane's the lowest.
+ES_INLINE uint32_t lane_bits(Int16 mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX2__)
+    __m256 parts[2];
+    std::memcpy(parts, &mask, 64);
+    return static_cast<uint32_t>(_mm256_movemask_ps(parts[0]) | _mm256_movemask_ps(parts[1]) << 8);
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= (static_cast<uint32_t>(mask[i]) & 1u) << i;
+    return bits;
+#endif
+}
+
 // Rows become columns: four rounds, each of which shuffles the second half of the rows into the first like cards.
 ES_INLINE void transpose(Word16 (&rows)[LANES]) {
 #if defined(__AVX512F__)
