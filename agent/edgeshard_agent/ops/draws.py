@@ -66,8 +66,8 @@ def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
     if sampling.temperature == 0:
         return np.array([logits.argmax()]), np.ones(1)
     tokens = np.arange(len(logits), dtype=np.int64)
-    scaled = logits - logits.max()
-    scaled /= sampling.temperature
+    with np.errstate(over="ignore"):  # -infinity is what a tiny temperature makes of all but the likeliest
+        scaled = (logits - logits.max()) / sampling.temperature
     if 0 < sampling.top_k < len(logits):
         tokens = np.flatnonzero(logits >= _nth_largest(logits, sampling.top_k))
         scaled = scaled[tokens]

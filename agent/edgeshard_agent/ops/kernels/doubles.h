@@ -1,4 +1,5 @@
-// Eight lanes of double, for what is summed over a whole vocabulary: one AVX-512 register, two of AVX2, four of NEON.
+// Lanes of double, for what is summed over a whole vocabulary, and comparisons of sixteen floats: eight lanes with AVX-512,
+// four with AVX2, two elsewhere. Compilers lower arithmetic on wider vectors than the CPU's, but comparisons badly.
 #pragma once
 
 #include <limits>
@@ -7,72 +8,114 @@
 
 namespace {
 
-typedef double Double8 __attribute__((vector_size(64), aligned(8), may_alias));
-typedef int64_t Long8 __attribute__((vector_size(64), aligned(8), may_alias));
+#if defined(__AVX512F__)
+constexpr int DOUBLES = 8;
+#elif defined(__AVX2__)
+constexpr int DOUBLES = 4;
+#else
+constexpr int DOUBLES = 2;
+#endif
 
-ES_INLINE Double8 splat8(double value) { return Double8{} + value; }
+typedef double Doubles __attribute__((vector_size(8 * DOUBLES), aligned(8), may_alias));
+typedef int64_t Longs __attribute__((vector_size(8 * DOUBLES), aligned(8), may_alias));
+
+ES_INLINE Doubles splat_double(double value) { return Doubles{} + value; }
 
 ES_INLINE double as_double(uint16_t value) { return from_bf16(value); }
 ES_INLINE double as_double(float value) { return value; }
 ES_INLINE double as_double(double value) { return value; }
 
-ES_INLINE Double8 load_doubles(const double* address) { return load<Double8>(address); }
+ES_INLINE Doubles load_doubles(const double* address) { return load<Doubles>(address); }
 
-ES_INLINE Double8 load_doubles(const float* address) {
+template <class T>
+ES_INLINE Doubles load_doubles(const T* address) {
 #if defined(__AVX512F__)
-    return (Double8)_mm512_cvtps_pd(_mm256_loadu_ps(address));
+    const __m256i bits = sizeof(T) == 2 ? _mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(address)), 16)
+                                        : load<__m256i>(address);
+    return (Doubles)_mm512_cvtps_pd(_mm256_castsi256_ps(bits));
+#elif defined(__AVX2__)
+    const __m128i bits = sizeof(T) == 2 ? _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)address)), 16)
+                                        : load<__m128i>(address);
+    return (Doubles)_mm256_cvtps_pd(_mm_castsi128_ps(bits));
 #else
-    Double8 values;
-    for (int i = 0; i < 8; i++) values[i] = address[i];
+    Doubles values;
+    for (int i = 0; i < DOUBLES; i++) values[i] = as_double(address[i]);
     return values;
 #endif
 }
 
-ES_INLINE Double8 load_doubles(const uint16_t* address) {
+// Sixteen of them less the subtrahend, rounded to float.
+ES_INLINE Float16 difference(const double* address, double subtrahend) {
 #if defined(__AVX512F__)
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(address));
-    return (Double8)_mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)));
+    const Doubles low = load_doubles(address) - subtrahend, high = load_doubles(address + 8) - subtrahend;
+    const __m512 both = _mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)low));
+    return (Float16)_mm512_insertf32x8(both, _mm512_cvtpd_ps((__m512d)high), 1);
 #else
-    Double8 values;
-    for (int i = 0; i < 8; i++) values[i] = from_bf16(address[i]);
-    return values;
+    float values[LANES];
+    for (int i = 0; i < LANES; i += DOUBLES) {
+        const Doubles wide = load_doubles(address + i) - subtrahend;
+#if defined(__AVX2__)
+        _mm_storeu_ps(values + i, _mm256_cvtpd_ps((__m256d)wide));
+#else
+        for (int j = 0; j < DOUBLES; j++) values[i + j] = static_cast<float>(wide[j]);
+#endif
+    }
+    return load<Float16>(values);
 #endif
 }
+ES_INLINE Float16 difference(const float* address, double subtrahend) {
+    return load<Float16>(address) - static_cast<float>(subtrahend);
+}
+ES_INLINE Float16 difference(const uint16_t* address, double subtrahend) {
+    return load_bf16(address) - static_cast<float>(subtrahend);
+}
 
-// Sixteen of them, rounded to float.
-ES_INLINE Float16 to_float(Double8 first, Double8 second) {
+ES_INLINE Float16 load_as_float(const double* address) { return difference(address, 0.0); }
+
+// A bit for each lane, the first lane's the lowest: whether a >= b.
+ES_INLINE uint32_t at_least(Float16 a, Float16 b) {
 #if defined(__AVX512F__)
-    const __m256 low = _mm512_cvtpd_ps((__m512d)first), high = _mm512_cvtpd_ps((__m512d)second);
-    return (Float16)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#elif defined(__AVX2__)
+    __m256 x[2], y[2];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x[0], y[0], _CMP_GE_OQ)) |
+                                 _mm256_movemask_ps(_mm256_cmp_ps(x[1], y[1], _CMP_GE_OQ)) << 8);
 #else
-    Float16 values;
-    for (int i = 0; i < 8; i++) values[i] = static_cast<float>(first[i]), values[i + 8] = static_cast<float>(second[i]);
-    return values;
+    typedef float Float4 __attribute__((vector_size(16), may_alias));
+    typedef int32_t Int4 __attribute__((vector_size(16), may_alias));
+    Float4 x[4], y[4];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    const Int4 lanes = {1, 2, 4, 8};
+    Int4 bits = {};
+    for (int i = 0; i < 4; i++) bits |= (Int4)(x[i] >= y[i]) & (lanes << (4 * i));
+    return static_cast<uint32_t>(bits[0] | bits[1] | bits[2] | bits[3]);
 #endif
 }
-
-ES_INLINE Float16 load_as_float(const double* address) {
-    return to_float(load_doubles(address), load_doubles(address + 8));
-}
+ES_INLINE uint32_t at_least(Float16 a, float b) { return at_least(a, splat(b)); }
 
 // value where mask is set, else 0.
-ES_INLINE Double8 where(Long8 mask, Double8 value) { return (Double8)(mask & (Long8)value); }
+ES_INLINE Doubles where(Longs mask, Doubles value) { return (Doubles)(mask & (Longs)value); }
 
-// The lanes added as a tree, always in the same order.
-ES_INLINE double sum_lanes(Double8 value) {
-    return ((value[0] + value[4]) + (value[2] + value[6])) + ((value[1] + value[5]) + (value[3] + value[7]));
+// The lanes added in a fixed order.
+ES_INLINE double sum_lanes(Doubles value) {
+    double sum = 0;
+    for (int i = 0; i < DOUBLES / 2; i++) sum += value[i] + value[i + DOUBLES / 2];
+    return sum;
 }
 
 // e^x for x up to 709 within 2 units in the last place, e^-708 below that: 2^n times Taylor's polynomial on
 // [-ln 2 / 2, ln 2 / 2], whose first term left out is below 2e-16.
-ES_INLINE Double8 exp8(Double8 x) {
-    x = x > -708.0 ? x : splat8(-708.0);
-    const Double8 magic = splat8(6755399441055744.0);  // 1.5 * 2^52: adding it rounds to an integer in the low bits
-    const Double8 shifted = x * 1.4426950408889634 + magic;
-    const Double8 whole = shifted - magic;
-    Double8 rest = x - whole * 0.693147180369123816490;  // of few bits, so that the product is exact
+ES_INLINE Doubles exp_doubles(Doubles x) {
+    x = x > -708.0 ? x : splat_double(-708.0);
+    const Doubles magic = splat_double(6755399441055744.0);  // 1.5 * 2^52: adding it rounds to an integer in the low bits
+    const Doubles shifted = x * 1.4426950408889634 + magic;
+    const Doubles whole = shifted - magic;
+    Doubles rest = x - whole * 0.693147180369123816490;  // of few bits, so that the product is exact
     rest = rest - whole * 1.90821492927058770002e-10;
-    Double8 y = splat8(1.0 / 479001600);
+    Doubles y = splat_double(1.0 / 479001600);
     y = y * rest + 1.0 / 39916800;
     y = y * rest + 1.0 / 3628800;
     y = y * rest + 1.0 / 362880;
@@ -84,7 +127,7 @@ ES_INLINE Double8 exp8(Double8 x) {
     y = y * rest + 1.0 / 6;
     y = y * rest + 0.5;
     y = y * (rest * rest) + (rest + 1.0);
-    return y * (Double8)(((Long8)shifted - (Long8)magic + 1023) << 52);
+    return y * (Doubles)(((Longs)shifted - (Longs)magic + 1023) << 52);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ struct Row {
 
     const T* block(int b) const { return (b + 1) * BLOCK <= vocab ? values + static_cast<int64_t>(b) * BLOCK : tail; }
     double at(int32_t token) const { return as_double(values[token]); }
-    bool reaches(int b, float least) const { return lane_bits(load<Float16>(maxima + b * LANES) >= least) != 0; }
+    bool reaches(int b, float least) const { return at_least(load<Float16>(maxima + b * LANES), least) != 0; }
 
     const T* values;
     int32_t vocab, blocks;
@@ -67,7 +67,7 @@ ES_INLINE void each_from(const Row<T>& row, float least, const Visit& visit) {
         if (!row.reaches(b, least)) continue;
         const T* block = row.block(b);
         for (int i = 0; i < BLOCK; i += LANES) {
-            for (uint32_t bits = lane_bits(load_as_float(block + i) >= least); bits; bits &= bits - 1) {
+            for (uint32_t bits = at_least(load_as_float(block + i), least); bits; bits &= bits - 1) {
                 const int at = i + __builtin_ctz(bits);
                 if (b * BLOCK + at < row.vocab) visit(b * BLOCK + at, as_double(block[at]));
             }
@@ -79,13 +79,13 @@ ES_INLINE void each_from(const Row<T>& row, float least, const Visit& visit) {
 template <class T>
 bool survey(Row<T>& row) {
     Float16 all = splat(static_cast<float>(MINUS_INFINITY));
-    Int16 strange = {};
+    uint32_t numbers = 0xffff;
     for (int b = 0; b < row.blocks; b++) {
         const T* block = row.block(b);
         Float16 most = splat(static_cast<float>(MINUS_INFINITY));
         for (int i = 0; i < BLOCK; i += LANES) {
             const Float16 x = load_as_float(block + i);
-            strange |= x != x;
+            numbers &= at_least(x, x);
             most = max16(x, most);
         }
         store(row.maxima + b * LANES, most);
@@ -93,7 +93,7 @@ bool survey(Row<T>& row) {
     }
     const float peak = max_lanes(all);
     row.largest = peak;
-    if (lane_bits(strange) || !(peak >= -MOST_FLOAT && peak <= MOST_FLOAT)) return false;
+    if (numbers != 0xffff || !(peak >= -MOST_FLOAT && peak <= MOST_FLOAT)) return false;
     if (sizeof(T) == sizeof(double)) {
         row.largest = MINUS_INFINITY;
         each_from(row, peak, [&](int32_t, double value) { row.largest = std::max(row.largest, value); });
@@ -148,17 +148,17 @@ struct Mass {
 // Over blocks [first, end). Every block's sum is made first, so that sums of many tokens stay exact.
 template <class T>
 Mass mass(const Row<T>& row, double temperature, int first, int end, double least, double likely) {
-    const double inverse = 1 / temperature;
+    const double inverse = std::min(1 / temperature, std::numeric_limits<double>::max());
     Mass mass = {};
     for (int b = first; b < end; b++) {
         if (!row.reaches(b, static_cast<float>(least))) continue;
         const T* block = row.block(b);
-        Double8 sums[2] = {}, likely_sums[2] = {};
-        for (int i = 0; i < BLOCK; i += 16) {
+        Doubles sums[2] = {}, likely_sums[2] = {};
+        for (int i = 0; i < BLOCK; i += 2 * DOUBLES) {
 #pragma GCC unroll 2
             for (int part = 0; part < 2; part++) {
-                const Double8 x = load_doubles(block + i + 8 * part);
-                const Double8 p = exp8((x - row.largest) * inverse);
+                const Doubles x = load_doubles(block + i + DOUBLES * part);
+                const Doubles p = exp_doubles((x - row.largest) * inverse);
                 sums[part] += where(x >= least, p);
                 likely_sums[part] += where(x >= likely, p);
             }
@@ -177,14 +177,11 @@ struct Limit {
     bool has(int32_t token, double logit) const { return logit > least || (logit == least && token < end); }
 };
 
-ES_INLINE Float16 below_largest(const uint16_t* address, double largest) {
-    return load_bf16(address) - static_cast<float>(largest);
-}
-ES_INLINE Float16 below_largest(const float* address, double largest) {
-    return load<Float16>(address) - static_cast<float>(largest);
-}
-ES_INLINE Float16 below_largest(const double* address, double largest) {
-    return to_float(load_doubles(address) - largest, load_doubles(address + 8) - largest);
+template <class T>
+ES_INLINE bool has_any(const T* group, float least) {
+    Float16 most = load_as_float(group);
+    for (int i = LANES; i < GROUP; i += LANES) most = max16(most, load_as_float(group + i));
+    return at_least(most, least) != 0;
 }
 
 // The token that arrives first: the largest p / E, E = -ln(1 - u), of equal ones the first.
@@ -205,20 +202,18 @@ int32_t first_to_arrive(const Row<T>& row, double temperature, const Limit& limi
     for (int b = 0; b < row.blocks; b++) {
         if (!row.reaches(b, least)) continue;
         const T* block = row.block(b);
-        for (int g = 0; g < BLOCK; g += 2 * LANES) {
-            if (limited && !lane_bits((load_as_float(block + g) >= least) | (load_as_float(block + g + LANES) >= least)))
-                continue;
-            philox.numbers((b * BLOCK + g) / (2 * LANES), numbers);
-            Int16 open[2];
-            for (int i = 0; i < 2; i++) {
-                Float16 line = fma16(below_largest(block + g + i * LANES, row.largest), splat(slope), splat(127 * unit));
+        for (int g = 0; g < BLOCK; g += GROUP) {
+            if (limited && !has_any(block + g, least)) continue;
+            philox.numbers((b * BLOCK + g) / GROUP, numbers);
+            uint64_t open = 0;
+            for (int i = 0; i < GROUP / LANES; i++) {
+                Float16 line = fma16(difference(block + g + i * LANES, row.largest), splat(slope), splat(127 * unit));
                 line = max16(line, splat(unit));
                 const Float16 bound = (Float16)__builtin_convertvector(line, Int16);
-                open[i] = bound >= numbers.tops[i] * bar;
+                open |= uint64_t{at_least(bound, numbers.tops[i] * bar)} << (i * LANES);
             }
-            if (!lane_bits(open[0] | open[1])) continue;
-            for (uint32_t bits = lane_bits(open[0]) | lane_bits(open[1]) << LANES; bits; bits &= bits - 1) {
-                const int at = __builtin_ctz(bits);
+            for (; open; open &= open - 1) {
+                const int at = __builtin_ctzll(open);
                 const int32_t token = b * BLOCK + g + at;
                 const double logit = as_double(block[g + at]);
                 if (token >= row.vocab || !limit.has(token, logit)) continue;
@@ -268,7 +263,8 @@ int32_t drawn(const Row<T>& row, const Choice& choice, uint64_t position) {
     if (sums.likely >= goal) limit.least = likely;
     for (;;) {
         const int32_t token = first_to_arrive(row, temperature, limit, philox);
-        if (token < 0 || mass_before(row, temperature, token) < goal) return token;
+        if (sums.likely < goal && row.at(token) >= likely) return token;
+        if (mass_before(row, temperature, token) < goal) return token;
         limit = {row.at(token), token};
     }
 }
@@ -300,7 +296,7 @@ Row<double> penalised(const Row<T>& row, const Choice& choice) {
     double* logits = penalised_room.data();
     for (int b = 0; b < row.blocks; b++) {
         const T* block = row.block(b);
-        for (int i = 0; i < BLOCK; i += 8) store(logits + b * BLOCK + i, load_doubles(block + i));
+        for (int i = 0; i < BLOCK; i += DOUBLES) store(logits + b * BLOCK + i, load_doubles(block + i));
     }
     auto change = [&](int token) {
         double& logit = logits[token];

@@ -61,6 +61,11 @@ ES_INLINE Float16 load_bf16(const uint16_t* address) {
 #if defined(__AVX512F__)
     __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
     return (Float16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+    __m256i parts[2];
+    for (int i = 0; i < 2; i++)
+        parts[i] = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(address + 8 * i)), 16);
+    return load<Float16>(parts);
 #else
     Word16 words;
     for (int i = 0; i < LANES; i++) words[i] = static_cast<uint32_t>(address[i]) << 16;
@@ -141,6 +146,13 @@ ES_INLINE Int16 dot_u8s8(Int16 acc, Word16 w, uint32_t x) {
 ES_INLINE Float16 max16(Float16 a, Float16 b) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    __m256 parts[2], others[2];
+    std::memcpy(parts, &a, 64);
+    std::memcpy(others, &b, 64);
+    for (int i = 0; i < 2; i++) parts[i] = _mm256_max_ps(parts[i], others[i]);
+    std::memcpy(&a, parts, 64);
+    return a;
 #else
     return a > b ? a : b;
 #endif
@@ -174,21 +186,6 @@ ES_INLINE float max_lanes(Float16 value) {
     float largest = value[0];
     for (int i = 1; i < LANES; i++) largest = value[i] > largest ? value[i] : largest;
     return largest;
-#endif
-}
-
-// A bit for each lane that is set, the first lane's the lowest.
-ES_INLINE uint32_t lane_bits(Int16 mask) {
-#if defined(__AVX512F__)
-    return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__)
-    __m256 parts[2];
-    std::memcpy(parts, &mask, 64);
-    return static_cast<uint32_t>(_mm256_movemask_ps(parts[0]) | _mm256_movemask_ps(parts[1]) << 8);
-#else
-    uint32_t bits = 0;
-    for (int i = 0; i < LANES; i++) bits |= (static_cast<uint32_t>(mask[i]) & 1u) << i;
-    return bits;
 #endif
 }
 
