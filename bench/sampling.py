@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -59,10 +58,101 @@ def made_logits(vocab_size: int, peaked: bool, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.stack(rows).astype(np.float32))
 
 
-@contextmanager
-def without_kernels(monkeypatched: bool = True) -> Iterator[None]:
-    raise NotImplementedError
+class Turns:
+    """Steps of one batch, sampled by the native kernel and by the reference."""
+
+    def __init__(self, logits: torch.Tensor, sampling: Sampling) -> None:
+        self._logits = logits
+        self._sampler = Sampler(logits.shape[1])
+        for request in range(ROWS):
+            seen = range(0, logits.shape[1], SEEN_EVERY)
+            self._sampler.open(request, replace(sampling, seed=request), seen)
+        self._position = 0
+
+    def step_s(self, is_native: bool) -> float:
+        """Wall time of the next step."""
+        os.environ[native.SWITCH] = "1" if is_native else "0"
+        self._position += 1
+        before = time.perf_counter()
+        self._sampler.sample(self._logits, [(request, self._position) for request in range(ROWS)])
+        return time.perf_counter() - before
+
+
+def measured(logits: torch.Tensor, sampling: Sampling, steps: int) -> dict[str, float]:
+    """Milliseconds a row."""
+    turns = Turns(logits, sampling)
+    mine: list[float] = []
+    reference: list[float] = []
+    for step in range(steps + 1):
+        mine.append(turns.step_s(is_native=True))
+        if step % STEPS_A_REFERENCE == 0:
+            reference.append(turns.step_s(is_native=False))
+    del mine[0], reference[0]  # first calls make buffers
+    figures = {
+        "native_ms": statistics.median(mine),
+        "native_least_ms": min(mine),
+        "reference_ms": statistics.median(reference),
+    }
+    return {name: round(1e3 * taken / ROWS, 4) for name, taken in figures.items()}
+
+
+def some_sampling(chance: np.random.Generator) -> Sampling:
+    """Parameters of all kinds, a penalty and logprobs sometimes."""
+    return Sampling(
+        temperature=float(chance.choice([0.1, 0.5, 0.8, 1.0, 1.5])),
+        top_k=int(chance.choice([0, 0, 1, 20, 50, 500])),
+        top_p=float(chance.choice([1, 1, 0.1, 0.5, 0.9, 0.95, 0.99])),
+        repetition_penalty=float(chance.choice([1, 1, 0.8, 1.2])),
+        seed=int(chance.integers(0, 2**64, dtype=np.uint64)),
+        top_logprobs=int(chance.choice([0, 0, 0, 5])),
+    )
+
+
+def compared(vocab_size: int, count: int, seed: int) -> dict[str, object]:
+    """Draws of which the native kernel and the reference give other tokens, and how far their logprobs are apart."""
+    chance = np.random.default_rng(seed)
+    differing, done, apart = 0, 0, 0.0
+    while done < count:
+        logits = made_logits(vocab_size, bool(chance.integers(2)), int(chance.integers(2**32)))
+        logits = logits.to(DTYPES[str(chance.choice(list(DTYPES)))])
+        seen = chance.integers(0, vocab_size, 50).tolist()
+        samplers = [RequestSampler(some_sampling(chance), seen, vocab_size) for _ in range(ROWS)]
+        positions = chance.integers(0, 2**31, ROWS).tolist()
+        found = sample_rows(logits, samplers, positions)
+        for row, sampler, position, mine in zip(logits.double().numpy(), samplers, positions, found, strict=True):
+            token = draws.drawn(row, sampler.sampling, sampler.seen, position)
+            differing += mine.token != token
+            if sampler.wants_logprobs:
+                logprob, top = draws.logprobs(row, sampler.sampling, mine.token)
+                differing += [entry.token for entry in mine.top] != [entry.token for entry in top]
+                pairs = zip(mine.top, top, strict=True)
+                apart = max(apart, abs(mine.logprob - logprob), *(abs(a.logprob - b.logprob) for a, b in pairs))
+        done += ROWS
+    return {"vocabulary": vocab_size, "draws": done, "differing": differing, "logprobs_apart": apart}
 
 
 def main() -> None:
-    pass
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--compare", type=int, default=0, metavar="DRAWS")
+    parser.add_argument("--kernels", choices=native.kernel_names(), help="instead of the best for this CPU")
+    options = parser.parse_args()
+    if options.kernels:
+        native.use_kernels(options.kernels)
+    for vocab_size, share in COMPARED if options.compare else ():
+        print(json.dumps(compared(vocab_size, round(options.compare * share), vocab_size)), flush=True)
+    for vocab_size in () if options.compare else VOCABULARIES:
+        for peaked in (True, False):
+            for dtype in DTYPES:
+                logits = made_logits(vocab_size, peaked).to(DTYPES[dtype])
+                row = {"vocabulary": vocab_size, "logits": "peaked" if peaked else "flat", "dtype": dtype}
+                for name, sampling in PARAMETERS.items():
+                    for threads in options.threads:
+                        torch.set_num_threads(threads)
+                        figures = measured(logits, sampling, options.steps)
+                        print(json.dumps({**row, "threads": threads, "sampling": name, **figures}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

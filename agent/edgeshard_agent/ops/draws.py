@@ -5,9 +5,9 @@ one wins. A token's time depends on no other token's probability, so that a diff
 as another batch or a recomputed prefix makes, changes the winner only where two arrive at practically the same time.
 Looking up one number among summed probabilities would pass such a difference on from token to token.
 
-The times come of numbers that are functions of (seed, position, token), whoever asks and with what else. Source: Salmon
-et al., Parallel Random Numbers, SC 2011 (Philox4x64-10). The key is the seed; the counter's lowest word counts blocks of
-four tokens from 1, and the next one is the position, so that the draws of two positions never meet.
+The times come of numbers that are functions of (seed, position, token), whoever asks and with what else. Source:
+Salmon et al., Parallel Random Numbers, SC 2011 (Philox4x64-10). The key is the seed; the counter's lowest word counts
+blocks of four tokens from 1, and the next one is the position, so that the draws of two positions never meet.
 """
 
 from __future__ import annotations

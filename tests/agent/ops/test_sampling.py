@@ -1,4 +1,4 @@
-"""Choosing tokens: the right distribution, and the same token by every kernel, in any batch, on any number of threads."""
+"""Choosing tokens: the right distribution, and the same token by every kernel, in any batch, on any thread."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 // Choosing a token from a row of logits: the definitions of draws.py in few passes over the row.
 //
 // A vocabulary is passed in blocks of 256 tokens, of which the first pass keeps sixteen maxima each, so that later ones
-// skip what cannot matter. Exponentials and logarithms as exact as draws.py's are computed for the few tokens alone
-// whose cheap bound does not rule them out.
+// skip what cannot matter. Exponentials and logarithms as exact as those of draws.py are computed only for the few tokens
+// that a cheap bound does not rule out.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ ES_INLINE void put_lowest(uint16_t* address) { *address = 0xff80u; }
 ES_INLINE void put_lowest(float* address) { *address = static_cast<float>(MINUS_INFINITY); }
 ES_INLINE void put_lowest(double* address) { *address = MINUS_INFINITY; }
 
-// Of each thread, kept between calls: the maxima of its row, and the row after the repetition penalty.
+// Of each thread, kept between calls: the maxima of the row it surveyed last, and a row after the repetition penalty.
 thread_local std::vector<float> maxima_room;
 thread_local std::vector<double> penalised_room;
 
@@ -145,11 +145,11 @@ struct Mass {
     double all, likely;
 };
 
-// Over blocks [first, end). Every block's sum is made first, so that sums of many tokens stay exact.
+// Over blocks [first, end), each block added up by itself: a sum of 150,000 terms then has 14 right digits.
 template <class T>
 Mass mass(const Row<T>& row, double temperature, int first, int end, double least, double likely) {
     const double inverse = std::min(1 / temperature, std::numeric_limits<double>::max());
-    Mass mass = {};
+    Mass found = {};
     for (int b = first; b < end; b++) {
         if (!row.reaches(b, static_cast<float>(least))) continue;
         const T* block = row.block(b);
@@ -163,10 +163,10 @@ Mass mass(const Row<T>& row, double temperature, int first, int end, double leas
                 likely_sums[part] += where(x >= likely, p);
             }
         }
-        mass.all += sum_lanes(sums[0] + sums[1]);
-        mass.likely += sum_lanes(likely_sums[0] + likely_sums[1]);
+        found.all += sum_lanes(sums[0] + sums[1]);
+        found.likely += sum_lanes(likely_sums[0] + likely_sums[1]);
     }
-    return mass;
+    return found;
 }
 
 // What is drawn from: logits above `least`, and those equal to it of tokens below `end`.
@@ -186,9 +186,9 @@ ES_INLINE bool has_any(const T* group, float least) {
 
 // The token that arrives first: the largest p / E, E = -ln(1 - u), of equal ones the first.
 //
-// E is not below u. A line above 2^x between two integers makes a bound of p, at most 6% above it, in two operations.
-// Only where bound / u is not below the best p / E so far (with a margin for what floats round) are p and E computed;
-// of a whole row some dozens are.
+// E is not below u, and p = 2^x is not above the straight line between its values at the integers beside x, which is at
+// most 6% above p and costs two operations. Where line / u is below the best p / E so far, with a margin for what floats
+// round, the token has lost. Of a whole row some dozens have not, and their p and E are computed.
 template <class T>
 int32_t first_to_arrive(const Row<T>& row, double temperature, const Limit& limit, const Philox& philox) {
     const float unit = 8388608.0f;  // 2^23: a float's exponent counts these
@@ -246,8 +246,9 @@ double mass_before(const Row<T>& row, double temperature, int32_t token) {
     return before;
 }
 
-// The nucleus is never made. The winner of all is its winner if it is in it, and it is if what comes before it does not
-// reach top_p. If not, then neither is anything behind it: the rest race again, 1 + ln(1 / top_p) times on average.
+// The nucleus is never listed. The first of all tokens to arrive is the nucleus's first if it is in the nucleus, and it is
+// if the tokens likelier than it do not reach top_p. If they do, all less likely ones are outside as well, and the rest
+// race again: 1 + ln(1 / top_p) races on average, most often one.
 template <class T>
 int32_t drawn(const Row<T>& row, const Choice& choice, uint64_t position) {
     const double temperature = choice.temperature;
@@ -260,18 +261,20 @@ int32_t drawn(const Row<T>& row, const Choice& choice, uint64_t position) {
     const double least = std::max(limit.least, row.largest - NEGLIGIBLE_NATS * temperature);
     const Mass sums = mass(row, temperature, 0, row.blocks, least, likely);
     const double goal = choice.top_p * sums.all;
-    if (sums.likely >= goal) limit.least = likely;
+    const bool within = sums.likely >= goal;  // the nucleus is within the likely tokens; otherwise they are within it
+    if (within) limit.least = likely;
     for (;;) {
         const int32_t token = first_to_arrive(row, temperature, limit, philox);
-        if (sums.likely < goal && row.at(token) >= likely) return token;
+        if (!within && row.at(token) >= likely) return token;
         if (mass_before(row, temperature, token) < goal) return token;
         limit = {row.at(token), token};
     }
 }
 
-// The logarithms of probabilities, and the likeliest tokens with theirs, best first.
+// Writes the likeliest tokens, best first, and the logarithms of their probabilities. Returns the logarithm of the sum
+// that all probabilities are divided by.
 template <class T>
-double told(const Row<T>& row, const Choice& choice, int32_t* top_tokens, double* top_logprobs) {
+double logprobs(const Row<T>& row, const Choice& choice, int32_t* top_tokens, double* top_logprobs) {
     const double least = row.largest - NEGLIGIBLE_NATS;
     const double log_sum = std::log(mass(row, 1, 0, row.blocks, least, least).all);
     const int count = std::min(choice.top_logprobs, row.vocab);
@@ -315,7 +318,7 @@ void sample_row(Row<T> row, const Choice& choice, uint64_t position, Sampled& ou
     out.token = NOT_FINITE;
     if (!survey(row)) return;
     const bool wants = choice.logprobs || choice.top_logprobs > 0;
-    const double log_sum = wants ? told(row, choice, out.top_tokens, out.top_logprobs) : 0;
+    const double log_sum = wants ? logprobs(row, choice, out.top_tokens, out.top_logprobs) : 0;
     if (!choice.seen) {
         out.token = drawn(row, choice, position);
     } else {
