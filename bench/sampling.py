@@ -5,8 +5,8 @@ with deviation 2, where a nucleus is a fifth of the vocabulary. The native kerne
 step by step. Times are wall time for each row of a step of 16: medians, and the shortest, which a busy machine changes
 least.
 
-    python -m bench.sampling [--steps 40] [--threads 1 2]    JSON rows on stdout
-    python -m bench.sampling --compare 1000000               draw so many tokens both ways, and count those that differ
+    python -m bench.sampling [--steps 40] [--vocabularies 151936]    JSON rows on stdout
+    python -m bench.sampling --compare 1000000    draw so many tokens both ways, and count those that differ
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=VOCABULARIES)
     parser.add_argument("--compare", type=int, default=0, metavar="DRAWS")
     parser.add_argument("--kernels", choices=native.kernel_names(), help="instead of the best for this CPU")
     options = parser.parse_args()
@@ -142,7 +143,7 @@ def main() -> None:
         native.use_kernels(options.kernels)
     for vocab_size, share in COMPARED if options.compare else ():
         print(json.dumps(compared(vocab_size, round(options.compare * share), vocab_size)), flush=True)
-    for vocab_size in () if options.compare else VOCABULARIES:
+    for vocab_size in () if options.compare else options.vocabularies:
         for peaked in (True, False):
             for dtype in DTYPES:
                 logits = made_logits(vocab_size, peaked).to(DTYPES[dtype])

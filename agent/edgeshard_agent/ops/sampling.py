@@ -90,7 +90,7 @@ def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positi
     if library is None:
         require_finite(logits)
         return [_reference(*row) for row in zip(logits, samplers, positions, strict=True)]
-    return _native(library, logits.contiguous(), samplers, positions)
+    return _native(library, logits if logits.stride(1) == 1 else logits.contiguous(), samplers, positions)
 
 
 def require_finite(logits: torch.Tensor) -> None:
