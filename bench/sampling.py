@@ -124,9 +124,9 @@ def compared(vocab_size: int, count: int, seed: int) -> dict[str, object]:
             differing += mine.token != token
             if sampler.wants_logprobs:
                 logprob, top = draws.logprobs(row, sampler.sampling, mine.token)
-                differing += [entry.token for entry in mine.top] != [entry.token for entry in top]
+                differing += [best for best, _ in mine.top] != [best for best, _ in top]
                 pairs = zip(mine.top, top, strict=True)
-                apart = max(apart, abs(mine.logprob - logprob), *(abs(a.logprob - b.logprob) for a, b in pairs))
+                apart = max(apart, abs(mine.logprob - logprob), *(abs(a - b) for (_, a), (_, b) in pairs))
         done += ROWS
     return {"vocabulary": vocab_size, "draws": done, "differing": differing, "logprobs_apart": apart}
 

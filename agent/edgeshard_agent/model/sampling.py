@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Sampling
+from edgeshard.domain.generation import Sampling, TokenLogprob
 from edgeshard.domain.step import SampledToken
 from edgeshard_agent.ops import RequestSampler, require_finite, sample_rows
 
@@ -50,5 +50,6 @@ class Sampler:
         for sampler, row in zip(samplers, chosen, strict=True):
             sampler.note(row.token)
         return tuple(
-            SampledToken(*place, row.token, row.logprob, row.top) for place, row in zip(wanted, chosen, strict=True)
+            SampledToken(*place, row.token, row.logprob, tuple(TokenLogprob(*entry) for entry in row.top))
+            for place, row in zip(wanted, chosen, strict=True)
         )

@@ -12,20 +12,42 @@ blocks of four tokens from 1, and the next one is the position, so that the draw
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from edgeshard.domain.generation import Sampling, TokenLogprob
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+LikelyTokens = tuple[tuple[int, float], ...]
+"""Tokens with their log-probabilities, best first."""
+
 _NUCLEUS_GUESS = 8.0
 """A nucleus is nearly always among the tokens not less likely than the likeliest by a factor of e^8."""
 _BINS_A_NAT = 16
 _BINS = 1024
+
+
+class Sampling(Protocol):
+    """How a request's tokens are chosen: the options of that name of a generation, 0 or 1 being off."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def logprobs(self) -> bool: ...
+    @property
+    def top_logprobs(self) -> int: ...
 
 
 def uniforms(seed: int, position: int, count: int) -> Floats:
@@ -110,7 +132,7 @@ def _cut(logits: Floats, scaled: Floats, probabilities: Floats, goal: float) -> 
     return np.flatnonzero(kept)
 
 
-def logprobs(logits: Floats, sampling: Sampling, token: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+def logprobs(logits: Floats, sampling: Sampling, token: int) -> tuple[float, LikelyTokens]:
     """The token's log-probability by the model alone, and the `top_logprobs` likeliest, best first, then by id."""
     shifted = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
@@ -119,4 +141,4 @@ def logprobs(logits: Floats, sampling: Sampling, token: int) -> tuple[float, tup
         return float(shifted[token]), ()
     tokens = np.flatnonzero(logits >= _nth_largest(logits, count))
     order = np.argsort(-logits[tokens], kind="stable")[:count]
-    return float(shifted[token]), tuple(TokenLogprob(int(best), float(shifted[best])) for best in tokens[order])
+    return float(shifted[token]), tuple((int(best), float(shifted[best])) for best in tokens[order])

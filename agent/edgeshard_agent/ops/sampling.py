@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.generation import Sampling, TokenLogprob
 from edgeshard_agent.ops import draws, native
 
 _MOST_INT32 = 2**31 - 1
@@ -26,7 +25,7 @@ class RequestSampler:
 
     __slots__ = ("_struct", "address", "sampling", "seen")
 
-    def __init__(self, sampling: Sampling, seen_tokens: Iterable[int], vocab_size: int) -> None:
+    def __init__(self, sampling: draws.Sampling, seen_tokens: Iterable[int], vocab_size: int) -> None:
         self.sampling = sampling
         self.seen: draws.Flags | None = None
         if sampling.repetition_penalty != 1.0:
@@ -65,7 +64,7 @@ class Chosen:
 
     token: int
     logprob: float = 0.0
-    top: tuple[TokenLogprob, ...] = ()
+    top: draws.LikelyTokens = ()
 
 
 def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]) -> list[Chosen]:
@@ -133,7 +132,7 @@ def _native(
         else:
             count = min(sampler.sampling.top_logprobs, vocab)
             top = zip(tokens[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
-            result.append(Chosen(token, chosen[row].logprob, tuple(TokenLogprob(*entry) for entry in top)))
+            result.append(Chosen(token, chosen[row].logprob, tuple(top)))
     return result
 
 

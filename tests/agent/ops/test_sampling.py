@@ -86,8 +86,8 @@ def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler]
             continue
         logprob, top = draws.logprobs(wide, sampler.sampling, token)
         assert mine.logprob == pytest.approx(logprob, rel=1e-12, abs=1e-12)
-        assert [entry.token for entry in mine.top] == [entry.token for entry in top]
-        assert [e.logprob for e in mine.top] == pytest.approx([e.logprob for e in top], rel=1e-12, abs=1e-12)
+        assert [best for best, _ in mine.top] == [best for best, _ in top]
+        assert [value for _, value in mine.top] == pytest.approx([value for _, value in top], rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -254,9 +254,9 @@ def test_a_penalty_beyond_the_range_of_floats_is_left_to_the_reference(kernels: 
 def test_top_logprobs_at_ties_and_beyond_the_vocabulary(kernels: str) -> None:
     samplers = [RequestSampler(Sampling(top_logprobs=count), (), 4) for count in (3, 20)]
     first, second = sample_rows(torch.zeros(2, 4), samplers, [0, 0])
-    assert [entry.token for entry in first.top] == [0, 1, 2]
-    assert [entry.token for entry in second.top] == [0, 1, 2, 3]
-    assert [entry.logprob for entry in second.top] == pytest.approx([-math.log(4)] * 4)
+    assert [token for token, _ in first.top] == [0, 1, 2]
+    assert [token for token, _ in second.top] == [0, 1, 2, 3]
+    assert [logprob for _, logprob in second.top] == pytest.approx([-math.log(4)] * 4)
 
 
 def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(kernels: str, threads: None) -> None:
