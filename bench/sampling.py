@@ -2,8 +2,8 @@
 
 "peaked" rows have logits falling with the logarithm of a token's rank, as a trained model's do; "flat" ones are normal
 with deviation 2, where a nucleus is a fifth of the vocabulary. The native kernel and the reference in numpy take turns,
-step by step. Times are wall time for each row of a step of 16: medians, and the shortest, which a busy machine changes
-least.
+step by step. Times are for each row of a step of 16: median and shortest wall time, and the median processor time
+(of all threads), which a busy machine changes least.
 
     python -m bench.sampling [--steps 40] [--vocabularies 151936]    JSON rows on stdout
     python -m bench.sampling --compare 1000000    draw so many tokens both ways, and count those that differ
@@ -69,30 +69,31 @@ class Turns:
             self._sampler.open(request, replace(sampling, seed=request), seen)
         self._position = 0
 
-    def step_s(self, is_native: bool) -> float:
-        """Wall time of the next step."""
+    def step_s(self, is_native: bool) -> tuple[float, float]:
+        """Wall time and processor time of the next step."""
         os.environ[native.SWITCH] = "1" if is_native else "0"
         self._position += 1
-        before = time.perf_counter()
+        wall, processor = time.perf_counter(), time.process_time()
         self._sampler.sample(self._logits, [(request, self._position) for request in range(ROWS)])
-        return time.perf_counter() - before
+        return time.perf_counter() - wall, time.process_time() - processor
 
 
 def measured(logits: torch.Tensor, sampling: Sampling, steps: int) -> dict[str, float]:
     """Milliseconds a row."""
     turns = Turns(logits, sampling)
-    mine: list[float] = []
-    reference: list[float] = []
+    mine: list[tuple[float, float]] = []
+    reference: list[tuple[float, float]] = []
     for step in range(steps + 1):
         mine.append(turns.step_s(is_native=True))
         if step % STEPS_A_REFERENCE == 0:
             reference.append(turns.step_s(is_native=False))
     del mine[0], reference[0]  # first calls make buffers
-    figures = {
-        "native_ms": statistics.median(mine),
-        "native_least_ms": min(mine),
-        "reference_ms": statistics.median(reference),
-    }
+    figures: dict[str, float] = {}
+    for name, times in (("native", mine), ("reference", reference)):
+        wall, processor = zip(*times, strict=True)
+        figures[f"{name}_ms"] = statistics.median(wall)
+        figures[f"{name}_least_ms"] = min(wall)
+        figures[f"{name}_processor_ms"] = statistics.median(processor)
     return {name: round(1e3 * taken / ROWS, 4) for name, taken in figures.items()}
 
 
