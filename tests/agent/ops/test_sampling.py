@@ -211,6 +211,17 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_sorting_all_of_it(scale: f
     assert tokens.tolist() == sorted(order[:count].tolist())
 
 
+@pytest.mark.parametrize("gap", [7.0, 9.0])
+def test_a_nucleus_reaches_as_far_down_as_it_must(gap: float, kernels: str) -> None:
+    """Many tokens, each far less likely than the likeliest by a factor of e^gap, together as likely as it."""
+    logits = torch.full((8000,), -gap)
+    logits[5000] = 0.0
+    sampler = RequestSampler(Sampling(temperature=1.0, top_p=0.9, seed=1), (), len(logits))
+    assert_as_the_reference(logits.expand(100, -1), [sampler] * 100, list(range(100)))
+    drawn = chosen(sampler.sampling, range(100), logits)
+    assert 5000 in drawn and len(set(drawn)) > 30
+
+
 def test_of_equal_tokens_at_a_nucleus_edge_those_of_lower_id_are_kept(kernels: str) -> None:
     drawn = chosen(Sampling(temperature=1.0, top_p=0.5), range(3000), torch.zeros(600))
     assert max(drawn) < 300 and len(set(drawn)) == 300
