@@ -216,9 +216,10 @@ def test_a_nucleus_reaches_as_far_down_as_it_must(gap: float, kernels: str) -> N
     """Many tokens, each far less likely than the likeliest by a factor of e^gap, together as likely as it."""
     logits = torch.full((8000,), -gap)
     logits[5000] = 0.0
-    sampler = RequestSampler(Sampling(temperature=1.0, top_p=0.9, seed=1), (), len(logits))
+    sampling = Sampling(temperature=1.0, top_p=0.9, seed=1)
+    sampler = RequestSampler(sampling, (), len(logits))
     assert_as_the_reference(logits.expand(100, -1), [sampler] * 100, list(range(100)))
-    drawn = chosen(sampler.sampling, range(100), logits)
+    drawn = chosen(sampling, range(100), logits)
     assert 5000 in drawn and len(set(drawn)) > 30
 
 
