@@ -1,7 +1,7 @@
-"""The CPU's compute operators: packed linear layers, norms, rotary embedding and paged attention.
+"""The CPU's compute operators: packed linear layers, norms, rotary embedding, paged attention and sampling.
 
 Each has a native kernel (`kernels.cpp`, built when EdgeShard is installed and chosen for the CPU at run time) and a
-fallback in plain torch that gives the same numbers up to the order of summation.
+fallback in plain torch, for sampling in numpy, that gives the same numbers up to the order of summation.
 """
 
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
@@ -13,6 +13,7 @@ from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_are
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import Scheme
+from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
 
 __all__ = [
     "BlockParts",
@@ -20,6 +21,7 @@ __all__ = [
     "NativeBlock",
     "PackedLinear",
     "PanelArena",
+    "RequestSampler",
     "RowArena",
     "Scheme",
     "Scoring",
@@ -29,8 +31,10 @@ __all__ = [
     "idle_spin",
     "make_arena",
     "native_available",
+    "require_finite",
     "rms_norm",
     "rotary_",
     "run_blocks",
+    "sample_rows",
     "swiglu",
 ]

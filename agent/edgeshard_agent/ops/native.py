@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -62,6 +62,49 @@ class AttentionStruct(ctypes.Structure):
     )
 
 
+class ChoiceStruct(ctypes.Structure):
+    """`Choice` of kernels.h."""
+
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("penalty", c_double),
+        ("seed", c_uint64),
+        ("seen", c_void_p),
+        ("top_k", c_int32),
+        ("logprobs", c_int32),
+        ("top_logprobs", c_int32),
+    )
+
+
+class SampledStruct(ctypes.Structure):
+    """`Sampled` of kernels.h."""
+
+    _fields_ = (
+        ("logprob", c_double),
+        ("top_logprobs", c_void_p),
+        ("top_tokens", c_void_p),
+        ("token", c_int32),
+    )
+
+
+class SampledRowsStruct(ctypes.Structure):
+    """`SampledRows` of kernels.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("choices", c_void_p),
+        ("positions", c_void_p),
+        ("out", c_void_p),
+        ("vocab", c_int32),
+        ("element", c_int32),
+    )
+
+
+# What `Sampled` has instead of a token; kernels.h says why.
+NOT_FINITE, NOT_TAKEN = -1, -2
+
 _POINTER, _INT, _LONG = c_void_p, c_int32, c_int64
 _SIGNATURES = {
     "edgeshard_sources": (c_char_p, ()),
@@ -74,6 +117,7 @@ _SIGNATURES = {
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),
+    "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
 }
 
 

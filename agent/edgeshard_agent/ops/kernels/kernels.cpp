@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "layers.h"
 #include "products.h"
+#include "sampling.h"
 #include "vectors.h"
 
 namespace {
@@ -245,6 +246,15 @@ void merge_attention(const Attention& a, int32_t first, int32_t end) {
     with_product(a, [&](auto product) { merge<decltype(product)>(a, first, end); });
 }
 
+template <class T>
+void sample_of(const SampledRows& rows, int32_t r) {
+    sample_row(Row<T>(static_cast<const T*>(rows.logits) + r * rows.stride, rows.vocab), *rows.choices[r], rows.positions[r], rows.out[r]);
+}
+
+void sample(const SampledRows& rows, int32_t first, int32_t end) {
+    for (int r = first; r < end; r++) (rows.element == ELEMENT_BF16 ? sample_of<uint16_t> : sample_of<float>)(rows, r);
+}
+
 void write_kv(const Attention& a, int32_t first_head, int32_t end_head) {
     if (a.kv_element == ELEMENT_FP32)
         (a.element == ELEMENT_BF16 ? write_heads<uint16_t, float> : write_heads<float, float>)(a, first_head, end_head);
@@ -256,4 +266,4 @@ void write_kv(const Attention& a, int32_t first_head, int32_t end_head) {
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, write_kv, attention, merge_attention};
+const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, write_kv, attention, merge_attention, sample};

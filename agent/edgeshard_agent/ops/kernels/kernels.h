@@ -80,6 +80,35 @@ struct Attention {
 
 static inline int64_t partial_width(const Attention& a) { return PARTIAL_HEAD + int64_t{a.head_dim}; }
 
+// How the tokens of one request are chosen, as `Sampling` of generation.py says.
+struct Choice {
+    double temperature, top_p, penalty;
+    uint64_t seed;
+    const uint8_t* seen;  // [vocab], 1 for the tokens that the penalty counts; or null
+    int32_t top_k, logprobs, top_logprobs;
+};
+
+// Instead of a token: the logits are not finite; numbers this large are left to the caller.
+enum : int32_t { NOT_FINITE = -1, NOT_TAKEN = -2 };
+
+// What comes of a row. Behind the pointers, which the caller sets, is room for the `top_logprobs` likeliest.
+struct Sampled {
+    double logprob;
+    double* top_logprobs;
+    int32_t* top_tokens;
+    int32_t token;
+};
+
+// A row of logits [vocab] of each of several requests, and the position to choose for.
+struct SampledRows {
+    const void* logits;
+    int64_t stride;
+    const Choice* const* choices;
+    const uint64_t* positions;
+    Sampled* out;
+    int32_t vocab, element;
+};
+
 struct Kernels {
     void (*linear)(const Linear&, const Activations&, const Output&, int32_t first_panel, int32_t end_panel);
     void (*quantize)(const Linear&, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets);
@@ -94,4 +123,5 @@ struct Kernels {
     void (*write_kv)(const Attention&, int32_t first_head, int32_t end_head);
     void (*attention)(const Attention&, int32_t first, int32_t end);        // of kv_heads * units * parts
     void (*merge_attention)(const Attention&, int32_t first, int32_t end);  // of kv_heads * units
+    void (*sample)(const SampledRows&, int32_t first, int32_t end);
 };

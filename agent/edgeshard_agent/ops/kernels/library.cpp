@@ -196,4 +196,9 @@ int32_t edgeshard_attention(const Attention* attention, int32_t thread_count) {
                        [&](int32_t first, int32_t end) { chosen.kernels->merge_attention(a, first, end); });
     return -1;
 }
+
+void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {
+    threads->share(rows, thread_count,
+                   [&](int32_t first, int32_t end) { chosen.kernels->sample(*sampled, first, end); });
+}
 }

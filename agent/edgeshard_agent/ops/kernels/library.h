@@ -31,4 +31,7 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
 // Writes the new keys and values, then attends. Returns the span whose length or blocks lie outside its table or the
 // arena, before anything is written, or -1.
 int32_t edgeshard_attention(const Attention* attention, int32_t thread_count);
+
+// A token for each row.
+void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count);
 }

@@ -61,6 +61,11 @@ ES_INLINE Float16 load_bf16(const uint16_t* address) {
 #if defined(__AVX512F__)
     __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
     return (Float16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+    __m256i parts[2];
+    for (int i = 0; i < 2; i++)
+        parts[i] = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(address + 8 * i)), 16);
+    return load<Float16>(parts);
 #else
     Word16 words;
     for (int i = 0; i < LANES; i++) words[i] = static_cast<uint32_t>(address[i]) << 16;
@@ -141,6 +146,13 @@ ES_INLINE Int16 dot_u8s8(Int16 acc, Word16 w, uint32_t x) {
 ES_INLINE Float16 max16(Float16 a, Float16 b) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    __m256 parts[2], others[2];
+    std::memcpy(parts, &a, 64);
+    std::memcpy(others, &b, 64);
+    for (int i = 0; i < 2; i++) parts[i] = _mm256_max_ps(parts[i], others[i]);
+    std::memcpy(&a, parts, 64);
+    return a;
 #else
     return a > b ? a : b;
 #endif

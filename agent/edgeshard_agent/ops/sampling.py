@@ -1,0 +1,149 @@
+"""Choosing the next token of each of several requests from their logits.
+
+A draw for a position of a request is a function of (seed, position) alone: nothing is remembered between draws, so a
+replay on another box, or beside other requests, draws the same. `draws.py` is the definition; the native kernel
+(`sampling.h`) gives the same tokens, and log-probabilities that differ in the last digits alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from edgeshard.domain.errors import InternalError, InvalidArgumentError
+from edgeshard_agent.ops import draws, native
+
+_MOST_INT32 = 2**31 - 1
+
+
+class RequestSampler:
+    """One request's sampling parameters, and which tokens a repetition penalty counts as seen."""
+
+    __slots__ = ("_struct", "address", "sampling", "seen")
+
+    def __init__(self, sampling: draws.Sampling, seen_tokens: Iterable[int], vocab_size: int) -> None:
+        self.sampling = sampling
+        self.seen: draws.Flags | None = None
+        if sampling.repetition_penalty != 1.0:
+            self.seen = np.zeros(vocab_size, dtype=np.bool_)
+            self.seen[np.fromiter(seen_tokens, dtype=np.int64)] = True
+        self._struct = native.ChoiceStruct(
+            sampling.temperature,
+            sampling.top_p,
+            sampling.repetition_penalty,
+            sampling.seed,
+            None if self.seen is None else self.seen.ctypes.data,
+            min(sampling.top_k, _MOST_INT32),
+            sampling.logprobs,
+            sampling.top_logprobs,
+        )
+        self.address = ctypes.addressof(self._struct)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the token is the largest logit and nothing else is asked."""
+        return self.sampling.temperature == 0 and self.seen is None and not self.wants_logprobs
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.sampling.logprobs or self.sampling.top_logprobs > 0
+
+    def note(self, token: int) -> None:
+        """Count `token` as seen from now on."""
+        if self.seen is not None:
+            self.seen[token] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token, and the log-probabilities that its request asked for."""
+
+    token: int
+    logprob: float = 0.0
+    top: draws.LikelyTokens = ()
+
+
+def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]) -> list[Chosen]:
+    """A token of each request, for its position, from its row of `logits` [R, vocab] on the CPU.
+
+    A row's token depends on that row alone. Threads share the rows. Raises InternalError when a row has no finite
+    largest value, InvalidArgumentError where requests, positions and rows are not as many, or a request is of another
+    vocabulary.
+    """
+    rows, vocab = logits.shape
+    if len(samplers) != rows or len(positions) != rows:
+        raise InvalidArgumentError(
+            f"there are {rows} rows of logits for {len(samplers)} requests and {len(positions)} positions: they must "
+            "be as many",
+            field="logits",
+        )
+    if any(sampler.seen is not None and len(sampler.seen) != vocab for sampler in samplers):
+        raise InvalidArgumentError(f"a request's vocabulary is not that of its logits, {vocab} tokens", field="logits")
+    if logits.dtype not in native.ELEMENTS:
+        logits = logits.float()
+    library = native.active()
+    if library is None:
+        require_finite(logits)
+        return [_reference(*row) for row in zip(logits, samplers, positions, strict=True)]
+    return _native(library, logits if logits.stride(1) == 1 else logits.contiguous(), samplers, positions)
+
+
+def require_finite(logits: torch.Tensor) -> None:
+    """Raise InternalError when a row of `logits` [R, vocab] has no finite largest value."""
+    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+        raise _not_finite()
+
+
+def _native(
+    library: ctypes.CDLL, logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]
+) -> list[Chosen]:
+    rows, vocab = logits.shape
+    most = max((sampler.sampling.top_logprobs for sampler in samplers), default=0)
+    tokens = np.empty((rows, most), np.int32)
+    logprobs = np.empty((rows, most), np.float64)
+    chosen = (native.SampledStruct * rows)()
+    for row in range(rows if most else 0):
+        chosen[row].top_tokens, chosen[row].top_logprobs = tokens[row].ctypes.data, logprobs[row].ctypes.data
+    choices = (ctypes.c_void_p * rows)(*(sampler.address for sampler in samplers))
+    at = (ctypes.c_uint64 * rows)(*positions)
+    call = native.SampledRowsStruct(
+        logits.data_ptr(),
+        logits.stride(0),
+        ctypes.addressof(choices),
+        ctypes.addressof(at),
+        ctypes.addressof(chosen),
+        vocab,
+        native.ELEMENTS[logits.dtype],
+    )
+    library.edgeshard_sample(ctypes.addressof(call), rows, torch.get_num_threads())
+    result = []
+    for row, sampler in enumerate(samplers):
+        token = chosen[row].token
+        if token == native.NOT_FINITE:
+            raise _not_finite()
+        if token == native.NOT_TAKEN:
+            result.append(_reference(logits[row], sampler, positions[row]))
+        elif not sampler.wants_logprobs:
+            result.append(Chosen(token))
+        else:
+            count = min(sampler.sampling.top_logprobs, vocab)
+            top = zip(tokens[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
+            result.append(Chosen(token, chosen[row].logprob, tuple(top)))
+    return result
+
+
+def _reference(logits: torch.Tensor, sampler: RequestSampler, position: int) -> Chosen:
+    """The same in numpy, for one row [vocab] at a time: it stays in the processor's cache."""
+    row = logits.double().numpy()
+    token = draws.drawn(row, sampler.sampling, sampler.seen, position)
+    if not sampler.wants_logprobs:
+        return Chosen(token)
+    return Chosen(token, *draws.logprobs(row, sampler.sampling, token))
+
+
+def _not_finite() -> InternalError:
+    return InternalError("the model's logits are not finite; try another dtype", reason="LOGITS_NOT_FINITE")
