@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Head:
     """Scheduler, tokenizer and the way in and out.
 
     `offer` hands a step to this box's own stage and `emit` an output towards the coordinator; neither may block, so
-    taking a result never waits for anything and the ring cannot deadlock.
+    taking a result never waits for anything and the ring cannot deadlock. `now` is a steady clock in seconds.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Head:
         offer: Callable[[HeadStep], None],
         emit: Callable[[HeadOutput], None],
         slices: PromptSlices | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
@@ -66,6 +68,7 @@ class Head:
         self._offer = offer
         self._emit = emit
         self._slices = slices
+        self._now = now
         self._cancelled_early: set[RequestId] = set()
         self._tokenising: set[RequestId] = set()
         self._failure: EdgeShardError | None = None
@@ -127,7 +130,7 @@ class Head:
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:
-            events = self._scheduler.on_result(step.number, step.result)
+            events = self._scheduler.on_result(step.number, step.result, self._now())
         except InternalError as error:
             self.fail(error)
             return

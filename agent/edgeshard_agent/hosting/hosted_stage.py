@@ -232,4 +232,5 @@ class HostedStage:
             self._runner.offer,
             self._stream.emit,
             slices,
+            around.clock.now,
         )

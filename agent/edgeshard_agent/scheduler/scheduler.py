@@ -13,13 +13,14 @@ from edgeshard.domain.errors import AlreadyExistsError, InternalError, InvalidAr
 from edgeshard.domain.generation import FinishReason, Generation, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import SampledToken, StepPlan, StepResult
-from edgeshard_agent.scheduler.batching import Batching, Flight, Spread
+from edgeshard_agent.scheduler.batching import Batching, Flight
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.prefix import extend_keys
 from edgeshard_agent.scheduler.sequence import Sequence
+from edgeshard_agent.scheduler.spread import Spread
 from edgeshard_agent.scheduler.text import TextStream
 
 
@@ -70,6 +71,8 @@ class SchedulerStats:
     running: int
     waiting: int
     steps_in_flight: int
+    micro_batches: int
+    """Into which the decoding requests go now; 0 before there were any."""
     kv_blocks_used: int
     kv_blocks_cached: int
     kv_blocks_free: int
@@ -134,6 +137,7 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             steps_in_flight=len(self._flight),
+            micro_batches=self._spread.parts,
             kv_blocks_used=allocator.used,
             kv_blocks_cached=allocator.cached,
             kv_blocks_free=allocator.count - allocator.used - allocator.cached,
@@ -225,6 +229,7 @@ class Scheduler:
         self._counts.steps += 1
         self._flight.begin(decodes=decodes > 0)
         prompt_tokens = len(draft.tokens) - decodes
+        self._spread.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
         return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
 
@@ -278,13 +283,14 @@ class Scheduler:
 
     # -- results in ----------------------------------------------------------------------------------------------
 
-    def on_result(self, step: int, result: StepResult) -> list[HeadEvent]:
-        """Take a step's result; results come in the order of their steps."""
+    def on_result(self, step: int, result: StepResult, now_s: float) -> list[HeadEvent]:
+        """Take a step's result, which came at `now_s` of any steady clock; results come in the order of their steps."""
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
         self._flight.end()
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
+        self._spread.returned(result.timings, now_s)
         events: list[HeadEvent] = []
         for sampled in result.tokens:
             sequence = self._running.get(sampled.request)
