@@ -131,7 +131,8 @@ class Rig:
         """Run a step on every stage and give the result to the head, with what the stages are said to have taken."""
         assert step is not None, "there was nothing to run"
         results = [stage.run(step) for stage in self.stages]
-        self.events += self.scheduler.on_result(step.number, replace(results[-1], timings=timings), self.now_s)
+        taken = self.scheduler.on_result(step.number, replace(results[-1], timings=timings), self.now_s)
+        self.events += self.scheduler.events(taken)
 
     def run_all(self) -> None:
         """Whatever is runnable, as many steps in flight as there may be."""
@@ -221,5 +222,6 @@ class Ring:
 
     def _take_back(self) -> None:
         step = self.returned.popleft()
-        self.rig.events += self.rig.scheduler.on_result(step.number, self.results.pop(step.number), 0.0)
+        taken = self.rig.scheduler.on_result(step.number, self.results.pop(step.number), 0.0)
+        self.rig.events += self.rig.scheduler.events(taken)
         self.pump()

@@ -130,18 +130,16 @@ class Head:
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:
-            events = self._scheduler.on_result(step.number, step.result, self._now())
+            taken = self._scheduler.on_result(step.number, step.result, self._now())
+            # The stages first: texts are made and messages are written while they compute.
+            self._pump()
+            self._emit_all(self._scheduler.events(taken))
         except InternalError as error:
             self.fail(error)
-            return
         except Exception as error:
             # The link has delivered the step and will not bring it again: without it the pipeline stands still.
             log.error("result_crashed", step=step.number, error=type(error).__name__)
             self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
-            return
-        # The stages first: messages to the coordinator are written while they compute.
-        self._pump()
-        self._emit_all(events)
 
     def fail(self, error: EdgeShardError) -> None:
         """The pipeline is broken: end every request with the error, and refuse new ones until the next epoch."""
