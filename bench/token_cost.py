@@ -154,11 +154,17 @@ async def measure(site: Any, setup: Any, streams: int) -> dict[str, float]:
     wanted = begun + NEW_TOKENS * min(streams, 4)
     await enough.wait()
     used, count, seconds = processes.used_s(), tokens - begun, time.perf_counter() - began
-    traces = await site._client.trace(setup.name, TRACE_S)
+    while not has_pairs(traces := await site._client.trace(setup.name, TRACE_S)):
+        if any(task.done() for task in tasks):
+            raise RuntimeError("the streams ended before they were traced")
     done.set()
     await asyncio.gather(*tasks)
     figures = {f"{name}_ms": 1000 * value / count for name, value in used.items()}
     return {**figures, "step_gap_ms": 1000 * gap_s(traces), "tokens_per_s": count / seconds}
+
+
+def has_pairs(traces: Sequence[Any]) -> bool:
+    return all(len(trace.records) > 3 for trace in traces)
 
 
 def gap_s(traces: Sequence[Any]) -> float:
