@@ -21,6 +21,8 @@ from edgeshard_agent.scheduler.measured_steps import MeasuredSteps
 
 ROUNDS = 5
 """Rounds (a token for every request) whose median counts as measured; one before them is left out."""
+MEANS_OVER = 8
+"""Measurements of a setting that count, about: one that was lucky does not win for long."""
 BETTER = 0.03
 """A number of micro-batches takes another's place where it saves this part of the time between tokens."""
 HOPE = 0.15
@@ -44,8 +46,11 @@ class _Formed:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
+    """The mean of `times` measurements, the newest at `at_s`."""
+
     seconds: float
     at_s: float
+    times: int = 1
 
 
 class Spread:
@@ -121,10 +126,11 @@ class Spread:
             self._is_due = True
 
     def _note(self, seconds: float, now_s: float) -> None:
-        known = self._measured.get((self._parts, self._count))
+        known, times = self._measured.get((self._parts, self._count)), 1
         if known is not None and now_s - known.at_s < MEASURED_FOR_S:
-            seconds = (known.seconds + seconds) / 2
-        self._measured[self._parts, self._count] = _Measured(seconds, now_s)
+            times = min(known.times + 1, MEANS_OVER)
+            seconds = known.seconds + (seconds - known.seconds) / times
+        self._measured[self._parts, self._count] = _Measured(seconds, now_s, times)
 
     # -- choosing ------------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def test_after_any_loads_it_is_near_the_best(
 @settings(deadline=None, max_examples=30)
 @given(slower=st.floats(1.0, 1.6), count=st.integers(2, 16), seed=st.integers(0, 1000), profiled=st.booleans())
 def test_noise_does_not_make_it_flap(slower: float, count: int, seed: int, profiled: bool) -> None:
-    site = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else slower, noise=0.05, dice=random.Random(seed))
+    site = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else slower, noise=0.15, dice=random.Random(seed))
     run = Run(site, spread_of(site, profiled))
     run.decode(count, 2000)
     tries = 1 + run.now_s / MEASURED_FOR_S
