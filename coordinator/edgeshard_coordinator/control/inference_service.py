@@ -13,7 +13,7 @@ import grpc
 from edgeshard.architectures import parse_config
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
-from edgeshard.domain.generation import Started
+from edgeshard.domain.generation import Finished, Started
 from edgeshard.domain.ids import RequestId, check_id
 from edgeshard.domain.listening import ListenerHello, TokensRead
 from edgeshard.domain.site import ServedModel
@@ -42,14 +42,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         running = self._front.start(wanted.model, wanted.generation, request_id, client_of(context))
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
-        stream = self._listeners.find(context.peer(), wanted.listener)
-        if stream is None or wanted.listener is None:
-            async for event in running.events():
-                yield event_to_wire(event)
-            return
         first = await running.first()
-        if not isinstance(first, Started):  # it was cancelled before it started: there are no tokens
+        # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
+        stream = self._listeners.find(context.peer(), wanted.listener) if isinstance(first, Started) else None
+        if stream is None or wanted.listener is None or not isinstance(first, Started):
             yield event_to_wire(first)
+            if not isinstance(first, Finished):  # cancelled before it started
+                async for event in running.events():
+                    yield event_to_wire(event)
             return
         yield event_to_wire(replace(first, listened=True))
         followed = stream.follow(wanted.listener.number, running)
@@ -73,6 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             reader.cancel()
 
         context.add_done_callback(ended)
+        await context.send_initial_metadata(())  # the sign that requests can name it
         async for heard in stream.heard():
             yield heard_to_wire(heard)
 

@@ -45,6 +45,7 @@ class Caller:
     async def open(self) -> None:
         self.listen = self.site.inference.Listen()
         await self.listen.write(inference_pb2.ListenRequest(listener=LISTENER))
+        await asyncio.wait_for(self.listen.initial_metadata(), DEADLINE_S)
 
     async def start(self, name: str, number: int) -> Any:
         """Start a request; what its call brings first."""
