@@ -19,6 +19,7 @@ from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.generation import Token
+from edgeshard.domain.trace import StageTrace
 
 NODES = ("a", "b")
 MODEL = "llama-316m"
@@ -32,7 +33,10 @@ _DEPLOY_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One deployment: how it is cut (`cut` layers on the first of two boxes), run and kept."""
+    """One deployment: how it is cut (`cut` layers on the first of two boxes), run and kept.
+
+    With `micro_batches` 0 the head chooses how many are in flight.
+    """
 
     stages: int
     mode: str = "no-bubbles"
@@ -46,7 +50,8 @@ class Setup:
     @property
     def name(self) -> str:
         limit = "-limit" if self.max_inter_token_latency_s else ""
-        return f"{self.mode}-{self.dtype}-s{self.stages}-m{self.micro_batches}-c{self.max_context}{limit}"
+        parts = f"m{self.micro_batches}" if self.micro_batches else "auto"
+        return f"{self.mode}-{self.dtype}-s{self.stages}-{parts}-c{self.max_context}{limit}"
 
     def in_flight(self, streams: int) -> int:
         """Micro-batches of so many streams."""
@@ -130,6 +135,10 @@ class Site:
             async for event in stream:
                 if isinstance(event, Token):
                     heard(Arrival(time.perf_counter(), event.timings))
+
+    async def trace(self, setup: Setup, seconds: float) -> Sequence[StageTrace]:
+        """What the stages do for so long from now on."""
+        return await self._client.trace(setup.name, seconds)
 
     async def warm_up(self, setup: Setup) -> None:
         """A short request: weights that nobody has read for a while are slow at first."""

@@ -178,7 +178,12 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
 
 def _requests_text(deployment: Deployment) -> str:
     waiting = sum(stage.requests_waiting for stage in deployment.stages)
-    return f"{deployment.active_requests} running" + (f" ({waiting} of them waiting)" if waiting else "")
+    parts = max((stage.micro_batches for stage in deployment.stages), default=0)
+    return (
+        f"{deployment.active_requests} running"
+        + (f" ({waiting} of them waiting)" if waiting else "")
+        + (f" in {parts} micro-batches" if parts > 1 else "")
+    )
 
 
 def _kv_text(stage: StageStatus) -> str:

@@ -29,7 +29,6 @@ from edgeshard.proto.v1 import admin_pb2, inference_pb2
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.common import deployment_from_wire, node_from_wire, placement_from_wire, spec_to_wire
 from edgeshard.wire.debug import read_dumps
-from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -103,10 +102,9 @@ class Client:
         DeadlineError after `timeout_s`.
         """
         request = GenerateRequest(model, generation_of(prompt, options), options.get("request_id", ""))
-        message = generate_request_to_wire(request)
-        async with aclosing(self._connection.generate(message, options.get("timeout_s"))) as messages:
-            async for message in messages:
-                yield event_from_wire(message)
+        async with aclosing(self._connection.generate(request, options.get("timeout_s"))) as events:
+            async for event in events:
+                yield event
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """Run one request to its end; arguments and errors are those of `generate`."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from edgeshard.client.listening import Inbox, ListenerStream
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.proto.v1 import admin_pb2_grpc, inference_pb2_grpc
+from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started
+from edgeshard.proto.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
 
 
@@ -23,6 +27,7 @@ class Connection:
         self._channel: grpc.aio.Channel | None = None
         self._admin: admin_pb2_grpc.AdminServiceStub | None = None
         self._inference: inference_pb2_grpc.InferenceServiceStub | None = None
+        self._listener: ListenerStream | None = None
 
     def open(self) -> grpc.aio.Channel:
         """The channel. Must be called inside the event loop that is to use it.
@@ -38,6 +43,9 @@ class Connection:
     async def close(self) -> None:
         """Close the channel; calls still running are cancelled."""
         channel, self._channel = self._channel, None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
         if channel is not None:
             await channel.close()
 
@@ -49,11 +57,45 @@ class Connection:
         self.open()
         return await self._unary(getattr(self._inference, method), request, timeout_s)
 
-    def generate(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
-        """The messages of one Generate call. Closing the generator cancels the call."""
+    async def generate(
+        self, request: GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of one request. Closing the generator cancels its call."""
         self.open()
         assert self._inference is not None
-        return self._stream(self._inference.Generate, request, timeout_s)
+        inbox = self._open_inbox()
+        if inbox is not None:
+            request = replace(request, listener=inbox.listener)
+        call = self._inference.Generate(generate_request_to_wire(request), timeout=timeout_s)
+        try:
+            while isinstance(message := await call.read(), inference_pb2.GenerateResponse):
+                event = event_from_wire(message)
+                if inbox is None or not isinstance(event, Started) or not event.listened:
+                    yield event
+                    continue
+                yield replace(event, listened=False)
+                inbox.watch(call)
+                while not isinstance(event, Finished):
+                    event = await inbox.next()
+                    yield event
+                return
+        except grpc.aio.AioRpcError as error:
+            raise self._typed(error) from None
+        finally:
+            if inbox is not None:
+                inbox.close()
+            # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
+            call.cancel()
+
+    def _open_inbox(self) -> Inbox | None:
+        """A place for a request's tokens; None where the coordinator knows no listeners."""
+        assert self._inference is not None
+        listener = self._listener
+        if listener is not None and listener.unknown:
+            return None
+        if listener is None or listener.over:
+            listener = self._listener = ListenerStream(self._inference.Listen(), self.target)
+        return listener.open_inbox()
 
     def profile(self, request: Any) -> AsyncGenerator[Any, None]:
         """The messages of one Profile call. Closing the generator cancels the call."""

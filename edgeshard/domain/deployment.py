@@ -28,7 +28,7 @@ class DeploymentSpec(BaseModel):
     `concurrency` requests of `max_context` tokens fit the KV pool at once; with `kv_overcommit` twice as many are
     admitted, and the youngest is set back when memory runs out. `prefix_cache` shares the KV of equal beginnings among
     a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
-    `micro_batches` is how many decode steps are in flight at once; with 0 the planner and the head choose.
+    `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it runs.
     `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights the LM
     head is as `head_quantisation` says, int8 when None; "none" keeps the dtype.
     """

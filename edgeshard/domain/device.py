@@ -39,7 +39,7 @@ class StageStatus:
 
     `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
     steps that have arrived and wait for their turn. The first stage counts requests: running, and not
-    yet admitted.
+    yet admitted; and says into how many micro-batches those that generate go now, 0 before there were any.
     """
 
     deployment: DeploymentName
@@ -58,6 +58,7 @@ class StageStatus:
     steps_waiting: int = 0
     requests_running: int = 0
     requests_waiting: int = 0
+    micro_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

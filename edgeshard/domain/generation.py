@@ -199,12 +199,16 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was admitted; `prompt_tokens` is the tokenised prompt."""
+    """The request was admitted; `prompt_tokens` is the tokenised prompt.
+
+    `listened` is whether what follows comes over the client's listener, on the wire; the SDK hides the difference.
+    """
 
     request_id: RequestId
     deployment: DeploymentName
     prompt_tokens: tuple[int, ...]
     placement: Placement
+    listened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +238,24 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Listener:
+    """Where a request's tokens go: to the client's listener `id`, under the client's own `number` for the request."""
+
+    id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A client's call. `model` is a deployment's name, or a model's when one deployment serves it.
 
-    `request_id` is '' where the coordinator is to choose it.
+    `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call.
     """
 
     model: str
     generation: Generation
     request_id: str = ""
+    listener: Listener | None = None
 
 
 GenerationEvent = Started | Token | Finished

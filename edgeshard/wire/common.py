@@ -111,6 +111,7 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         steps_waiting=status.steps_waiting,
         requests_running=status.requests_running,
         requests_waiting=status.requests_waiting,
+        micro_batches=status.micro_batches,
     )
 
 
@@ -132,6 +133,7 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         steps_waiting=message.steps_waiting,
         requests_running=message.requests_running,
         requests_waiting=message.requests_waiting,
+        micro_batches=message.micro_batches,
     )
 
 

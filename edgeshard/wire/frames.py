@@ -102,11 +102,6 @@ def encode_step(pipeline: str, epoch: int, step: WireStep) -> list[pb.Frame]:
     return frames
 
 
-def payload_bytes(frame: pb.Frame) -> int:
-    """Bytes of tensor in a frame."""
-    return len(frame.payload)
-
-
 def frame_bytes(frame: pb.Frame) -> int:
     """Bytes of a frame, its header included."""
     return frame.ByteSize()
@@ -123,10 +118,14 @@ def _checksum(header: bytes, payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a frame completed: `steps` in order, or `repeated`, a step that had come out before and came again."""
+    """What a frame completed: `steps` in order, or `repeated`, a step that had come out before and came again.
+
+    `payload_bytes` are the bytes of tensor in the frame.
+    """
 
     steps: tuple[WireStep, ...] = ()
     repeated: int | None = None
+    payload_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -160,31 +159,40 @@ class FrameReader:
         Raises FrameDamagedError for bytes that do not match their checksum, FrameRefusedError for an intact frame of
         another pipeline or epoch, beyond the window, or with a tensor that is not the contract's.
         """
-        header = self._open(frame)
+        # Once: each reading of a message's bytes copies them.
+        payload = frame.payload
+        header, size = self._open(frame, payload), len(payload)
         if header.step < self.next_step:
-            return Accepted(repeated=header.step if header.part == header.parts - 1 else None)
+            return Accepted((), header.step if header.part == header.parts - 1 else None, size)
+        if header.parts == 1 and header.step == self.next_step and header.step not in self._partial:
+            self._check_first(header, size)
+            step = _decode(header, payload)
+            self.next_step += 1
+            # Steps that came before their turn may follow it.
+            return Accepted((step, *(self._take_complete() if self._partial else ())), None, size)
         partial = self._partial.get(header.step) or _Partial(header.parts)
         if partial.parts != header.parts:
             raise FrameRefusedError(f"step {header.step} came with two different numbers of parts", field="parts")
         if header.part in partial.payloads:
-            return Accepted()
+            return Accepted(payload_bytes=size)
         if header.part == 0:
-            self._check_first(header, len(frame.payload))
+            self._check_first(header, size)
             partial.first = header
         else:
-            self._check_continuation(header, len(frame.payload))
+            self._check_continuation(header, size)
         self._partial[header.step] = partial
-        partial.payloads[header.part] = frame.payload
-        return Accepted(self._take_complete())
+        partial.payloads[header.part] = payload
+        return Accepted(self._take_complete(), None, size)
 
-    def _open(self, frame: pb.Frame) -> pb.FrameHeader:
+    def _open(self, frame: pb.Frame, payload: bytes) -> pb.FrameHeader:
         """The parsed header of an intact frame that belongs here."""
-        if len(frame.header) > MAX_HEADER_BYTES or len(frame.payload) > PART_BYTES:
+        raw = frame.header
+        if len(raw) > MAX_HEADER_BYTES or len(payload) > PART_BYTES:
             raise FrameRefusedError("frame is larger than the protocol allows", field="payload")
-        if _checksum(frame.header, frame.payload) != frame.crc32c:
+        if _checksum(raw, payload) != frame.crc32c:
             raise FrameDamagedError("frame does not match its crc32c", field="crc32c")
         try:
-            header = pb.FrameHeader.FromString(frame.header)
+            header = pb.FrameHeader.FromString(raw)
         except DecodeError:
             raise FrameRefusedError("frame header cannot be parsed", field="header") from None
         contract = self.contract
@@ -261,11 +269,12 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
         raise FrameRefusedError(f"step has more than {MAX_SPANS} spans, grants or frees", field="spans")
     tokens = 0
     for span in step.spans:
-        if span.token_count == 0:
+        count = span.token_count
+        if count == 0:
             raise FrameRefusedError("span holds no token", field="token_count")
-        if len(span.sampling.seen_tokens) > MAX_SEEN_TOKENS:
+        if span.HasField("sampling") and len(span.sampling.seen_tokens) > MAX_SEEN_TOKENS:
             raise FrameRefusedError("span names too many seen tokens", field="seen_tokens")
-        tokens += span.token_count
+        tokens += count
     if tokens > max_tokens:
         raise FrameRefusedError(f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count")
     return tokens
@@ -316,14 +325,15 @@ def _plan_from_wire(step: pb.Step) -> StepPlan:
 
 
 def _span_from_wire(span: pb.Span) -> Span:
-    first_use = span.HasField("sampling")
+    if not span.HasField("sampling"):
+        return Span(span.request, span.first_position, span.token_count, span.sample)
     return Span(
         request=span.request,
         first_position=span.first_position,
         token_count=span.token_count,
         sample=span.sample,
-        sampling=sampling_from_wire(span.sampling.sampling) if first_use else None,
-        seen_tokens=tuple(span.sampling.seen_tokens) if first_use else (),
+        sampling=sampling_from_wire(span.sampling.sampling),
+        seen_tokens=tuple(span.sampling.seen_tokens),
     )
 
 
@@ -343,7 +353,8 @@ def _result_to_wire(result: StepResult) -> pb.StepResult:
 def _result_from_wire(message: pb.StepResult) -> StepResult:
     return StepResult(
         tokens=tuple(
-            SampledToken(t.request, t.position, t.token, t.logprob, top_from_wire(t.top)) for t in message.tokens
+            SampledToken(t.request, t.position, t.token, t.logprob, top_from_wire(t.top) if t.top else ())
+            for t in message.tokens
         ),
         timings=timings_from_wire(message.timings),
     )

@@ -14,6 +14,7 @@ from edgeshard.domain.generation import (
     GenerateRequest,
     Generation,
     GenerationEvent,
+    Listener,
     Sampling,
     StageTiming,
     Started,
@@ -70,13 +71,18 @@ def generation_from_wire(message: head_pb2.Generation) -> Generation:
 
 
 def generate_request_to_wire(request: GenerateRequest) -> inference_pb2.GenerateRequest:
+    listener = request.listener
     return inference_pb2.GenerateRequest(
-        model=request.model, generation=generation_to_wire(request.generation), request_id=request.request_id
+        model=request.model,
+        generation=generation_to_wire(request.generation),
+        request_id=request.request_id,
+        listener=None if listener is None else inference_pb2.Listener(id=listener.id, number=listener.number),
     )
 
 
 def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
-    return GenerateRequest(message.model, generation_from_wire(message.generation), message.request_id)
+    listener = Listener(message.listener.id, message.listener.number) if message.HasField("listener") else None
+    return GenerateRequest(message.model, generation_from_wire(message.generation), message.request_id, listener)
 
 
 def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:
@@ -119,7 +125,8 @@ def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                     deployment=event.deployment,
                     prompt_tokens=event.prompt_tokens,
                     placement=placement_to_wire(event.placement),
-                )
+                ),
+                listened=event.listened,
             )
         case Token():
             return inference_pb2.GenerateResponse(
@@ -133,14 +140,7 @@ def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                 )
             )
         case Finished():
-            return inference_pb2.GenerateResponse(
-                finished=inference_pb2.GenerationFinished(
-                    reason=reason_to_wire(event.reason),
-                    text=event.text,
-                    prompt_token_count=event.prompt_token_count,
-                    new_token_count=event.new_token_count,
-                )
-            )
+            return inference_pb2.GenerateResponse(finished=finished_to_wire(event))
 
 
 def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
@@ -152,6 +152,7 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
             deployment=DeploymentName(started.deployment),
             prompt_tokens=tuple(started.prompt_tokens),
             placement=placement_from_wire(started.placement),
+            listened=message.listened,
         )
     if kind == "token":
         token = message.token
@@ -163,10 +164,22 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
             top=top_from_wire(token.top),
             timings=timings_from_wire(token.timings),
         )
-    finished = message.finished
-    return Finished(
-        reason=reason_from_wire(finished.reason),
+    return finished_from_wire(message.finished)
+
+
+def finished_to_wire(finished: Finished) -> inference_pb2.GenerationFinished:
+    return inference_pb2.GenerationFinished(
+        reason=reason_to_wire(finished.reason),
         text=finished.text,
         prompt_token_count=finished.prompt_token_count,
         new_token_count=finished.new_token_count,
+    )
+
+
+def finished_from_wire(message: inference_pb2.GenerationFinished) -> Finished:
+    return Finished(
+        reason=reason_from_wire(message.reason),
+        text=message.text,
+        prompt_token_count=message.prompt_token_count,
+        new_token_count=message.new_token_count,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Token
+from edgeshard.domain.generation import StageTiming, Token
 from edgeshard.domain.head import (
     CancelRequest,
     HeadAccepted,
@@ -63,7 +64,7 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
         case HeadToken():
             return pb.AttachRequest(token=_token_to_wire(message))
         case HeadTokens():
-            return pb.AttachRequest(tokens=pb.HeadTokens(tokens=[_token_to_wire(token) for token in message.tokens]))
+            return pb.AttachRequest(tokens=_tokens_to_wire(message.tokens))
         case HeadHello():
             hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch)
             return pb.AttachRequest(hello=hello)
@@ -95,7 +96,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "token":
             return _token_from_wire(message.token)
         case "tokens":
-            return HeadTokens(tuple(_token_from_wire(token) for token in message.tokens.tokens))
+            shared = timings_from_wire(message.tokens.timings)
+            return HeadTokens(tuple(_token_from_wire(token, shared) for token in message.tokens.tokens))
         case "hello":
             hello = message.hello
             return HeadHello(NodeId(hello.node_id), DeploymentName(hello.deployment), Epoch(hello.epoch))
@@ -113,7 +115,15 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return None
 
 
-def _token_to_wire(message: HeadToken) -> pb.HeadToken:
+def _tokens_to_wire(tokens: Sequence[HeadToken]) -> pb.HeadTokens:
+    """Tokens of one step have its timings in common; a token of another step has its own."""
+    common = tokens[0].token.timings if all(message.token.timings for message in tokens) else ()
+    return pb.HeadTokens(
+        tokens=[_token_to_wire(message, common) for message in tokens], timings=timings_to_wire(common)
+    )
+
+
+def _token_to_wire(message: HeadToken, common: tuple[StageTiming, ...] = ()) -> pb.HeadToken:
     token = message.token
     return pb.HeadToken(
         request_id=message.request_id,
@@ -123,17 +133,17 @@ def _token_to_wire(message: HeadToken) -> pb.HeadToken:
         logprob=token.logprob,
         top=top_to_wire(token.top),
         text=token.text,
-        timings=timings_to_wire(token.timings),
+        timings=() if token.timings == common else timings_to_wire(token.timings),
     )
 
 
-def _token_from_wire(message: pb.HeadToken) -> HeadToken:
+def _token_from_wire(message: pb.HeadToken, common: tuple[StageTiming, ...] = ()) -> HeadToken:
     token = Token(
         position=message.position,
         token=message.token,
         text=message.text,
         logprob=message.logprob,
         top=top_from_wire(message.top),
-        timings=timings_from_wire(message.timings),
+        timings=timings_from_wire(message.timings) or common,
     )
     return HeadToken(RequestId(message.request_id), Epoch(message.epoch), token)

@@ -116,12 +116,12 @@ def test_an_unknown_deployment_is_not_found(edgectl: Any, site: Any) -> None:
 def test_describe_counts_what_a_deployment_does(edgectl: Any, site: Any) -> None:
     head = replace(
         site.stage_status(StagePhase.ACTIVE), steps_done=120, tokens_done=456, busy_share=0.75, steps_waiting=2,
-        requests_running=3, requests_waiting=4,
+        requests_running=3, requests_waiting=4, micro_batches=2,
     )  # fmt: skip
     state = replace(site.deployment_in(DeploymentPhase.READY), stages=(head,), active_requests=7)
     site.states = [state]
     text = edgectl("describe", "deployment", "tales").stdout
-    assert "7 running (4 of them waiting)" in text
+    assert "7 running (4 of them waiting) in 2 micro-batches" in text
     header, row = text.splitlines()[-2:]
     assert header.split() == ["BOX", "PHASE", "STEPS", "TOKENS", "IDLE", "QUEUE", "KV", "IN", "USE"]
     assert row.split()[:7] == ["a", "active", "120", "456", "25", "%", "2"]

@@ -100,6 +100,7 @@ class Rig:
         self.scheduler = Scheduler(
             self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos
         )  # fmt: skip
+        self.now_s = 0.0
         self.stages = [Stage(blocks, block_tokens) for _ in range(stages)]
         self.steps: list[HeadStep] = []
         self.events: list[HeadEvent] = []
@@ -130,7 +131,8 @@ class Rig:
         """Run a step on every stage and give the result to the head, with what the stages are said to have taken."""
         assert step is not None, "there was nothing to run"
         results = [stage.run(step) for stage in self.stages]
-        self.events += self.scheduler.on_result(step.number, replace(results[-1], timings=timings))
+        taken = self.scheduler.on_result(step.number, replace(results[-1], timings=timings), self.now_s)
+        self.events += self.scheduler.events(taken)
 
     def run_all(self) -> None:
         """Whatever is runnable, as many steps in flight as there may be."""
@@ -220,5 +222,6 @@ class Ring:
 
     def _take_back(self) -> None:
         step = self.returned.popleft()
-        self.rig.events += self.rig.scheduler.on_result(step.number, self.results.pop(step.number))
+        taken = self.rig.scheduler.on_result(step.number, self.results.pop(step.number), 0.0)
+        self.rig.events += self.rig.scheduler.events(taken)
         self.pump()

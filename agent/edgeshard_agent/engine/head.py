@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Head:
     """Scheduler, tokenizer and the way in and out.
 
     `offer` hands a step to this box's own stage and `emit` an output towards the coordinator; neither may block, so
-    taking a result never waits for anything and the ring cannot deadlock.
+    taking a result never waits for anything and the ring cannot deadlock. `now` is a steady clock in seconds.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Head:
         offer: Callable[[HeadStep], None],
         emit: Callable[[HeadOutput], None],
         slices: PromptSlices | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
@@ -66,6 +68,7 @@ class Head:
         self._offer = offer
         self._emit = emit
         self._slices = slices
+        self._now = now
         self._cancelled_early: set[RequestId] = set()
         self._tokenising: set[RequestId] = set()
         self._failure: EdgeShardError | None = None
@@ -127,18 +130,16 @@ class Head:
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:
-            events = self._scheduler.on_result(step.number, step.result)
+            taken = self._scheduler.on_result(step.number, step.result, self._now())
+            # The stages first: texts are made and messages are written while they compute.
+            self._pump()
+            self._emit_all(self._scheduler.events(taken))
         except InternalError as error:
             self.fail(error)
-            return
         except Exception as error:
             # The link has delivered the step and will not bring it again: without it the pipeline stands still.
             log.error("result_crashed", step=step.number, error=type(error).__name__)
             self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
-            return
-        # The stages first: messages to the coordinator are written while they compute.
-        self._pump()
-        self._emit_all(events)
 
     def fail(self, error: EdgeShardError) -> None:
         """The pipeline is broken: end every request with the error, and refuse new ones until the next epoch."""

@@ -145,7 +145,12 @@ class HostedStage:
         if self._head is None:
             return status
         stats = self._head.stats
-        return replace(status, requests_running=stats.running, requests_waiting=stats.waiting)
+        return replace(
+            status,
+            requests_running=stats.running,
+            requests_waiting=stats.waiting,
+            micro_batches=stats.micro_batches,
+        )
 
     async def trace(self, seconds: float) -> StageTrace:
         """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which returns what it had."""
@@ -232,4 +237,5 @@ class HostedStage:
             self._runner.offer,
             self._stream.emit,
             slices,
+            around.clock.now,
         )

@@ -25,7 +25,7 @@ from edgeshard.domain.step import WireStep
 from edgeshard.profiles.links import Arrivals
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
-from edgeshard.wire.frames import Frame, FrameContract, FrameReader, payload_bytes
+from edgeshard.wire.frames import Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard_agent.net.probes import serve_probe
 
@@ -87,7 +87,7 @@ class LinkReceiver:
                 raise InvalidArgumentError("a link carries frames behind its hello", field="message")
             accepted = self._reader.accept(frame)
             completes = bool(accepted.steps) or accepted.repeated is not None
-            sample = arrivals.part(time.monotonic(), payload_bytes(frame), completes)
+            sample = arrivals.part(time.monotonic(), accepted.payload_bytes, completes)
             for step in accepted.steps:
                 self._deliver(step)
             if accepted.repeated is not None:

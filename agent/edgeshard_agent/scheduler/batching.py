@@ -1,4 +1,4 @@
-"""How many steps are in flight, when the next may begin, and how decodes are spread over micro-batches. Pure.
+"""How many steps are in flight and when the next may begin. Pure; `spread` says how decodes share micro-batches.
 
 A micro-batch has no list of members: it is whatever one step carries. Requests whose tokens came back together go on
 together; a step takes at most an equal share of all decoding requests, so a micro-batch that grew too large leaves some
@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.mode import Mode
+from edgeshard.domain.step import STEP_TOKENS
 from edgeshard.domain.step_cost import Piece
+
+MAX_MICRO_BATCH = STEP_TOKENS // 2
+"""Decodes leave half of a step to prompts."""
 
 InterTokenSeconds = Callable[[Sequence[Piece], int], float]
 """(pieces of a step, steps in flight) -> seconds between two tokens of a stream while every step in flight is like
@@ -24,7 +28,9 @@ this one. It rises with either."""
 class Batching:
     """What the placement allows: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
 
-    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where fewer would be quicker.
+    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where others would be
+    quicker. Otherwise m is chosen at run time: at most as placed, or, where it is `open`, at most the window, with as
+    many decodes in a step as there are requests.
     """
 
     mode: Mode
@@ -32,6 +38,7 @@ class Batching:
     micro_batch: int
     micro_batches: int
     fixed: bool = False
+    open: bool = False
 
     def __post_init__(self) -> None:
         for name in ("window", "micro_batch", "micro_batches"):
@@ -42,6 +49,15 @@ class Batching:
     def places(self) -> int:
         """Requests that may run at once."""
         return self.micro_batch * self.micro_batches
+
+    @property
+    def most_micro_batches(self) -> int:
+        return self.window if self.open else self.micro_batches
+
+    @property
+    def most_decodes(self) -> int:
+        """Of one step."""
+        return min(MAX_MICRO_BATCH, self.places) if self.open else self.micro_batch
 
 
 class Flight:
@@ -76,33 +92,3 @@ class Flight:
         """The oldest step is back. With bubbles the next begins only when all are."""
         self._decodes.popleft()
         self._round_over = self._mode is Mode.BUBBLES and bool(self._decodes)
-
-
-class Spread:
-    """Into how many micro-batches the decoding requests go."""
-
-    def __init__(self, batching: Batching, inter_token_s: InterTokenSeconds | None = None) -> None:
-        self._batching = batching
-        self._inter_token_s = inter_token_s
-        self._chosen: tuple[int, int] = (0, 1)
-
-    def micro_batches(self, pieces: Sequence[Piece]) -> int:
-        """How many micro-batches for requests that decode `pieces` next: with a cost, those of the soonest tokens.
-
-        Without one, or where the number is fixed, as many as there may be: while a stage reads weights for most of its
-        time, a smaller batch is no slower, and more of them keep more stages at work. A choice stands until the number
-        of requests changes.
-        """
-        count = len(pieces)
-        most = min(self._batching.micro_batches, count)
-        least = -(-count // self._batching.micro_batch)
-        if self._inter_token_s is None or self._batching.fixed or most <= least:
-            return max(1, most)
-        if self._chosen[0] != count:
-            cost = self._inter_token_s
-            # The slowest micro-batch counts: say that of the longest contexts.
-            longest = sorted(pieces, reverse=True)
-            # Of equal ones the most: smaller batches leave more room for prompts' chunks.
-            best = min(range(most, least - 1, -1), key=lambda parts: cost(longest[: -(-count // parts)], parts))
-            self._chosen = (count, best)
-        return self._chosen[1]

@@ -7,19 +7,21 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import AlreadyExistsError, InternalError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import SampledToken, StepPlan, StepResult
-from edgeshard_agent.scheduler.batching import Batching, Flight, Spread
+from edgeshard_agent.scheduler.batching import Batching, Flight
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.prefix import extend_keys
 from edgeshard_agent.scheduler.sequence import Sequence
+from edgeshard_agent.scheduler.spread import Spread
 from edgeshard_agent.scheduler.text import TextStream
 
 
@@ -49,6 +51,17 @@ HeadEvent = TokenOut | RequestEnd
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A token that a result brought. `text` is None where nobody has asked for it yet, `reason` while it goes on."""
+
+    sequence: Sequence
+    sampled: SampledToken
+    timings: tuple[StageTiming, ...]
+    text: str | None
+    reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """`max_context` positions per request, at most `waiting` requests that are not admitted yet.
 
@@ -70,6 +83,8 @@ class SchedulerStats:
     running: int
     waiting: int
     steps_in_flight: int
+    micro_batches: int
+    """Into which the decoding requests go now; 0 before there were any."""
     kv_blocks_used: int
     kv_blocks_cached: int
     kv_blocks_free: int
@@ -134,6 +149,7 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             steps_in_flight=len(self._flight),
+            micro_batches=self._spread.parts,
             kv_blocks_used=allocator.used,
             kv_blocks_cached=allocator.cached,
             kv_blocks_free=allocator.count - allocator.used - allocator.cached,
@@ -225,6 +241,7 @@ class Scheduler:
         self._counts.steps += 1
         self._flight.begin(decodes=decodes > 0)
         prompt_tokens = len(draft.tokens) - decodes
+        self._spread.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
         return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
 
@@ -278,36 +295,52 @@ class Scheduler:
 
     # -- results in ----------------------------------------------------------------------------------------------
 
-    def on_result(self, step: int, result: StepResult) -> list[HeadEvent]:
-        """Take a step's result; results come in the order of their steps."""
+    def on_result(self, step: int, result: StepResult, now_s: float) -> list[Taken]:
+        """Take a step's result, which came at `now_s` of any steady clock; results come in the order of their steps.
+
+        What it says to clients are the `events` of what was taken: they can wait until the next step is on its way.
+        """
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
         self._flight.end()
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
-        events: list[HeadEvent] = []
+        self._spread.returned(result.timings, now_s)
+        taken: list[Taken] = []
         for sampled in result.tokens:
             sequence = self._running.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
-                events += self._take_token(sequence, sampled, result)
+                taken.append(self._take_token(sequence, sampled, result))
+        return taken
+
+    @staticmethod
+    def events(taken: Iterable[Taken]) -> list[HeadEvent]:
+        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result."""
+        events: list[HeadEvent] = []
+        for item in taken:
+            sequence, sampled = item.sequence, item.sampled
+            text = item.text if item.text is not None else sequence.text.push(sampled.token)
+            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings)
+            events.append(TokenOut(sequence.request_id, token))
+            if item.reason is not None:
+                events.append(RequestEnd(sequence.request_id, item.reason, sequence.text.finish()))
         return events
 
-    def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> list[HeadEvent]:
+    def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
         if sampled.position != len(sequence.tokens):
             raise InternalError(f"token for position {sampled.position} came, {len(sequence.tokens)} was due")
         sequence.tokens.append(sampled.token)
         self._counts.new_tokens += 1
         is_end = sampled.token in self._eos_tokens and not sequence.generation.ignore_eos
-        text = "" if is_end else sequence.text.push(sampled.token)
-        token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, result.timings)
-        events: list[HeadEvent] = [TokenOut(sequence.request_id, token)]
+        text = "" if is_end else None
+        if not is_end and sequence.generation.stop_strings:  # only then the text says whether it goes on
+            text = sequence.text.push(sampled.token)
         reason = _finish_reason(sequence, sampled.token, is_end)
         if reason is None:
             self._ready[sequence.number] = sequence
         else:
-            events.append(RequestEnd(sequence.request_id, reason, sequence.text.finish()))
             self._end(sequence)
-        return events
+        return Taken(sequence, sampled, result.timings, text, reason)
 
     # -- memory --------------------------------------------------------------------------------------------------
 

@@ -6,17 +6,15 @@ from functools import partial
 
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import MAX_STEP_TOKENS, STEP_TOKENS
+from edgeshard.domain.step import MAX_STEP_TOKENS
 from edgeshard.domain.step_cost import compute_s, inter_token_s
 from edgeshard.planning.pace import step_tokens
-from edgeshard_agent.scheduler.batching import Batching
+from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
 
-# Decodes leave half of a step to prompts.
-MAX_MICRO_BATCH = STEP_TOKENS // 2
 # Requests that may run for each one whose worst case the KV pool was made for, where a deployment overcommits.
 OVERCOMMIT = 2
 WAITING_PER_PLACE = 4
@@ -57,12 +55,15 @@ def make_slices(prepare: PrepareStage) -> PromptSlices | None:
 def batching(prepare: PrepareStage) -> Batching:
     """The placement's (b, m), or a larger b so that as many requests run as the deployment has memory for.
 
-    It stays as placed where a time per token was promised, which holds for that b, and in sequential mode.
+    It stays as placed where a time per token was promised, which holds for that b, and in sequential mode. Otherwise
+    the head chooses m while it runs, unless the spec names one.
     """
     spec, placement = prepare.spec, prepare.placement
     mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches
-    if mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None:
+    is_free = mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None
+    if is_free:
         places = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
         micro_batch = max(micro_batch, -(-places // micro_batches))
     fixed = spec.micro_batches > 0
-    return Batching(mode, placement.window, min(micro_batch, MAX_MICRO_BATCH), micro_batches, fixed)
+    largest = min(micro_batch, MAX_MICRO_BATCH)
+    return Batching(mode, placement.window, largest, micro_batches, fixed, is_free and not fixed)

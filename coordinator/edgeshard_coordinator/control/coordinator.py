@@ -57,8 +57,8 @@ class Coordinator:
         self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, placer, store)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
-        inference = InferenceServicer(self.loop, self.front, models)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.grpc)
+        self._inference = InferenceServicer(self.loop, self.front, models)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
         if model_service is not None:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, server.grpc)
@@ -86,6 +86,7 @@ class Coordinator:
         # First: streams that end from now on must not be taken for lost boxes, and saved as such.
         await self._stop_state()
         self.front.close(gone)
+        self._inference.end_listeners()
         self._calls.close(gone)
         self._hub.close_all()
         await self._server.stop()

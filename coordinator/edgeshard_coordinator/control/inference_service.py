@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
+
+import grpc
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.generation import Finished, Started
 from edgeshard.domain.ids import RequestId, check_id
+from edgeshard.domain.listening import ListenerHello, TokensRead
 from edgeshard.domain.site import ServedModel
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
+from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
+from edgeshard_coordinator.control.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.requests import RequestFront
@@ -26,6 +34,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._loop = loop
         self._front = front
         self._models = models
+        self._listeners = Listeners()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         wanted = generate_request_from_wire(request)
@@ -33,8 +42,44 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         running = self._front.start(wanted.model, wanted.generation, request_id, client_of(context))
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
-        async for event in running.events():
-            yield event_to_wire(event)
+        first = await running.first()
+        # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
+        stream = self._listeners.find(context.peer(), wanted.listener) if isinstance(first, Started) else None
+        if stream is None or wanted.listener is None or not isinstance(first, Started):
+            yield event_to_wire(first)
+            if not isinstance(first, Finished):  # cancelled before it started
+                async for event in running.events():
+                    yield event_to_wire(event)
+            return
+        yield event_to_wire(replace(first, listened=True))
+        followed = stream.follow(wanted.listener.number, running)
+        try:
+            await followed.ended.wait()
+        finally:
+            stream.leave(followed)
+        if not followed.has_end:
+            raise listener_lost()
+
+    async def Listen(
+        self, request_iterator: AsyncIterator[pb.ListenRequest], context: Any
+    ) -> AsyncIterator[pb.ListenResponse]:
+        """Raises InvalidArgumentError where the first message names no listener."""
+        peer, listener_id = context.peer(), await _listener_id(request_iterator)
+        stream = self._listeners.open(peer, listener_id)
+        reader = asyncio.create_task(_take_reads(stream, request_iterator))
+
+        def ended(_: object) -> None:
+            self._listeners.close(peer, listener_id)
+            reader.cancel()
+
+        context.add_done_callback(ended)
+        await context.send_initial_metadata(())  # the sign that requests can name it
+        async for heard in stream.heard():
+            yield heard_to_wire(heard)
+
+    def end_listeners(self) -> None:
+        """The coordinator goes down: listeners end once they have said what there is to say."""
+        self._listeners.finish()
 
     async def Cancel(
         self, request: pb.InferenceServiceCancelRequest, context: Any
@@ -57,6 +102,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except EdgeShardError:
             return 0  # Its manifest is damaged; the boxes still serve what they loaded.
         return parse_config(manifest.config).max_context
+
+
+async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:
+    async for message in messages:
+        hello = listener_message_from_wire(message)
+        if isinstance(hello, ListenerHello):
+            return check_id(hello.id, "listener")
+        break
+    raise InvalidArgumentError("listener: a Listen stream begins with the listener's id", field="listener")
+
+
+async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenRequest]) -> None:
+    try:
+        async for message in messages:
+            read = listener_message_from_wire(message)
+            if isinstance(read, TokensRead):
+                stream.read(read.number, read.count)
+    except grpc.aio.UsageError:
+        pass  # The call ended while this was reading.
+    finally:
+        stream.close()
 
 
 def client_of(context: Any) -> str:

@@ -64,9 +64,10 @@ class RunningRequest:
         self.cancel_sent = False
         self.unread_by_choice = False
         """Its events are not read any more: the client left, or was given up."""
+        self.on_news: Callable[[], None] = self._nobody_waits
+        """Called when there is something to `take`."""
         self._unread: deque[GenerationEvent] = deque()
         self._error: EdgeShardError | None = None
-        self._wake = asyncio.Event()
 
     @property
     def next_position(self) -> int | None:
@@ -81,17 +82,27 @@ class RunningRequest:
         if self._error is not None:
             return  # The client has been told another end.
         self._unread.append(event)
-        self._wake.set()
+        self.on_news()
 
     def fail(self, error: EdgeShardError, *, drop_unread: bool = False) -> None:
         """End the client's stream with `error`, after its unread events unless these are dropped."""
         if drop_unread:
             self._unread.clear()
         self._error = self._error or error
-        self._wake.set()
+        self.on_news()
+
+    def take(self, most: int) -> tuple[list[GenerationEvent], EdgeShardError | None]:
+        """At most so many events, and behind the last one the error that the request ended with. Finished counts for
+        nothing: it comes with the token before it."""
+        unread, taken = self._unread, list[GenerationEvent]()
+        while unread and (len(taken) < most or isinstance(unread[0], Finished)):
+            taken.append(unread.popleft())
+        return taken, None if unread else self._error
 
     async def events(self) -> AsyncIterator[GenerationEvent]:
         """What the client gets, ending after Finished; raises the error the request ended with."""
+        wake = asyncio.Event()
+        self.on_news = wake.set
         while True:
             while self._unread:
                 event = self._unread.popleft()
@@ -100,8 +111,22 @@ class RunningRequest:
                     return
             if self._error is not None:
                 raise self._error
-            self._wake.clear()
-            await self._wake.wait()
+            wake.clear()
+            await wake.wait()
+
+    async def first(self) -> GenerationEvent:
+        """The first event. Raises the error of a request that never started."""
+        wake = asyncio.Event()
+        self.on_news = wake.set
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            wake.clear()
+            await wake.wait()
+        return self._unread.popleft()
+
+    def _nobody_waits(self) -> None:
+        """Before anyone reads its events."""
 
 
 class RequestFront:

@@ -76,10 +76,12 @@ class HeadToken(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
 
 class HeadTokens(_message.Message):
-    __slots__ = ("tokens",)
+    __slots__ = ("tokens", "timings")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[HeadToken]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ...) -> None: ...
+    timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
 
 class HeadFinished(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "text")

@@ -9,24 +9,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "generation", "request_id")
+    __slots__ = ("model", "generation", "request_id", "listener")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
     model: str
     generation: _head_pb2.Generation
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., generation: _Optional[_Union[_head_pb2.Generation, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    listener: Listener
+    def __init__(self, model: _Optional[str] = ..., generation: _Optional[_Union[_head_pb2.Generation, _Mapping]] = ..., request_id: _Optional[str] = ..., listener: _Optional[_Union[Listener, _Mapping]] = ...) -> None: ...
+
+class Listener(_message.Message):
+    __slots__ = ("id", "number")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    number: int
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "token", "finished")
+    __slots__ = ("started", "token", "finished", "listened")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LISTENED_FIELD_NUMBER: _ClassVar[int]
     started: GenerationStarted
     token: GeneratedToken
     finished: GenerationFinished
-    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
+    listened: bool
+    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., listened: _Optional[bool] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
     __slots__ = ("request_id", "deployment", "prompt_tokens", "placement")
@@ -67,6 +79,64 @@ class GenerationFinished(_message.Message):
     prompt_token_count: int
     new_token_count: int
     def __init__(self, reason: _Optional[_Union[_head_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., prompt_token_count: _Optional[int] = ..., new_token_count: _Optional[int] = ...) -> None: ...
+
+class ListenRequest(_message.Message):
+    __slots__ = ("listener", "read")
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    listener: str
+    read: TokensRead
+    def __init__(self, listener: _Optional[str] = ..., read: _Optional[_Union[TokensRead, _Mapping]] = ...) -> None: ...
+
+class TokensRead(_message.Message):
+    __slots__ = ("number", "count")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    count: int
+    def __init__(self, number: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ListenResponse(_message.Message):
+    __slots__ = ("steps", "ends")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[StepTokens]
+    ends: _containers.RepeatedCompositeFieldContainer[GenerationEnd]
+    def __init__(self, steps: _Optional[_Iterable[_Union[StepTokens, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[GenerationEnd, _Mapping]]] = ...) -> None: ...
+
+class StepTokens(_message.Message):
+    __slots__ = ("numbers", "positions", "tokens", "texts", "logprobs", "tops", "timings")
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOPS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    tops: _containers.RepeatedCompositeFieldContainer[TopLogprobs]
+    timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[float]] = ..., tops: _Optional[_Iterable[_Union[TopLogprobs, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+
+class TopLogprobs(_message.Message):
+    __slots__ = ("top",)
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    top: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    def __init__(self, top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class GenerationEnd(_message.Message):
+    __slots__ = ("number", "finished", "failure")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    finished: GenerationFinished
+    failure: _common_pb2.Failure
+    def __init__(self, number: _Optional[int] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class InferenceServiceCancelRequest(_message.Message):
     __slots__ = ("request_id",)

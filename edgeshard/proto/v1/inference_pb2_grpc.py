@@ -40,6 +40,11 @@ class InferenceServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Listen = channel.stream_stream(
+                '/edgeshard.proto.v1.InferenceService/Listen',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.ListenRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.ListenResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/edgeshard.proto.v1.InferenceService/Cancel',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceCancelRequest.SerializeToString,
@@ -58,6 +63,14 @@ class InferenceServiceServicer:
 
     def Generate(self, request, context):
         """Ends with a finished message or a gRPC error. Cancelling the call cancels the request everywhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Listen(self, request_iterator, context):
+        """The tokens of all requests of a client that name this listener, over the same connection: those that are there
+        together come in one message. The stream ends with the client's half of it; requests that name it then end too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +95,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Listen': grpc.stream_stream_rpc_method_handler(
+                    servicer.Listen,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.ListenRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.ListenResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -122,6 +140,33 @@ class InferenceService:
             '/edgeshard.proto.v1.InferenceService/Generate',
             edgeshard_dot_proto_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Listen(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/edgeshard.proto.v1.InferenceService/Listen',
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.ListenRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.ListenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,7 @@ class Timed:
                 known = len(self.rig.events)
                 pieces = _pieces(step)
                 timings = [StageTiming(index, 0.0, cost.step_s(pieces)) for index, cost in enumerate(self.costs)]
+                self.rig.now_s = self.now
                 self.rig.take(step, tuple(timings))
                 for event in self.rig.events[known:]:
                     if isinstance(event, TokenOut):

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH
 from edgeshard_agent.scheduler.setup import (
-    MAX_MICRO_BATCH,
     batching,
     make_scheduler,
     make_slices,

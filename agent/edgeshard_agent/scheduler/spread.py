@@ -1,0 +1,217 @@
+"""Into how many micro-batches decoding requests go, chosen while they run. Pure: times come in as values.
+
+Two micro-batches keep two boxes at work, but each reads the weights; which number is best depends on how many requests
+there are and on what the boxes and links take. A profile says it beforehand, and is wrong where boxes disturb each
+other. So the choice begins with the profile (or with the steps that were seen), measures the time between two tokens
+under what it chose, and tries another number for a few rounds where that could be better.
+(docs/papers.md#batching-step-by-step)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.step_cost import Piece
+from edgeshard_agent.scheduler.batching import Batching, InterTokenSeconds
+from edgeshard_agent.scheduler.measured_steps import MeasuredSteps
+
+ROUNDS = 5
+"""Rounds (a token for every request) whose median counts as measured; one before them is left out."""
+MEANS_OVER = 8
+"""Measurements of a setting that count, about: one that was lucky does not win for long."""
+BETTER = 0.03
+"""A number of micro-batches takes another's place where it saves this part of the time between tokens."""
+HOPE = 0.15
+"""One that was not measured is tried where it would be the best if it took so much less than expected."""
+MEASURED_FOR_S = 60.0
+"""What was measured longer ago may be tried again."""
+ALIKE = 1.5
+"""What was measured with so many times more or fewer requests need not be tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Formed:
+    """A step on its way: of `parts` micro-batches of `count` requests."""
+
+    parts: int
+    count: int
+    decodes: int
+    prompt_tokens: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The mean of `times` measurements, the newest at `at_s`."""
+
+    seconds: float
+    at_s: float
+    times: int = 1
+
+
+class Spread:
+    """One pipeline's choice. `cost` is what a profile says of a step; without one, steps that were seen say it."""
+
+    def __init__(self, batching: Batching, cost: InterTokenSeconds | None = None) -> None:
+        self._batching = batching
+        self._cost = cost
+        self._steps = MeasuredSteps()
+        self._formed: deque[_Formed] = deque()
+        self._measured: dict[tuple[int, int], _Measured] = {}
+        self._parts = 0
+        self._count = 0
+        self._before_trial = 0
+        self._is_due = False
+        self._now_s = 0.0
+        self._round_began_s: float | None = None
+        self._round_decodes = 0
+        self._rounds: list[float] = []
+
+    @property
+    def parts(self) -> int:
+        """The number of micro-batches chosen last; 0 before anyone decoded."""
+        return self._parts
+
+    def micro_batches(self, pieces: Sequence[Piece]) -> int:
+        """How many micro-batches for requests that decode `pieces` next.
+
+        The choice is looked at anew when the number of requests changes, and when a setting has been measured.
+        """
+        count = len(pieces)
+        most = min(self._batching.most_micro_batches, count)
+        least = -(-count // self._batching.most_decodes)
+        if self._batching.fixed or most <= least:
+            self._change(max(1, most), count)
+        elif count != self._count:
+            self._settle(sorted(pieces, reverse=True), least, most)
+        elif self._is_due:
+            self._review(sorted(pieces, reverse=True), least, most)
+        return self._parts
+
+    def formed(self, decodes: int, prompt_tokens: int) -> None:
+        """A step was formed with so many decodes, behind the result that came last."""
+        self._formed.append(_Formed(self._parts, self._count, decodes, prompt_tokens, self._now_s))
+
+    def returned(self, timings: Sequence[StageTiming], now_s: float) -> None:
+        """The oldest step is back."""
+        step, self._now_s = self._formed.popleft(), now_s
+        if step.prompt_tokens or (step.decodes and (step.parts, step.count) != (self._parts, self._count)):
+            self._forget_rounds()
+        elif step.decodes:
+            self._steps.saw(step.decodes, timings, now_s - step.at_s)
+            self._count_round(step.decodes, now_s)
+
+    # -- measuring -----------------------------------------------------------------------------------------------
+
+    def _forget_rounds(self) -> None:
+        self._round_began_s = None
+        self._rounds.clear()
+
+    def _count_round(self, decodes: int, now_s: float) -> None:
+        if self._round_began_s is None:
+            self._round_began_s, self._round_decodes = now_s, 0
+            return
+        self._round_decodes += decodes
+        if self._round_decodes < self._count:
+            return
+        self._rounds.append(now_s - self._round_began_s)
+        self._round_began_s, self._round_decodes = now_s, 0
+        if len(self._rounds) > ROUNDS:
+            self._note(median(self._rounds[1:]), now_s)
+            self._rounds = self._rounds[-1:]  # the next ones follow it without a change between them
+            self._is_due = True
+
+    def _note(self, seconds: float, now_s: float) -> None:
+        known, times = self._measured.get((self._parts, self._count)), 1
+        if known is not None and now_s - known.at_s < MEASURED_FOR_S:
+            times = min(known.times + 1, MEANS_OVER)
+            seconds = known.seconds + (seconds - known.seconds) / times
+        self._measured[self._parts, self._count] = _Measured(seconds, now_s, times)
+
+    # -- choosing ------------------------------------------------------------------------------------------------
+
+    def _change(self, parts: int, count: int) -> None:
+        if (parts, count) != (self._parts, self._count):
+            self._parts, self._count = parts, count
+            self._forget_rounds()
+        self._is_due = False
+
+    def _settle(self, longest: Sequence[Piece], least: int, most: int) -> None:
+        """Requests joined or left: the best by all that is known, the former choice if it is as good."""
+        count = len(longest)
+        expected = {parts: self._expected_s(parts, count, longest) for parts in range(least, most + 1)}
+        self._before_trial = 0
+        former = self._parts if self._parts in expected else most
+        known = {parts: seconds for parts, seconds in expected.items() if seconds is not None}
+        if not known:
+            self._change(most, count)
+            return
+        # Of equal ones the most: smaller batches leave more room for prompts' chunks.
+        best = min(sorted(known, reverse=True), key=lambda parts: known[parts])
+        keeps = bool(self._measured) and former in known and known[best] > (1 - BETTER) * known[former]
+        self._change(former if keeps else best, count)
+
+    def _review(self, longest: Sequence[Piece], least: int, most: int) -> None:
+        """The present choice was measured: go on with the best that was, or try one that was not."""
+        count, choices = len(longest), range(least, most + 1)
+        measured = {
+            parts: seconds
+            for parts in choices
+            if self._is_measured(parts, count) and (seconds := self._expected_s(parts, count, longest)) is not None
+        }
+        standing = self._before_trial if self._before_trial in measured else self._parts
+        best = min(measured, key=lambda parts: measured[parts])
+        if measured[best] > (1 - BETTER) * measured[standing]:
+            best = standing
+        self._before_trial = 0
+        untried = [parts for parts in choices if parts not in measured]
+        hopes = {parts: self._expected_s(parts, count, longest, hope=True) or 0.0 for parts in untried}
+        trial = min(hopes, key=lambda parts: hopes[parts], default=best)
+        if trial != best and (1 - HOPE) * hopes[trial] < measured[best]:
+            self._before_trial, best = best, trial
+        self._change(best, count)
+
+    def _is_measured(self, parts: int, count: int) -> bool:
+        """Whether this number was measured lately, with about as many requests."""
+        return any(
+            of == parts and max(count, others) <= ALIKE * min(count, others) and self._is_new(measured)
+            for (of, others), measured in self._measured.items()
+        )
+
+    def _is_new(self, measured: _Measured) -> bool:
+        return self._now_s - measured.at_s < MEASURED_FOR_S
+
+    def _expected_s(self, parts: int, count: int, longest: Sequence[Piece], *, hope: bool = False) -> float | None:
+        """Seconds between two tokens: as measured, or measured with another number of requests and scaled by the model.
+        With `hope`, as if what was measured long ago had not been.
+
+        How much slower than the model boxes are depends on how many of them are at work at once, so what was measured
+        of another number of micro-batches says only how much quicker they are.
+        """
+        modelled = self._modelled_s(parts, count, longest)
+        own = [
+            others for (of, others), measured in self._measured.items() if of == parts and self._counts(measured, hope)
+        ]
+        if own:
+            nearest = min(own, key=lambda others: max(count, others) / min(count, others))
+            seconds = self._measured[parts, nearest].seconds
+            before = self._modelled_s(parts, nearest, longest)
+            return seconds if nearest == count or modelled is None or not before else seconds * modelled / before
+        if modelled is None:
+            return None
+        known = [(measured.seconds, self._modelled_s(*key, longest)) for key, measured in self._measured.items()]
+        return modelled * min([1.0, *(seconds / before for seconds, before in known if before)])
+
+    def _counts(self, measured: _Measured, hope: bool) -> bool:
+        return not hope or self._is_new(measured)
+
+    def _modelled_s(self, parts: int, count: int, longest: Sequence[Piece]) -> float | None:
+        decodes = -(-count // parts)
+        if self._cost is None:
+            return self._steps.inter_token_s(decodes, parts)
+        # The slowest micro-batch counts: say that of the longest contexts.
+        return self._cost([longest[min(index, len(longest) - 1)] for index in range(decodes)], parts)

@@ -1,0 +1,158 @@
+"""The client's end of a listener: one stream brings the tokens of all its requests.
+
+A request is a call of its own all the same, which refuses, starts, cancels and ends it. Whether its tokens come by the
+call or by the listener is the coordinator's choice, told with its start: one that knows no listeners ignores them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+
+import grpc
+
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
+from edgeshard.domain.generation import Finished, Listener, Token
+from edgeshard.domain.listening import UNREAD_TOKENS, ListenerHello, ListenerMessage, TokensRead
+from edgeshard.proto.v1 import inference_pb2 as pb
+from edgeshard.wire.listening import heard_from_wire, listener_message_to_wire
+
+# The coordinator hears of half a window at once: an ordinary answer is shorter and costs no message.
+_TOLD_TOKENS = UNREAD_TOKENS // 2
+
+# A call whose connection is lost ends within this time of the listener.
+_CALL_ENDS_S = 1.0
+
+Generate = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+Listen = grpc.aio.StreamStreamCall[pb.ListenRequest, pb.ListenResponse]
+
+
+class Inbox:
+    """The tokens and the end of one request, as its listener hears them. For one reader."""
+
+    def __init__(self, stream: ListenerStream, number: int) -> None:
+        self.listener = Listener(stream.id, number)
+        self.broken: EdgeShardError | None = None
+        """Why nothing more will come; what came before can still be taken."""
+        self._stream = stream
+        self._call: Generate | None = None
+        self._events: deque[Token | Finished | EdgeShardError] = deque()
+        self._wake = asyncio.Event()
+        self._read = 0
+
+    def put(self, event: Token | Finished | EdgeShardError) -> None:
+        self._events.append(event)
+        self._wake.set()
+
+    def break_off(self, error: EdgeShardError) -> None:
+        self.broken = error
+        self._wake.set()
+
+    def watch(self, call: Generate) -> None:
+        """Hear of the end of the request's call, too."""
+        self._call = call
+        call.add_done_callback(lambda _: self._wake.set())
+
+    async def next(self) -> Token | Finished:
+        """The next event. Raises the error that the request ended with, AioRpcError where its call has."""
+        call = self._call
+        assert call is not None
+        while True:
+            if self._events:
+                return self._take()
+            if self.broken is not None:
+                # A connection that is lost ends the call too, which says more.
+                await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_CALL_ENDS_S)
+            if call.done():
+                await call.read()  # raises unless it ended well, behind the last event
+            if self.broken is not None:
+                raise self.broken
+            await self._wake.wait()
+            self._wake.clear()
+
+    def _take(self) -> Token | Finished:
+        event = self._events.popleft()
+        if isinstance(event, EdgeShardError):
+            raise event
+        self._read += 1
+        if self._read >= _TOLD_TOKENS:
+            self._stream.tell(TokensRead(self.listener.number, self._read))
+            self._read = 0
+        return event
+
+    def close(self) -> None:
+        self._stream.forget(self.listener.number)
+
+
+class ListenerStream:
+    """One Listen stream. It is `over` when it has ended; a later request wants a new one."""
+
+    def __init__(self, call: Listen, target: str) -> None:
+        self.id = uuid.uuid4().hex
+        self.over = False
+        self.unknown = False
+        """Whether the coordinator knows no listeners."""
+        self._call = call
+        self._target = target
+        self._inboxes: dict[int, Inbox] = {}
+        self._last_number = 0
+        self._untold: deque[ListenerMessage] = deque([ListenerHello(self.id)])
+        self._untold_wake = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._write())]
+
+    def open_inbox(self) -> Inbox:
+        self._last_number += 1
+        inbox = self._inboxes[self._last_number] = Inbox(self, self._last_number)
+        return inbox
+
+    def forget(self, number: int) -> None:
+        self._inboxes.pop(number, None)
+
+    def tell(self, message: TokensRead) -> None:
+        self._untold.append(message)
+        self._untold_wake.set()
+
+    async def close(self) -> None:
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        why = "the coordinator ended it"
+        try:
+            while isinstance(message := await self._call.read(), pb.ListenResponse):
+                self._deliver(message)
+        except grpc.aio.AioRpcError as error:
+            self.unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            why = error.details() or error.code().name
+        except (EdgeShardError, grpc.aio.UsageError) as error:
+            why = str(error) or type(error).__name__
+        finally:
+            self.over = True
+            self._call.cancel()
+            for inbox in list(self._inboxes.values()):
+                lost = f"the stream of tokens from {self._target} broke: {why}"
+                inbox.break_off(UnavailableError(lost, retry_after_s=1.0))
+
+    def _deliver(self, message: pb.ListenResponse) -> None:
+        heard = heard_from_wire(message)
+        for number, token in zip(heard.numbers, heard.tokens, strict=True):
+            inbox = self._inboxes.get(number)
+            if inbox is not None:  # otherwise its reader has left
+                inbox.put(token)
+        for end in heard.ends:
+            inbox = self._inboxes.get(end.number)
+            if inbox is not None:
+                inbox.put(end.end)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._untold:
+                    await self._call.write(listener_message_to_wire(self._untold.popleft()))
+                self._untold_wake.clear()
+                await self._untold_wake.wait()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            pass  # the reading end says why
