@@ -1,4 +1,4 @@
-"""Attention over the paged KV pool: for our own blocks, and as "edgeshard" for transformers' layers.
+"""Attention over the paged KV pool, for our own blocks and for transformers' layers (`edgeshard_agent.model.library`).
 
 A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and handed to every
 layer; it holds what the layers share: which rows are one new token of a request (decodes, attended together) and which
@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.domain.step import Span
+from edgeshard_agent.model.causal import causal_lower_right
 from edgeshard_agent.model.gathered import Gather, explicit_attention, gathered_attention
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.ops import NativeBlock, can_keep, chunk_attention, paged_attention, run_blocks
 
-IMPLEMENTATION = "edgeshard"
 MOST_SCORE_BYTES = 32 << 20
 """Of scores at a time, where they are computed in the open (caps, sinks): within the slack of a stage's workspace."""
 _BYTES_OF_A_SCORE = 10
@@ -348,36 +346,3 @@ def _write(chunk: _Chunk, arena: torch.Tensor, new: torch.Tensor) -> None:
         arena[chunk.base + chunk.first : chunk.base + chunk.end].copy_(new)
     else:
         arena.index_copy_(0, chunk.slots[chunk.first :], new.to(arena.dtype))
-
-
-def attention(  # noqa: PLR0913 (the arguments are those transformers gives)
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    step: StepAttention,
-    layer_window: int | None = None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """The attention function transformers' layers call; `step` and `layer_window` reach it through their arguments.
-
-    The window is the one the family's record gives; that of the layer, which not all families tell, is not looked at.
-
-    Theirs is [1, heads, T, head_dim]; the result is [1, T, heads, head_dim].
-    """
-    packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    more = {} if s_aux is None else {"sinks": s_aux}
-    attended = step.attend(
-        module.layer_idx, packed_query, packed_key, packed_value, scaling, layer_window, softcap, **more
-    )
-    return attended.unsqueeze(0), None
-
-
-def register() -> None:
-    """Make "edgeshard" known to transformers; doing it again changes nothing."""
-    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention)
