@@ -104,7 +104,12 @@ def percent(share: float) -> str:
 
 
 def node_status(node: Node) -> str:
-    return "connected" if node.connected else "away"
+    if not node.connected:
+        return "away"
+    return "starting" if node.starting else "connected"
+
+
+_STARTING = " (it imports what computes; nothing is placed on it yet)"
 
 
 def layers_text(placement: Placement) -> str:
@@ -113,11 +118,12 @@ def layers_text(placement: Placement) -> str:
 
 
 def node_fields(node: Node) -> dict[str, str]:
-    facts = node.facts
+    facts, status = node.facts, node_status(node)
     return {
         "Name": node.name,
         "Id": node.node_id,
-        "Status": f"{node_status(node)}, last heartbeat {node.heartbeat_age_s:.1f} s ago",
+        "Status": f"{status}{_STARTING if status == 'starting' else ''}, "
+        f"last heartbeat {node.heartbeat_age_s:.1f} s ago",
         "Address": node.address,
         "Device": f"{facts.kind}, {facts.model}, {facts.cores} cores",
         "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}",

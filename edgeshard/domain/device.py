@@ -62,7 +62,10 @@ class StageStatus:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box as the coordinator knows it. `address` is its stage listener, host:port."""
+    """A box as the coordinator knows it. `address` is its stage listener, host:port.
+
+    A connected box may still be `starting`: it imports what computes, and its facts are those of its last run.
+    """
 
     node_id: NodeId
     name: NodeName
@@ -73,3 +76,9 @@ class Node:
     heartbeat_age_s: float
     free_bytes: int
     stages: tuple[StageStatus, ...] = ()
+    starting: bool = False
+
+    @property
+    def placeable(self) -> bool:
+        """Whether layers can be placed on it now."""
+        return self.connected and not self.starting

@@ -145,6 +145,7 @@ def node_to_wire(node: Node) -> pb.Node:
         heartbeat_age_s=node.heartbeat_age_s,
         free_bytes=node.free_bytes,
         stages=[stage_status_to_wire(stage) for stage in node.stages],
+        starting=node.starting,
     )
 
 
@@ -159,6 +160,7 @@ def node_from_wire(message: pb.Node) -> Node:
         heartbeat_age_s=message.heartbeat_age_s,
         free_bytes=message.free_bytes,
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+        starting=message.starting,
     )
 
 

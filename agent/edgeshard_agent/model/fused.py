@@ -17,6 +17,8 @@ from edgeshard_agent.ops import NativeBlock
 class FusedModules(DecoderModules):
     """RMS norms, rotary grouped-query attention and gated MLPs, all in blocks of one kind."""
 
+    rotary_emb: RotaryFrequencies
+
     def __init__(self, context: StageContext) -> None:
         super().__init__(context)
         self._kinds: set[str | None] = {block.options.style.rotary for block in self._ordered}
