@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import gc
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
+from edgeshard.process.imports import lasting_imports
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.server import Server
@@ -131,8 +131,6 @@ async def serve(settings: AgentSettings) -> None:
         # Spinning would use up a CPU quota, and the time of the other boxes of a lab.
         idle_spin_s = 0.0 if emulation is not None or has_cpu_quota() else settings.idle_spin_s
         hosting.start(tools.make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
-        # What is loaded by now stays; without this every look for garbage would walk through all of torch.
-        gc.freeze()
 
     log.info("listening", address=address, node=settings.name)
     try:
@@ -156,7 +154,9 @@ async def _import_tools(client: ControlClient) -> ModuleType:
 
     def imported() -> ModuleType:
         # The one place where the daemon imports torch, and all that needs it.
-        from edgeshard_agent.hosting import tools
+        # Without `lasting_imports` every look for garbage would walk through all of torch.
+        with lasting_imports():
+            from edgeshard_agent.hosting import tools
 
         return tools
 

@@ -72,8 +72,8 @@ NODES = ("a", "b", "c")
 NAMES = ("tale", "poem")
 KINDS = (
     "connect", "vanish", "restart", "started", "reconnect", "answer", "answer", "answer", "refuse", "replay",
-    "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick", "measure",
-    "coordinator restarts",
+    "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
+    "measure", "coordinator restarts",
 )  # fmt: skip
 Step = tuple[str, int]
 
