@@ -1,10 +1,15 @@
 """How long a start takes, and what an agent without work costs.
 
-Of this tree, or of another checkout and this one in turns, so that drift of the machine weighs on both alike: seconds
-from the start of an agent's process until the coordinator counts it as connected, and until layers may be placed on it;
-its resident memory (RSS, and PSS, which counts what processes share once) some seconds later; seconds from the start of
-`edgectl demo` to its first token, of the coordinator to its ready file, and of `edgectl get nodes` to its end. Each tree
-runs in its own virtual environment, with bytecode and page cache warm: one round is thrown away.
+Of this tree, or of another checkout and this one in turns, so that drift of the machine weighs on both alike:
+
+- an agent: seconds from its start until the coordinator counts it as connected (joined), and until layers may be placed
+  on it; the processor's seconds by then; its resident memory some seconds later (RSS, and PSS, which counts what
+  processes share once);
+- the coordinator: seconds to its ready file; `edgectl get nodes`: seconds to its end;
+- `edgectl demo`: seconds to its first token, and the processor's seconds of all its processes to the end.
+
+Each tree runs in its own virtual environment, with bytecode and page cache warm: one round is thrown away. On a machine
+that does other work too, the processor's seconds say more than the clock's.
 
     git worktree add ../before REVISION && make -C ../before setup
     python -m bench.start ../before --rounds 5 -o FILE          JSON: all figures, and their medians
@@ -91,24 +96,18 @@ async def measure(tree: Tree, number: int, directory: Path) -> Figures:
         figures["get_nodes_s"] = time.monotonic() - began
     finally:
         tree.stop()
+    before = os.times()
     figures["demo_first_token_s"] = _demo(tree)
+    after = os.times()
+    figures["demo_processor_s"] = sum(after[2:4]) - sum(before[2:4])  # of children that have ended, and of theirs
     return figures
 
 
 async def _agent(tree: Tree, client: Client, address: str, state: Path) -> Figures:
     began, name = time.monotonic(), "bench"
     figures: Figures = {}
-    process = tree.start(
-        "edgeshard_agent",
-        "--name",
-        name,
-        "--coordinator",
-        address,
-        "--state-dir",
-        str(state),
-        "--listen",
-        "127.0.0.1:0",
-    )
+    options = ("--name", name, "--coordinator", address, "--state-dir", str(state), "--listen", "127.0.0.1:0")
+    process = tree.start("edgeshard_agent", *options)
     while "placeable_s" not in figures:
         elapsed = time.monotonic() - began
         if process.poll() is not None or elapsed > LIMIT_S:
@@ -118,9 +117,15 @@ async def _agent(tree: Tree, client: Client, address: str, state: Path) -> Figur
                 figures.setdefault("joined_s", elapsed)
             if node.placeable:
                 figures["placeable_s"] = elapsed
+                figures["agent_processor_s"] = _processor_s(process.pid)
         await asyncio.sleep(POLL_S)
     await asyncio.sleep(IDLE_S)
     return figures | _memory(process.pid)
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(pid: int) -> Figures:
