@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 import structlog
@@ -32,7 +31,7 @@ from edgeshard.rpc.tls import check_secure, split_address
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.around import HostServices
+from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
 from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
@@ -120,17 +119,17 @@ async def serve(settings: AgentSettings) -> None:
     dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
 
     async def start() -> None:
-        tools = await _import_tools(client)
-        facts = await asyncio.to_thread(tools.read_facts, settings.device, settings.memory)
+        make_tools, read_facts = await _import_tools(client)
+        facts = await asyncio.to_thread(read_facts, settings.device, settings.memory)
         if emulation is not None:
             facts = emulated_facts(facts, emulation)
         node = MeasuredNode(
             node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation
         )
-        reports = tools.Reports(client.report, client.send_progress, links.probed if links else lambda probed: None)
+        reports = Reports(client.report, client.send_progress, links.probed if links else lambda probed: None)
         # Spinning would use up a CPU quota, and the time of the other boxes of a lab.
         idle_spin_s = 0.0 if emulation is not None or has_cpu_quota() else settings.idle_spin_s
-        hosting.start(tools.make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
+        hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
 
     log.info("listening", address=address, node=settings.name)
     try:
@@ -149,16 +148,16 @@ async def serve(settings: AgentSettings) -> None:
         held.close()
 
 
-async def _import_tools(client: ControlClient) -> ModuleType:
-    """`edgeshard_agent.hosting.tools`, once the box has joined. Raises FailedPreconditionError where it cannot be."""
+async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
+    """What makes the box's tools, imported once the box has joined. Raises FailedPreconditionError where that fails."""
 
-    def imported() -> ModuleType:
+    def imported() -> tuple[MakeTools, ReadFacts]:
         # The one place where the daemon imports torch, and all that needs it.
         # Without `lasting_imports` every look for garbage would walk through all of torch.
         with lasting_imports():
-            from edgeshard_agent.hosting import tools
+            from edgeshard_agent.hosting.tools import make_tools, read_facts
 
-        return tools
+        return make_tools, read_facts
 
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(client.joined.wait(), JOIN_FIRST_S)

@@ -109,6 +109,8 @@ def node_status(node: Node) -> str:
     return "starting" if node.starting else "connected"
 
 
+_NOT_YET = "not known yet"
+"""Of an accelerator whose box starts for the first time."""
 _STARTING = " (it imports what computes; nothing is placed on it yet)"
 
 
@@ -125,8 +127,10 @@ def node_fields(node: Node) -> dict[str, str]:
         "Status": f"{status}{_STARTING if status == 'starting' else ''}, "
         f"last heartbeat {node.heartbeat_age_s:.1f} s ago",
         "Address": node.address,
-        "Device": f"{facts.kind}, {facts.model}, {facts.cores} cores",
-        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}",
+        "Device": f"{facts.kind}, {facts.model or _NOT_YET}, {facts.cores} cores",
+        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}"
+        if facts.memory_total_bytes
+        else _NOT_YET,
         "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
         "Software": facts.software,
         "Wire version": str(node.wire_version),

@@ -1,6 +1,6 @@
 """The compute thread of a box: every torch call of every stage runs here, never on the event loop.
 
-It imports torch as well, when the first call comes: that takes seconds, in which the box can join its site.
+The thread imports torch when it begins. This module does not: a box imports it before it joins its site.
 """
 
 from __future__ import annotations

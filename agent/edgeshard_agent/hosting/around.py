@@ -1,4 +1,4 @@
-"""What stages share with their box, and what is theirs alone: values, without torch."""
+"""What stands around the stages of a box: values, without torch, which comes when the box has joined."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 import grpc
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.commands import CommandProgress, PrepareStage, ProfileReport
+from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.profile import MeasuredLink
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.lab.emulation import Emulation
 from edgeshard_agent.measuring.live_links import LiveLinks
+from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.store.cache import Pin
+from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.tokenizer import Tokenizer
@@ -92,3 +95,18 @@ class Tools:
     load: Load
     measure: Measuring
     wire: Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Where measurements go: to the coordinator, and links to whoever compares live traffic with them."""
+
+    report: Callable[[ProfileReport], Awaitable[None]]
+    progress: Callable[[CommandProgress], None]
+    probed: Callable[[tuple[MeasuredLink, ...]], None]
+
+
+MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float], Tools]
+"""`edgeshard_agent.hosting.tools.make_tools`"""
+ReadFacts = Callable[[str, int | None], DeviceFacts]
+"""`edgeshard_agent.measuring.facts.read_facts`"""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-
 import grpc
 
-from edgeshard.domain.commands import CommandProgress, ProfileReport
-from edgeshard.domain.profile import MeasuredLink
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.around import Tools
+from edgeshard_agent.hosting.around import Reports, Tools
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.measuring.facts import read_facts
@@ -18,16 +13,7 @@ from edgeshard_agent.measuring.measurer import Measurer
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.store.cache import BlobCache
 
-__all__ = ["Reports", "make_tools", "read_facts"]
-
-
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Where measurements go: to the coordinator, and links to whoever compares live traffic with them."""
-
-    report: Callable[[ProfileReport], Awaitable[None]]
-    progress: Callable[[CommandProgress], None]
-    probed: Callable[[tuple[MeasuredLink, ...]], None]
+__all__ = ["make_tools", "read_facts"]
 
 
 def make_tools(
