@@ -201,7 +201,7 @@ class LocalCluster:
                 wait.cancel()
 
     async def start_agent(self, name: str) -> str:
-        """Start one agent, also one that was stopped or killed, and return its address once layers can be placed on it."""
+        """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
         await self._agent(name).start()
         return await self.agents[name].wait_ready(self._startup_timeout_s)
 

@@ -219,6 +219,8 @@ def test_nothing_is_measured_of_a_starting_box_nor_of_a_link_to_it(desk: Desk) -
     with pytest.raises(UnavailableError, match="b is still starting"):
         chosen_nodes(desk.state, ["b"])
     assert list(chosen_nodes(desk.state, [])) == ["id-a"]
+    desk.feed(MeasureRequested("u", (NodeId("id-a"),), None, True, desk.now))
+    assert not desk.state.jobs and len(desk.state.told) == 1, "there is no link to measure yet"
     desk.now += QUIET
     desk.register("b", starting=False)
     desk.feed(Ticked(desk.now))
