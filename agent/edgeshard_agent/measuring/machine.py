@@ -14,7 +14,7 @@ from edgeshard import __version__
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import InvalidArgumentError
 
-# Left to the operating system and to this daemon itself (an idle agent is about 270 MB).
+# Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
 RESERVE_BYTES = 512 << 20
 
 
