@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import gc
 import os
 import secrets
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import structlog
 
@@ -23,6 +23,7 @@ from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
+from edgeshard.process.imports import lasting_imports
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.server import Server
@@ -30,15 +31,14 @@ from edgeshard.rpc.tls import check_secure, split_address
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
 from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
-from edgeshard_agent.hosting.hosted_stage import HostServices
-from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
-from edgeshard_agent.measuring.facts import available_bytes, has_cpu_quota, read_facts
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.measurer import MeasuredNode, Measurer
+from edgeshard_agent.measuring.machine import available_bytes, has_cpu_quota, machine_facts
+from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.settings import AgentSettings
@@ -51,6 +51,8 @@ LIBRARIES = ("grpcio", "protobuf", "pydantic", "safetensors", "tokenizers", "tor
 STOP_LIMIT_S = 1.5
 """Closing streams and channels takes no longer than this."""
 STREAM_GRACE_S = 0.2
+JOIN_FIRST_S = 1.0
+"""How long a box tries to join before it imports what computes, which slows joining down."""
 
 
 async def run(settings: AgentSettings) -> NoReturn:
@@ -75,9 +77,7 @@ async def serve(settings: AgentSettings) -> None:
     _advertised(settings, settings.listen)
     held = lock_state_dir(settings.state_dir)
     emulation = None if settings.emulate is None else load_emulation(settings.emulate, settings.name)
-    facts = read_facts(settings.device, settings.memory)
-    if emulation is not None:
-        facts = emulated_facts(facts, emulation)
+    facts = machine_facts(settings.device, settings.memory)
     threads = settings.threads or facts.cores
     worker = ComputeThread(threads)
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
@@ -86,13 +86,16 @@ async def serve(settings: AgentSettings) -> None:
     control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S)
     data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(2))
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
-    # Spinning would use up a CPU quota, and the time of the other boxes of a lab.
-    idle_spin_s = 0.0 if emulation is not None or has_cpu_quota() else settings.idle_spin_s
-    loader = StageLoader(cache, store, worker, settings.device, idle_spin_s)
     await cache.start()
     address = await server.start()
     registration = Registration(
-        node_id, NodeName(settings.name), _advertised(settings, address), WIRE_VERSION, facts, secrets.token_hex(8)
+        node_id,
+        NodeName(settings.name),
+        _advertised(settings, address),
+        WIRE_VERSION,
+        facts if emulation is None else emulated_facts(facts, emulation),
+        secrets.token_hex(8),
+        starting=True,
     )
 
     def on_command(operation_id: OperationId, command: ControlMessage) -> None:
@@ -111,18 +114,28 @@ async def serve(settings: AgentSettings) -> None:
         HugePageWatch(clock).read,
         lambda: hosting.post(ControlLost()),
     )
-    node = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation)
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
-    measurer = Measurer(node, client.report, client.send_progress, links.probed if links else lambda probed: None)
     around = HostServices(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)
-    hosting = Hosting(loader.load, measurer.run, around, client.send_results)
+    hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
     dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
-    # What is loaded by now stays; without this every look for garbage would walk through all of torch.
-    gc.freeze()
+
+    async def start() -> None:
+        make_tools, read_facts = await _import_tools(client)
+        facts = await asyncio.to_thread(read_facts, settings.device, settings.memory)
+        if emulation is not None:
+            facts = emulated_facts(facts, emulation)
+        node = MeasuredNode(
+            node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation
+        )
+        reports = Reports(client.report, client.send_progress, links.probed if links else lambda probed: None)
+        # Spinning would use up a CPU quota, and the time of the other boxes of a lab.
+        idle_spin_s = 0.0 if emulation is not None or has_cpu_quota() else settings.idle_spin_s
+        hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
+
     log.info("listening", address=address, node=settings.name)
     try:
-        await _until_stopped(client, settings.ready_file, address)
+        await _until_stopped(client, start, settings.ready_file, address)
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_S):
@@ -137,25 +150,55 @@ async def serve(settings: AgentSettings) -> None:
         held.close()
 
 
-async def _until_stopped(client: ControlClient, ready_file: Path | None, address: str) -> None:
+async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
+    """What makes the box's tools, imported once the box has joined. Raises FailedPreconditionError where that fails."""
+
+    def imported() -> tuple[MakeTools, ReadFacts]:
+        # The one place where the daemon imports torch, and all that needs it.
+        # Without `lasting_imports` every look for garbage would walk through all of torch.
+        with lasting_imports():
+            from edgeshard_agent.hosting.tools import make_tools, read_facts
+
+        return make_tools, read_facts
+
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(client.joined.wait(), JOIN_FIRST_S)
+    try:
+        return await asyncio.to_thread(imported)
+    except Exception as error:
+        log.exception("import_failed")
+        raise FailedPreconditionError(
+            f"what computes cannot be imported ({type(error).__name__}: {error}); install it again: "
+            "pip install --force-reinstall 'edgeshard[agent]'",
+            reason="IMPORT_FAILED",
+        ) from None
+
+
+async def _until_stopped(
+    client: ControlClient, start: Callable[[], Coroutine[Any, Any, None]], ready_file: Path | None, address: str
+) -> None:
+    """Join, start, and serve until a signal. Raises why the box cannot join or cannot start."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     running = asyncio.create_task(client.run())
+    starting = asyncio.create_task(start())
     stopping = asyncio.create_task(stopped.wait())
-    registered = asyncio.create_task(client.registered.wait())
+    placeable = asyncio.create_task(client.placeable.wait())
+    waited_for: set[asyncio.Task[Any]] = {running, starting, stopping, placeable}
     try:
-        await asyncio.wait({running, stopping, registered}, return_when=asyncio.FIRST_COMPLETED)
-        if registered.done() and ready_file is not None:
-            write_ready_file(ready_file, address)
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
+        while not (running.done() or stopping.done()):
+            done, waited_for = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if placeable in done and ready_file is not None:
+                write_ready_file(ready_file, address)
     finally:
-        for task in (running, stopping, registered):
+        tasks = (running, starting, stopping, placeable)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(running, stopping, registered, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def persistent_node_id(state_dir: Path) -> NodeId:

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.imports import lasting_imports
 from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "psutil")
@@ -24,7 +25,8 @@ def main() -> None:
     try:
         settings = load_settings(AgentSettings, "edgeshard-agent")
         configure_logging(settings.log_level)
-        from edgeshard_agent.daemon import run
+        with lasting_imports():
+            from edgeshard_agent.daemon import run
 
         asyncio.run(run(settings))
     except EdgeShardError as error:

@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.imports import lasting_imports
 from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("psutil",)
@@ -17,7 +18,8 @@ def main() -> None:
         sys.stderr.write("edgeshard-coordinator needs the coordinator extra: pip install 'edgeshard[coordinator]'\n")
         sys.exit(1)
     settle_grpc()
-    from edgeshard_coordinator.daemon import run
+    with lasting_imports():
+        from edgeshard_coordinator.daemon import run
 
     try:
         run()

@@ -20,15 +20,75 @@ _NEEDED = {
 STATIC = frozenset(_NEEDED)
 
 
+_WITH_CONTEXT = frozenset({"yarn", "llama3"})
+"""Rotary types that reckon from the context that the model was trained with first."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A rotary embedding: the frequencies of `dims` dimensions of each head, from `theta` by the rules of `kind`.
+
+    `options` are the other entries of config.json for it, such as the factor. Types that need it find there the
+    context of the first training, `original_max_position_embeddings`.
+    """
+
+    kind: str
+    theta: float
+    dims: int
+    options: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """What a family's rotary embedding may be. `partial`: it may turn a part of each head only. `by_layer_type`:
-    config.json gives one for each type of layer. `zeros` are keys whose number may be 0."""
+    config.json gives one for each type of layer. `zeros` are keys whose number may be 0. `theta` and `sliding_theta`
+    (by layer type, for layers with a window) are what transformers assumes where config.json leaves them out; only
+    families on our own blocks need them."""
 
     kinds: frozenset[str] = STATIC
     partial: bool = False
     by_layer_type: bool = False
     zeros: frozenset[str] = frozenset()
+    theta: float = 10_000.0
+    sliding_theta: float = 10_000.0
+
+    def rotations(self, fields: ConfigFields, head_dim: int, max_context: int) -> dict[str, Rotation]:
+        """The rotary embedding of each layer type, or of all layers under "", of a config that `check` lets through.
+
+        Of two entries for one thing the same wins as in transformers, whose checkpoints these are.
+        """
+        values = fields.values
+        scaling = values.get("rope_scaling") or {}
+        given = values.get("rope_parameters") or {}
+        if not self.by_layer_type:
+            entry = dict(scaling or given)
+            if (trained := values.get("original_max_position_embeddings")) is not None:
+                entry["original_max_position_embeddings"] = trained
+            return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
+        full = {"rope_type": "default"} if not given else given.get(_FULL) or {"rope_type": "default"}
+        sliding = given.get(_SLIDING) or {}
+        return {
+            _FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, head_dim, max_context),
+            _SLIDING: self._rotation(
+                fields, sliding, "rope_local_base_freq", self.sliding_theta, head_dim, max_context
+            ),
+        }
+
+    def _rotation(
+        self,
+        fields: ConfigFields,
+        entry: Mapping[str, Any],
+        theta_key: str,
+        default_theta: float,
+        head_dim: int,
+        max_context: int,
+    ) -> Rotation:
+        kind = entry.get("rope_type", entry.get("type", "default"))
+        theta = entry.get("rope_theta") or fields.number(theta_key, default_theta)
+        share = entry.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
+        options = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
+        return Rotation(kind, float(theta), int(head_dim * share), {**options, **entry})
 
     def check(self, fields: ConfigFields) -> None:
         """Raise UnsupportedModelError for an embedding that would be computed wrongly."""

@@ -192,7 +192,7 @@ class LocalCluster:
         return await self.coordinator.wait_ready(self._startup_timeout_s)
 
     async def start_agents(self) -> None:
-        """Start every agent and wait until all have registered."""
+        """Start every agent and wait until layers can be placed on all."""
         waits = [asyncio.ensure_future(self.start_agent(name)) for name in self.nodes]
         try:
             await asyncio.gather(*waits)
@@ -201,7 +201,7 @@ class LocalCluster:
                 wait.cancel()
 
     async def start_agent(self, name: str) -> str:
-        """Start one agent, also one that was stopped or killed, and return its address once it has registered."""
+        """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
         await self._agent(name).start()
         return await self.agents[name].wait_ready(self._startup_timeout_s)
 

@@ -161,6 +161,8 @@ def _notes(found: SiteCluster, asked: Asked, dtype: DType) -> tuple[str, ...]:
         link = typical_link(found.cluster)
         rate = human_rate(link.bandwidth_bps)
         notes.append(f"boxes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
+    if found.starting:
+        notes.append(f"{', '.join(found.starting)}: left out, still starting; ask again in a moment")
     if found.estimated:
         command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
         notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")

@@ -104,7 +104,14 @@ def percent(share: float) -> str:
 
 
 def node_status(node: Node) -> str:
-    return "connected" if node.connected else "away"
+    if not node.connected:
+        return "away"
+    return "starting" if node.starting else "connected"
+
+
+_NOT_YET = "not known yet"
+"""Of an accelerator whose box starts for the first time."""
+_STARTING = " (it imports what computes; nothing is placed on it yet)"
 
 
 def layers_text(placement: Placement) -> str:
@@ -113,17 +120,21 @@ def layers_text(placement: Placement) -> str:
 
 
 def node_fields(node: Node) -> dict[str, str]:
-    facts, pages = node.facts, node.huge_pages
+    facts, status = node.facts, node_status(node)
+    pages = node.huge_pages
     huge = {}
     if pages is not None and pages.wanted_bytes:
         huge = {"Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"}
     return {
         "Name": node.name,
         "Id": node.node_id,
-        "Status": f"{node_status(node)}, last heartbeat {node.heartbeat_age_s:.1f} s ago",
+        "Status": f"{status}{_STARTING if status == 'starting' else ''}, "
+        f"last heartbeat {node.heartbeat_age_s:.1f} s ago",
         "Address": node.address,
-        "Device": f"{facts.kind}, {facts.model}, {facts.cores} cores",
-        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}",
+        "Device": f"{facts.kind}, {facts.model or _NOT_YET}, {facts.cores} cores",
+        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}"
+        if facts.memory_total_bytes
+        else _NOT_YET,
         "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
         **huge,
         "Software": facts.software,

@@ -24,7 +24,8 @@ from edgeshard.domain.trace import StageTrace
 class Registration:
     """A box announcing itself. `address` is its stage listener (host:port).
 
-    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect.
+    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect. A box is
+    `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete.
     """
 
     node_id: NodeId
@@ -33,6 +34,7 @@ class Registration:
     wire_version: int
     facts: DeviceFacts
     incarnation: str
+    starting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class HugePages:
 class Node:
     """A box as the coordinator knows it. `address` is its stage listener, host:port.
 
+    A connected box may still be `starting`: it imports what computes, and its facts are those of its last run.
     `huge_pages` is None while the box is away, and where its system does not tell.
     """
 
@@ -86,3 +87,9 @@ class Node:
     free_bytes: int
     stages: tuple[StageStatus, ...] = ()
     huge_pages: HugePages | None = None
+    starting: bool = False
+
+    @property
+    def placeable(self) -> bool:
+        """Whether layers can be placed on it now."""
+        return self.connected and not self.starting

@@ -49,19 +49,23 @@ class SiteNode(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def placeable(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class SiteCluster:
-    """The connected boxes, by name, the source first.
+    """The boxes that layers can be placed on, by name, the source first.
 
     `times` are the measured boxes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
-    (sender, receiver) without a measurement, between which there is no link.
+    (sender, receiver) without a measurement, between which there is no link. Those in `starting` are left out.
     """
 
     cluster: Cluster
     times: Mapping[str, ComputeTimes]
     estimated: tuple[NodeName, ...]
     unmeasured: tuple[tuple[NodeName, NodeName], ...]
+    starting: tuple[NodeName, ...] = ()
 
 
 def site_cluster(
@@ -77,10 +81,11 @@ def site_cluster(
 ) -> SiteCluster:
     """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by box.
 
-    Boxes that are away or in `exclude` are left out. Raises NotFoundError or UnavailableError for a source that is not
-    there, InvalidArgumentError for boxes that cannot run small integers, FailedPreconditionError (reason NOT_MEASURED)
-    naming the boxes nobody has times of.
+    Boxes that are away, still starting or in `exclude` are left out. Raises NotFoundError or UnavailableError for a
+    source that is not there, InvalidArgumentError for boxes that cannot run small integers, FailedPreconditionError
+    (reason NOT_MEASURED) naming the boxes nobody has times of.
     """
+    nodes = list(nodes)
     usable = _usable(nodes, source, exclude)
     if quantisation is not None:
         _check_processors(usable, quantisation)
@@ -108,7 +113,8 @@ def site_cluster(
     found, unmeasured = _links(usable, links)
     cluster = Cluster(tuple(planned), _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
     estimated = tuple(node.name for node in usable if node.node_id not in measured)
-    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured)
+    starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
+    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting)
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
@@ -145,9 +151,18 @@ def listed(names: Sequence[str]) -> str:
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
 
 
-def _usable(nodes: Iterable[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
-    """Connected boxes by name, the source first. `source` is a name or an id."""
-    every = list(nodes)
+def node_starting(field: str, name: str) -> UnavailableError:
+    """The error for a box that `field` names and that has joined, but still imports what computes."""
+    return UnavailableError(
+        f"{field}: box {name} is still starting; ask again in a moment, or leave it out",
+        field=field,
+        reason="NODE_STARTING",
+        retry_after_s=1.0,
+    )
+
+
+def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
+    """Placeable boxes by name, the source first. `source` is a name or an id."""
     found = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
     if not found:
         names = listed(sorted(node.name for node in every)) or "none"
@@ -157,7 +172,9 @@ def _usable(nodes: Iterable[SiteNode], source: str, exclude: Collection[str]) ->
         raise UnavailableError(
             f"source: box {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
         )
-    others = [node for node in every if node.connected and node.node_id != first.node_id and node.name not in exclude]
+    if not first.placeable:
+        raise node_starting("source", first.name)
+    others = [node for node in every if node.placeable and node.node_id != first.node_id and node.name not in exclude]
     return [first, *sorted(others, key=lambda node: node.name)]
 
 

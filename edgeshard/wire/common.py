@@ -157,6 +157,7 @@ def node_to_wire(node: Node) -> pb.Node:
         free_bytes=node.free_bytes,
         stages=[stage_status_to_wire(stage) for stage in node.stages],
         huge_pages=huge_pages_to_wire(node.huge_pages) if node.huge_pages is not None else None,
+        starting=node.starting,
     )
 
 
@@ -172,6 +173,7 @@ def node_from_wire(message: pb.Node) -> Node:
         free_bytes=message.free_bytes,
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
+        starting=message.starting,
     )
 
 

@@ -72,6 +72,7 @@ def registration_to_wire(registration: Registration) -> pb.RegisterRequest:
         wire_version=registration.wire_version,
         facts=facts_to_wire(registration.facts),
         incarnation=registration.incarnation,
+        starting=registration.starting,
     )
 
 
@@ -84,6 +85,7 @@ def registration_from_wire(message: pb.RegisterRequest) -> Registration:
         wire_version=message.wire_version,
         facts=facts_from_wire(message.facts),
         incarnation=check_id(message.incarnation, "incarnation"),
+        starting=message.starting,
     )
 
 

@@ -101,6 +101,14 @@ def test_what_is_said_of_a_box_that_is_left_out_is_no_mistake(measured: Any, pla
         assert result.exit_code == 2 and "there is no box 'z'; boxes are a, b" in result.stderr
 
 
+def test_a_starting_box_is_left_out_and_a_note_says_so(measured: Any, plan: Any, data: Any) -> None:
+    alone = data("--exclude", "b")["placement"]
+    measured.nodes[1] = replace(measured.nodes[1], starting=True)
+    assert data()["placement"] == alone
+    assert "note: b: left out, still starting; ask again in a moment" in plan().stderr
+    assert "still starting" not in plan("--exclude", "b").stderr
+
+
 def test_quantised_boxes_are_planned_by_profiles_of_that(site: Any, plan: Any, data: Any) -> None:
     site.measured(a=1e-3, b=5e-4, quantisation=Quantisation.INT8)
     assert data("--quantise", "int8")["quantisation"] == "int8"

@@ -82,6 +82,16 @@ def test_a_box_that_nobody_measured_makes_the_site_unplannable_by_name(cluster: 
     assert cluster(nodes=away, measured="b").cluster.names == ("b",)
 
 
+def test_a_starting_box_is_left_out_and_named(cluster: Any) -> None:
+    nodes = (node("b"), node("a"), replace(node("c"), starting=True))
+    site = cluster(nodes=nodes, measured="ab")
+    assert site.cluster.names == ("b", "a") and site.starting == ("c",)
+    assert cluster(nodes=nodes, exclude=("c",)).starting == ()
+    with pytest.raises(UnavailableError) as refusal:
+        cluster(nodes=nodes, source="c")
+    assert (refusal.value.reason, refusal.value.field) == ("NODE_STARTING", "source")
+
+
 def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
     site = cluster(nodes=(node("b"), node("a", model="NVIDIA GeForce RTX 4090", free=20 * GB)), measured="b")
     assert site.estimated == ("a",) and set(site.times) == {"b"}

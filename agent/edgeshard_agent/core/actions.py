@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.commands import CommandResult, PrepareStage
+from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard_agent.core.measuring import StartMeasuring, StopMeasuring
 from edgeshard_agent.core.tracing import StartTrace
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStarted:
+    """Tell the coordinator that this box can compute, and what with."""
+
+    facts: DeviceFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,4 +41,4 @@ class SendResults:
     results: tuple[CommandResult, ...]
 
 
-Action = LoadStage | OpenHead | CloseStage | SendResults | StartMeasuring | StopMeasuring | StartTrace
+Action = ReportStarted | LoadStage | OpenHead | CloseStage | SendResults | StartMeasuring | StopMeasuring | StartTrace

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.commands import Command
-from edgeshard.domain.device import StageStatus
+from edgeshard.domain.device import DeviceFacts, StageStatus
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard_agent.core.actions import Action
 from edgeshard_agent.core.measuring import MeasuringEvent
 from edgeshard_agent.core.tracing import TraceEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What computes is imported; `facts` are complete now."""
+
+    facts: DeviceFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +64,4 @@ class ActionStarted:
 
 
 StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-Event = CommandReceived | StageEvent | StageClosed | MeasuringEvent | TraceEnded | ActionStarted
+Event = Started | CommandReceived | StageEvent | StageClosed | MeasuringEvent | TraceEnded | ActionStarted

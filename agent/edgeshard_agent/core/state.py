@@ -21,10 +21,10 @@ from edgeshard.domain.commands import (
     StageCommand,
     TraceSteps,
 )
-from edgeshard.domain.device import StageStatus
+from edgeshard.domain.device import DeviceFacts, StageStatus
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
-from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
     CommandReceived,
@@ -35,6 +35,7 @@ from edgeshard_agent.core.events import (
     StageEvent,
     StageLoaded,
     StageLoadFailed,
+    Started,
 )
 from edgeshard_agent.core.measuring import (
     ControlLost,
@@ -80,6 +81,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
+    """`facts` are None while the box starts: it answers commands, but loads and measures nothing before."""
+
+    facts: DeviceFacts | None = None
+    reported: bool = False
+    """Whether the coordinator is told that the box has started."""
     slots: dict[DeploymentName, Slot] = field(default_factory=dict)
     results: dict[OperationId, CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
@@ -91,6 +97,8 @@ class AgentState:
 def apply(state: AgentState, event: Event) -> AgentState:
     """Fold one event into the state."""
     match event:
+        case Started():
+            return replace(state, facts=event.facts)
         case CommandReceived():
             return _command(state, event)
         case ActionStarted():
@@ -113,14 +121,17 @@ def apply(state: AgentState, event: Event) -> AgentState:
 def reconcile(state: AgentState) -> list[Action]:
     """The actions to start now. Each is answered by an event, and not named again once `ActionStarted` was applied."""
     actions: list[Action] = []
+    if state.facts is not None and not state.reported:
+        actions.append(ReportStarted(state.facts))
+    # A measurement of layers has the memory that a stage will need.
+    may_load = state.facts is not None and not state.measuring.measures_layers
     for deployment, slot in state.slots.items():
         action = _slot_action(deployment, slot)
-        # A measurement of layers has the memory that the stage will need.
-        if action is not None and not (isinstance(action, LoadStage) and state.measuring.measures_layers):
+        if action is not None and (may_load or not isinstance(action, LoadStage)):
             actions.append(action)
     if state.measuring.superfluous:
         actions.append(StopMeasuring())
-    if state.measuring.startable is not None:
+    if state.facts is not None and state.measuring.startable is not None:
         actions.append(StartMeasuring(state.measuring.startable))
     actions += [StartTrace(t.operation_id, t.command) for t in state.traces.values() if not t.started]
     if state.unsent:
@@ -231,6 +242,8 @@ def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command:
 
 def _started(state: AgentState, action: Action) -> AgentState:
     match action:
+        case ReportStarted():
+            return replace(state, reported=True)
         case SendResults():
             return replace(state, unsent=state.unsent[len(action.results) :])
         case LoadStage():

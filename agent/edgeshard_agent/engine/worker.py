@@ -1,4 +1,7 @@
-"""The compute thread of a box: every torch call of every stage runs here, never on the event loop."""
+"""The compute thread of a box: every torch call of every stage runs here, never on the event loop.
+
+The thread imports torch when it begins. This module does not: a box imports it before it joins its site.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
-
-import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,6 +22,8 @@ class ComputeThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
 
     def _prepare(self) -> None:
+        import torch
+
         torch.set_num_threads(self._threads)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -14,11 +15,11 @@ from edgeshard.debugging.dump import refusal
 from edgeshard.debugging.labels import labels
 from edgeshard.debugging.ring import EventRing, RingView
 from edgeshard.domain.commands import CommandResult, PrepareStage
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.process.logs import debug_logged
-from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
     Event,
@@ -27,6 +28,7 @@ from edgeshard_agent.core.events import (
     StageClosed,
     StageLoaded,
     StageLoadFailed,
+    Started,
 )
 from edgeshard_agent.core.machine import worth_keeping
 from edgeshard_agent.core.measuring import (
@@ -38,15 +40,13 @@ from edgeshard_agent.core.measuring import (
 )
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
-from edgeshard_agent.hosting.hosted_stage import HostedStage, HostServices, LoadedModel, model_key
+from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools, model_key
+
+if TYPE_CHECKING:
+    from edgeshard_agent.hosting.hosted_stage import HostedStage
 
 log = structlog.get_logger()
 
-Progress = Callable[[int, int], None]
-Load = Callable[[PrepareStage, Progress], Awaitable[LoadedModel]]
-"""Fetches and loads a stage; the callback is told the bytes fetched and the bytes in all."""
-Measuring = Callable[[MeasuringTask], Awaitable[None]]
-"""Measures and reports; cancelled, it leaves nothing in memory."""
 # No deployment has a name like this.
 _MEASURING = "(measuring)"
 
@@ -77,26 +77,35 @@ class Hosting:
     """Owns the agent's state: `post` folds an event in and starts what follows from it.
 
     Everything runs on the event loop, and `post` never waits, so one event is folded at a time. `send_results` gets the
-    answers to commands.
+    answers to commands, `report_started` the box's facts once it can compute. Before `start` it computes nothing.
     """
 
     def __init__(
         self,
-        load: Load,
-        measuring: Measuring,
         around: HostServices,
         send_results: Callable[[tuple[CommandResult, ...]], None],
+        report_started: Callable[[DeviceFacts], None],
     ) -> None:
-        self._load = load
-        self._measure = measuring
         self._around = around
         self._send_results = send_results
+        self._report_started = report_started
+        self._given: Tools | None = None
         self._state = AgentState()
         self._ring: EventRing[AgentState, Event] = EventRing()
         self._stages: dict[DeploymentName, HostedStage] = {}
         self._loading: dict[DeploymentName, _Loading] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alive: set[asyncio.Task[None]] = set()
+
+    def start(self, tools: Tools, facts: DeviceFacts) -> None:
+        """From now on the box computes with these tools."""
+        self._given = tools
+        self.post(Started(facts))
+
+    @property
+    def _tools(self) -> Tools:
+        assert self._given is not None  # the core asks for nothing that needs them before
+        return self._given
 
     def statuses(self) -> tuple[StageStatus, ...]:
         loading = [entry.status() for entry in self._loading.values()]
@@ -135,6 +144,8 @@ class Hosting:
 
     def _start(self, action: Action) -> None:
         match action:
+            case ReportStarted():
+                self._report_started(action.facts)
             case SendResults():
                 self._send_results(action.results)
             case LoadStage():
@@ -176,11 +187,11 @@ class Hosting:
                 loaded = await self._keep_weights(prepare)
                 if loaded is None:
                     await self._drop(deployment)  # its memory must be free before new weights come
-                    loaded = await self._load(prepare, loading.progress)
+                    loaded = await self._tools.load(prepare, loading.progress)
             finally:
                 del self._loading[deployment]
             # Registered before it starts: a failed start is followed by a close, which must find it.
-            stage = self._stages[deployment] = HostedStage(prepare, loaded, self._around, self._broke)
+            stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke)
             stage.start()
         except EdgeShardError as error:
             return StageLoadFailed(deployment, epoch, error)
@@ -209,7 +220,7 @@ class Hosting:
 
     async def _run_measuring(self, task: MeasuringTask) -> Event:
         try:
-            await self._measure(task)
+            await self._tools.measure(task)
         except EdgeShardError as error:
             return MeasuringEnded(task, error)
         except Exception as error:

@@ -4,85 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-import grpc
-
-from edgeshard.domain.clock import Clock
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.device import StagePhase, StageStatus
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.trace import StageTrace
-from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import Frame, FrameContract
 from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
-from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.lab.emulation import Emulation
+from edgeshard_agent.hosting.around import HostServices, LoadedModel
 from edgeshard_agent.lab.shaping import EmulatedLink
-from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.net.attach import HeadStream
-from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
+from edgeshard_agent.net.link_receiver import LinkReceiver
 from edgeshard_agent.net.link_sender import Hop, LinkSender
 from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
-from edgeshard_agent.store.cache import Pin
-
-ModelKey = tuple[Digest, LayerRange, DType, Quantisation | None, DType, int]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A stage's weights and, on the first stage, what the head needs of the model. Reusable while `key` is the same."""
-
-    key: ModelKey
-    model: StageModel
-    tokenizer: Tokenizer | None
-    eos_tokens: frozenset[int]
-    pin: Pin
-    """Keeps the cached blobs that the weights may be mapped from; released with the stage."""
-
-
-def model_key(prepare: PrepareStage) -> ModelKey:
-    """What must be equal for loaded weights and their KV arena to serve another epoch."""
-    spec, placed = prepare.spec, prepare.placed
-    return (
-        prepare.manifest_digest,
-        placed.layers,
-        spec.dtype,
-        quantisation_of(prepare),
-        spec.effective_kv_dtype,
-        prepare.placement.kv_blocks,
-    )
-
-
-def quantisation_of(prepare: PrepareStage) -> Quantisation | None:
-    return prepare.spec.quantisation_of(prepare.placed.node_name)
-
-
-@dataclass(frozen=True, slots=True)
-class HostServices:
-    """What every stage of a box shares."""
-
-    node_id: NodeId
-    worker: ComputeThread
-    servicer: StageServicer
-    coordinator: grpc.aio.Channel
-    tls: TlsFiles | None
-    clock: Clock
-    changed: Callable[[], None]
-    """Called when a stage's status is worth telling the coordinator early."""
-    emulation: Emulation | None = None
-    """In the lab: the device and links that this box emulates."""
-    links: LiveLinks | None = None
-    """Takes the link samples of live traffic; None in the lab, whose links are not its sockets."""
 
 
 class HostedStage:

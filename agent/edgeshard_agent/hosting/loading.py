@@ -16,7 +16,7 @@ from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.model import ModelManifest, TensorInfo
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.hosted_stage import LoadedModel, model_key, quantisation_of
+from edgeshard_agent.hosting.around import LoadedModel, model_key, quantisation_of
 from edgeshard_agent.model.cached_source import CachedTensorSource
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.store.cache import BlobCache, Pin

@@ -29,8 +29,9 @@ from edgeshard.domain.profile import (
 )
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
-from edgeshard_agent.measuring.facts import available_bytes, read_facts
+from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.layers import BlockSort, block_sorts, outer_parameters
+from edgeshard_agent.measuring.machine import available_bytes
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor
 from edgeshard_agent.measuring.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import weights_text
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import NodeId
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink, config_hash
-from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
-from edgeshard_agent.lab.emulation import Emulation, emulated_profile
+from edgeshard_agent.lab.emulation import emulated_profile
 from edgeshard_agent.lab.shaping import LinkShape
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.probing import ShapedWay, probe_link
 from edgeshard_agent.measuring.process import Tell, measure_apart
 from edgeshard_agent.measuring.worker import MeasuringJob
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredNode:
-    """The box to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none."""
-
-    node_id: NodeId
-    facts: DeviceFacts
-    device: str
-    threads: int
-    memory: int | None
-    state_dir: Path
-    tls: TlsFiles | None
-    emulation: Emulation | None = None
 
 
 class Measurer:

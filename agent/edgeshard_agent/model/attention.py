@@ -1,4 +1,4 @@
-"""Attention over the paged KV pool: for our own blocks, and as "edgeshard" for transformers' layers.
+"""Attention over the paged KV pool, for our own blocks and for transformers' layers (`edgeshard_agent.model.library`).
 
 A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and handed to every
 layer; it holds what the layers share: where the spans' keys and values go. Reads and writes use the layer's global
@@ -8,18 +8,15 @@ index. On a CPU the operator of `ops.attention` does it all, elsewhere `Gathered
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.domain.step import Span
 from edgeshard_agent.model.gathered import GatheredSpans
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.ops import NativeBlock, PanelArena, RowArena, Scoring, SpanTables, attend, run_blocks
 
-IMPLEMENTATION = "edgeshard"
 MOST_NATIVE_ROWS = 64
 """Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
 and the buffers between operators would grow."""
@@ -101,36 +98,3 @@ def _tables(pool: KvPool, spans: Sequence[Span]) -> SpanTables:
     return SpanTables(
         torch.from_numpy(blocks), torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens
     )
-
-
-def attention(  # noqa: PLR0913 (the arguments are those transformers gives)
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    step: StepAttention,
-    layer_window: int | None = None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """The attention function transformers' layers call; `step` and `layer_window` reach it through their arguments.
-
-    The window is the one the family's record gives; that of the layer, which not all families tell, is not looked at.
-
-    Theirs is [1, heads, T, head_dim]; the result is [1, T, heads, head_dim].
-    """
-    packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    more = {} if s_aux is None else {"sinks": s_aux}
-    attended = step.attend(
-        module.layer_idx, packed_query, packed_key, packed_value, scaling, layer_window, softcap, **more
-    )
-    return attended.unsqueeze(0), None
-
-
-def register() -> None:
-    """Make "edgeshard" known to transformers; doing it again changes nothing."""
-    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention)

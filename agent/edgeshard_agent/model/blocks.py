@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
+from torch.nn import functional
 
 from edgeshard.architectures.record import BlockStyle
 from edgeshard.domain.dtypes import IntegerFormat
@@ -21,6 +21,25 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_fast": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": functional.relu,
+}
+"""All that a record lets through but "silu", which the kernels have. Three are one function, written differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +94,7 @@ class GatedMlp(nn.Module):
         self.down = Projection((hidden,), gate, bias=bias, integers=options.integers)
         self._activation: Callable[[torch.Tensor], torch.Tensor] | None = None
         if options.style.activation not in ("silu", "swish"):
-            self._activation = ACT2FN[options.style.activation]
+            self._activation = _ACTIVATIONS[options.style.activation]
 
     @property
     def is_silu(self) -> bool:

@@ -26,7 +26,7 @@ class DecoderModules(StageModules):
         self.layers = nn.ModuleDict(
             {str(index): self._block(index) for index in range(context.layers.first, context.layers.end)}
         )
-        self.rotary_emb = getattr(context.library, record.library.rotary_class)(context.config).to(context.device)
+        self.rotary_emb = self._rotary_embedding().to(context.device)
         if context.is_first:
             self._embeds_with_head = context.is_last and shares_embedding(shape, context.quantisation)
             if not self._embeds_with_head:
@@ -47,6 +47,10 @@ class DecoderModules(StageModules):
 
     def _block(self, index: int) -> nn.Module:
         """The block of this global index, without memory."""
+        raise NotImplementedError
+
+    def _rotary_embedding(self) -> nn.Module:
+        """The frequencies of the rotary embedding, in float32."""
         raise NotImplementedError
 
     def _final_norm(self) -> nn.Module:

@@ -1,7 +1,4 @@
-"""Stages in our own blocks, for families of the Llama kind.
-
-transformers gives the frequencies of the rotary embedding; no layer of its runs.
-"""
+"""Stages in our own blocks, for families of the Llama kind; nothing of transformers runs."""
 
 from __future__ import annotations
 
@@ -13,11 +10,14 @@ from edgeshard_agent.model.attention import Rotary, StepAttention
 from edgeshard_agent.model.blocks import Block, BlockOptions, Shapes, make_norm, place_of
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageContext
+from edgeshard_agent.model.rotary import RotaryFrequencies
 from edgeshard_agent.ops import NativeBlock
 
 
 class FusedModules(DecoderModules):
     """RMS norms, rotary grouped-query attention and gated MLPs, all in blocks of one kind."""
+
+    rotary_emb: RotaryFrequencies
 
     def __init__(self, context: StageContext) -> None:
         super().__init__(context)
@@ -37,6 +37,11 @@ class FusedModules(DecoderModules):
 
     def _block(self, index: int) -> Block:
         return Block(self._shapes(index), self._options(index), index)
+
+    def _rotary_embedding(self) -> RotaryFrequencies:
+        rope, shape = self.context.architecture.rope, self.context.shape
+        assert rope is not None  # our blocks have no other positions
+        return RotaryFrequencies(rope.rotations(self.context.decoder.fields, shape.head_dim, shape.max_context))
 
     def _final_norm(self) -> torch.nn.Module:
         return make_norm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
@@ -86,9 +91,7 @@ class FusedModules(DecoderModules):
         """Of the positions [T]; `kind` is the type of layer where the frequencies differ by it, None for none."""
         if kind is None:
             return None
-        prefix = f"{kind}_" if kind else ""
-        frequencies = getattr(self.rotary_emb, f"{prefix}inv_freq")
-        scaling = getattr(self.rotary_emb, f"{prefix}attention_scaling")
+        frequencies, scaling = self.rotary_emb.of(kind)
         half = torch.outer(positions.to(torch.float32), frequencies)
         angles = torch.cat((half, half), dim=-1)
         dtype = self.context.torch_dtype

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgeshard.domain.step import Span
+from edgeshard_agent.model.causal import causal_lower_right
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.ops import RowArena, Scoring
 

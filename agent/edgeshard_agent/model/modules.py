@@ -24,16 +24,19 @@ from edgeshard_agent.ops.huge_pages import WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What every family's modules are built from. `config` is the stage's own copy of the transformers config, and
-    `library` the transformers module with the family's classes."""
+    """What every family's modules are built from.
+
+    Families that run in transformers' layers have its module with their classes, `library`, and a transformers config
+    of the stage's own, `config`.
+    """
 
     decoder: Decoder
-    config: Any
-    library: Any
     layers: LayerRange
     dtype: DType
     device: str
     quantisation: Quantisation | None = None
+    config: Any = None
+    library: Any = None
 
     @property
     def architecture(self) -> Architecture:

@@ -119,6 +119,11 @@ class PluggedModules(DecoderModules):
             integers=self.context.block_integers if small else None,
         )
 
+    def _rotary_embedding(self) -> nn.Module:
+        context = self.context
+        made: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
+        return made
+
     def _final_norm(self) -> nn.Module:
         name = self.context.architecture.library.norm_class
         norm_class: Any = getattr(self.context.library, name, None) or getattr(nn, name)

@@ -17,6 +17,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import SampledToken, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.causal import prepare_causal
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource, load_parameters
@@ -110,6 +111,7 @@ class StageModel:
                 f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
             )
         check_weights(shape, device, quantisation)
+        prepare_causal(device)
         recorder = recorder or recorder_for(device)
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None

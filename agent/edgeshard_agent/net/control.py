@@ -20,7 +20,7 @@ from edgeshard.domain.commands import (
     ProfileReport,
     Registration,
 )
-from edgeshard.domain.device import HugePages, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -61,7 +61,8 @@ class ControlClient:
     """Keeps this box known to the coordinator.
 
     `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate).
-    `on_lost` is called whenever a control stream ends.
+    `on_lost` is called whenever a control stream ends. `joined` is set once the coordinator counts the box among the
+    connected ones, `placeable` once it may place layers on it as well: after `started`.
     """
 
     def __init__(
@@ -86,7 +87,14 @@ class ControlClient:
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._interval_s = 1.0
-        self.registered = asyncio.Event()
+        self._told_started = False
+        self.joined = asyncio.Event()
+        self.placeable = asyncio.Event()
+
+    def started(self, facts: DeviceFacts) -> None:
+        """The box can compute now, and these are its facts; the coordinator is told at once, and whenever it asks."""
+        self._registration = replace(self._registration, facts=facts, starting=False)
+        self._changed.set()
 
     def send_results(self, results: tuple[CommandResult, ...]) -> None:
         for result in results:
@@ -121,7 +129,7 @@ class ControlClient:
                 await self._serve()
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, f"the coordinator at {self._target}")
-                if not self.registered.is_set() and typed.code in _FATAL:
+                if not self.joined.is_set() and typed.code in _FATAL:
                     raise typed from None
                 log.info("coordinator_lost", reason=typed.reason, why=typed.message)
             except UnavailableError as error:
@@ -132,9 +140,17 @@ class ControlClient:
             delay = min(2 * delay, MAX_RETRY_S)
 
     async def _register(self) -> None:
-        answer = await self._stub.Register(registration_to_wire(self._registration), timeout=5)
+        registration = self._registration
+        answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
         self._interval_s = answer.heartbeat_interval_s or 1.0
-        log.info("registered", coordinator=self._target)
+        self._told_started = not registration.starting
+        log.info("registered", coordinator=self._target, starting=registration.starting)
+        self._check_placeable()
+
+    def _check_placeable(self) -> None:
+        if self.joined.is_set() and self._told_started and not self.placeable.is_set():
+            self.placeable.set()
+            log.info("placeable")
 
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""
@@ -152,7 +168,10 @@ class ControlClient:
         # Sent once the coordinator counts this box among the connected ones: before that a deployment would be refused.
         await call.initial_metadata()
         if not call.done():
-            self.registered.set()
+            if not self.joined.is_set():
+                self.joined.set()
+                log.info("joined")
+            self._check_placeable()
         while isinstance(message := await call.read(), pb.ControlResponse):
             try:
                 operation_id, command = command_from_wire(message)
@@ -187,22 +206,19 @@ class ControlClient:
                 self._outgoing.put_nowait(message)
 
     async def _send_heartbeats(self) -> None:
-        registration = self._registration
+        node_id, incarnation = self._registration.node_id, self._registration.incarnation
         while True:
+            if not (self._told_started or self._registration.starting):
+                await self._register()
             huge_pages = await self._huge_pages(self._statuses())
-            heartbeat = Heartbeat(
-                registration.node_id,
-                registration.incarnation,
-                self._statuses(),
-                self._available_bytes(),
-                huge_pages,
-            )
+            heartbeat = Heartbeat(node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages)
             answer = await self._stub.Heartbeat(heartbeat_to_wire(heartbeat), timeout=5)
             if not answer.known:
                 raise UnavailableError("the coordinator does not know this box any more")
             try:
                 await asyncio.wait_for(self._changed.wait(), self._interval_s)
-                await asyncio.sleep(PROMPT_HEARTBEAT_S)
+                if self._told_started:
+                    await asyncio.sleep(PROMPT_HEARTBEAT_S)
             except TimeoutError:
                 pass
             self._changed.clear()

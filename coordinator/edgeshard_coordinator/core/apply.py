@@ -121,7 +121,7 @@ def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> lis
 
 
 def _node_view(node: KnownNode) -> object:
-    return node.name, node.address, node.facts, node.connected
+    return node.name, node.address, node.facts, node.connected, node.starting
 
 
 def _memory_view(record: DeploymentRecord) -> object:
@@ -158,16 +158,31 @@ def _registered(state: State, event: NodeRegistered) -> State:
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
     known = nodes.get(new.node_id)
     state = replace(state, measured=without_nodes(state.measured, gone))
-    node = KnownNode(new.node_id, new.name, new.address, new.wire_version, new.facts, new.incarnation)
+    # While a box starts, what it was before is nearer the truth than what it can say of itself.
+    facts = known.facts if new.starting and known is not None else new.facts
+    node = KnownNode(new.node_id, new.name, new.address, new.wire_version, facts, new.incarnation, new.starting)
     if known is not None and known.incarnation == new.incarnation:
-        # The same process: what it holds and its stream go on.
-        same = _same_identity(known, node)
-        node = replace(node, connection=known.connection, stages=known.stages, huge_pages=known.huge_pages, saved=same)
+        state, node = _registered_again(state, known, node, event.now)
     elif known is not None:
         state = _settled(_disconnected(state, new.node_id, known.connection), event.now)
         state = measuring.forget_tries(state, new.node_id)
     nodes[new.node_id] = replace(node, heard_at=event.now)
-    return _checked_device(replace(state, nodes=nodes), known, new.facts)
+    return _checked_device(replace(state, nodes=nodes), known, facts)
+
+
+def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
+    """The same process: what it holds and its stream go on, and what has started does not start again."""
+    node = replace(
+        node,
+        starting=known.starting and node.starting,
+        connection=known.connection,
+        stages=known.stages,
+        released=known.released,
+        huge_pages=known.huge_pages,
+        saved=_same_identity(known, node),
+    )
+    # Links are not probed in the moment after a start, as after a connection.
+    return (replace(state, busy_at=now) if known.starting and not node.starting else state), node
 
 
 def _checked_device(state: State, known: KnownNode | None, facts: DeviceFacts) -> State:

@@ -15,10 +15,11 @@ from edgeshard.domain.commands import CommandKey, MeasureCompute, Peer, ProbeLin
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.planning.site import node_starting
 from edgeshard_coordinator.core.actions import Action, SendCommand, TellMeasured
 from edgeshard_coordinator.core.events import MeasureRequested
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, SentCommand
-from edgeshard_coordinator.core.state import State
+from edgeshard_coordinator.core.state import KnownNode, State
 
 PEERS_AT_ONCE = 4
 """Links of one command, and so the longest that a site which turns busy has to wait."""
@@ -28,22 +29,25 @@ _IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
 
 
 def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
-    """The boxes an operator names, by name or id; every connected one when none is named.
+    """The boxes an operator names, by name or id; every placeable one when none is named.
 
     Raises NotFoundError or UnavailableError naming `nodes`.
     """
     if not names:
-        connected = [node for node in state.nodes.values() if node.connected]
-        if not connected:
+        placeable = [node for node in state.nodes.values() if node.placeable]
+        if not placeable:
+            starting = next((node for node in state.nodes.values() if node.connected), None)
+            if starting is not None:
+                raise _not_placeable(starting)
             raise UnavailableError("nodes: no box is connected; start an agent first", field="nodes", reason="NO_NODE")
-        return {node.node_id: node.name for node in sorted(connected, key=lambda node: node.name)}
+        return {node.node_id: node.name for node in sorted(placeable, key=lambda node: node.name)}
     chosen = {}
     for name in names:
         node = state.find_node(name)
         if node is None:
             raise NotFoundError(f"nodes: there is no box {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
-        if not node.connected:
-            raise _away(node.name)
+        if not node.placeable:
+            raise _not_placeable(node)
         chosen[node.node_id] = node.name
     return chosen
 
@@ -52,14 +56,20 @@ def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
 
 
 def requested(state: State, event: MeasureRequested) -> State:
-    """Raises UnavailableError naming the first box that is not connected."""
+    """Raises UnavailableError naming the first box that is not connected or still starting."""
     jobs = []
     for node_id in event.node_ids:
         node = state.nodes.get(node_id)
-        if node is None or not node.connected:
-            raise _away(node.name if node is not None else NodeName(node_id))
+        if node is None:
+            raise _away(NodeName(node_id))
+        if not node.placeable:
+            raise _not_placeable(node)
         jobs.append(Job(event.uid, node_id, node.connection, compute=event.compute, every_link=event.every_link))
     return replace(state, jobs=(*state.jobs, *jobs))
+
+
+def _not_placeable(node: KnownNode) -> UnavailableError:
+    return node_starting("nodes", node.name) if node.connected else _away(node.name)
 
 
 def _away(name: NodeName) -> UnavailableError:
@@ -145,18 +155,18 @@ def ticked(state: State, active_requests: int, now: float) -> State:
         return replace(state, busy_at=now)
     if state.jobs or now - state.busy_at < state.timings.probe_quiet_s:
         return state
-    connected = sorted(node.node_id for node in state.nodes.values() if node.connected)
-    for offset in range(min(LOOKED_AT, len(connected))):
-        position = (state.probe_turn + offset) % len(connected)
-        sender = connected[position]
-        peers = _missing(state, sender, connected, now)
+    placeable = sorted(node.node_id for node in state.nodes.values() if node.placeable)
+    for offset in range(min(LOOKED_AT, len(placeable))):
+        position = (state.probe_turn + offset) % len(placeable)
+        sender = placeable[position]
+        peers = _missing(state, sender, placeable, now)
         if peers:
             count = state.probe_count + 1
             uid = f"{state.instance}-{count}"
             job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
             # Boxes take turns, so that one box's links do not all come before another's.
             return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
-    return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(connected) > LOOKED_AT else state
+    return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(placeable) > LOOKED_AT else state
 
 
 # Actions
@@ -183,19 +193,19 @@ def _peers(state: State, job: Job) -> Iterator[NodeId]:
     """The boxes that a job still has to probe, one by one: at every event every job is asked for the first."""
     links = state.measured[job.node_id].links if job.node_id in state.measured else {}
     for node_id in job.peers if job.peers is not None else state.nodes:
-        if node_id in job.asked or node_id == job.node_id or not state.is_connected(node_id):
+        if node_id in job.asked or node_id == job.node_id or not state.is_placeable(node_id):
             continue
         if job.every_link or node_id not in links:
             yield node_id
 
 
-def _missing(state: State, sender: NodeId, connected: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
+def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
     """A batch of the links from a box that may be tried now."""
     known = state.measured.get(sender)
     links = known.links if known is not None else {}
     tries = state.tries.get(sender, {})
     found: list[NodeId] = []
-    for receiver in connected:
+    for receiver in placeable:
         if receiver == sender or receiver in links:
             continue
         tried = tries.get(receiver)

@@ -27,6 +27,7 @@ from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
 from edgeshard.planning.costs import Load
 from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.site import node_starting
 from edgeshard.planning.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard_coordinator.core.measurements import Measurements
 
@@ -35,7 +36,10 @@ KV_BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A box as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there."""
+    """A box as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there.
+
+    Layers are placed on it when it is connected and not `starting` any more.
+    """
 
     node_id: NodeId
     name: NodeName
@@ -43,6 +47,11 @@ class Candidate:
     free_bytes: int
     connected: bool
     facts: DeviceFacts
+    starting: bool = False
+
+    @property
+    def placeable(self) -> bool:
+        return self.connected and not self.starting
 
 
 class Placer(Protocol):
@@ -210,6 +219,8 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
         raise UnavailableError(
             f"source: box {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
         )
+    if source.starting:
+        raise node_starting("source", source.name)
     for stage in spec.layers:
         _check_named(spec, stage, by_name)
     return by_name
@@ -227,6 +238,8 @@ def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[No
         raise UnavailableError(
             f"layers: box {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
         )
+    if by_name[name].starting:
+        raise node_starting("layers", name)
 
 
 def _listed(names: Mapping[NodeName, Candidate]) -> str:
@@ -241,7 +254,7 @@ def _proportional(
     spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]
 ) -> tuple[ExplicitStage, ...]:
     """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
-    usable = [node for node in nodes.values() if node.connected and node.name not in spec.exclude]
+    usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (node.name != spec.source, node.name))
     rooms = [(node.name, _room(spec, node)) for node in usable]
     shares = _shares([room for _, room in rooms], sizes.layer_count)

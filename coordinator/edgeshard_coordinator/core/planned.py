@@ -60,6 +60,19 @@ class PlanningPlacer:
         measured: Mapping[NodeId, Measurements],
     ) -> Placement:
         site = _Site(spec, manifest, candidates, measured)
+        starting = () if spec.layers else _starting(spec, candidates)
+        if not starting:
+            return self._placed(spec, site)
+        left_out = f"Left out: {listed(starting)}, still starting."
+        try:
+            placement = self._placed(spec, site)
+        except ResourceExhaustedError as error:
+            raise ResourceExhaustedError(
+                f"{error.message}. {left_out}", field=error.field, reason=error.reason, retry_after_s=1.0
+            ) from None
+        return replace(placement, note=f"{placement.note} {left_out}".lstrip())
+
+    def _placed(self, spec: DeploymentSpec, site: _Site) -> Placement:
         if len(site.formats) > 1:
             return replace(site.by_memory(), note=_not_planned(spec, _MIXED))
         try:
@@ -88,7 +101,7 @@ class _Site:
     def formats(self) -> frozenset[Quantisation | None]:
         """How the boxes that may serve keep their weights."""
         spec = self._spec
-        may_serve = [name for name, node in self._nodes.items() if node.connected and name not in spec.exclude]
+        may_serve = [name for name, node in self._nodes.items() if node.placeable and name not in spec.exclude]
         return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
 
     @property
@@ -221,6 +234,11 @@ class _Site:
             ) from None
         note = f"Placed by memory, since nothing can be planned: {shortage.text}."
         return replace(placement, note=f"{note} {_unused(site)}".rstrip())
+
+
+def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:
+    """The boxes that would be considered if they were done with starting."""
+    return tuple(n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude)
 
 
 def _prediction(result: PlanResult) -> Prediction:

@@ -44,7 +44,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A box that registered once. `connection` numbers its control stream, 0 while there is none."""
+    """A box that registered once. `connection` numbers its control stream, 0 while there is none.
+
+    While it is `starting`, its facts are those of its last run; of a box that never ran before, they may be incomplete.
+    """
 
     node_id: NodeId
     name: NodeName
@@ -52,6 +55,7 @@ class KnownNode:
     wire_version: int
     facts: DeviceFacts
     incarnation: str = ""
+    starting: bool = False
     connection: int = 0
     heard_at: float = 0.0
     stages: tuple[StageStatus, ...] = ()
@@ -63,6 +67,11 @@ class KnownNode:
     @property
     def connected(self) -> bool:
         return self.connection != 0
+
+    @property
+    def placeable(self) -> bool:
+        """Whether layers can be placed on it, and measurements asked of it."""
+        return self.connected and not self.starting
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,10 @@ class State:
         node = self.nodes.get(node_id)
         return node is not None and node.connected
 
+    def is_placeable(self, node_id: NodeId) -> bool:
+        node = self.nodes.get(node_id)
+        return node is not None and node.placeable
+
     def find_node(self, name_or_id: str) -> KnownNode | None:
         """By id, or by name; of two boxes with one name the connected one."""
         by_id = self.nodes.get(NodeId(name_or_id))
@@ -209,6 +222,7 @@ class State:
                 free_bytes=max(0, node.facts.memory_budget_bytes - held.get(node.node_id, 0)),
                 connected=node.connected,
                 facts=node.facts,
+                starting=node.starting,
             )
             for node in ordered
         )
@@ -220,8 +234,8 @@ class State:
 
 
 def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
-    """Names of the deployment's boxes that are not connected."""
-    return tuple(stage.node_name for stage in record.placement.stages if not state.is_connected(stage.node_id))
+    """Names of the deployment's boxes that are not connected, or not done with starting."""
+    return tuple(stage.node_name for stage in record.placement.stages if not state.is_placeable(stage.node_id))
 
 
 def node_view(state: State, node: KnownNode, now: float) -> Node:
@@ -236,6 +250,7 @@ def node_view(state: State, node: KnownNode, now: float) -> Node:
         free_bytes=state.free_bytes(node),
         stages=node.stages,
         huge_pages=node.huge_pages,
+        starting=node.starting,
     )
 
 

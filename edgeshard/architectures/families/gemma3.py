@@ -78,7 +78,7 @@ ARCHITECTURE = Architecture(
         "attn_logit_softcapping": "is given, which gemma3 does not apply; set it to null",
     },
     checks=(_check,),
-    rope=Rope(by_layer_type=True),
+    rope=Rope(by_layer_type=True, theta=1_000_000.0),
     windows=_WINDOWS,
     prefixes=("model.", "language_model."),
     block=_block,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import attention, gated_mlp, llama_style, norms
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library, Shapes
+from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
 
@@ -62,6 +63,7 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 128001,
     },
     checks=(_check,),
+    rope=Rope(theta=2_000_000.0),
     windows=Windows(switch="use_sliding_window", sliding=_sliding),
     block=_block,
     library=Library("smollm3", "SmolLM3"),

@@ -90,7 +90,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class Node(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
@@ -111,7 +112,8 @@ class Node(_message.Message):
     free_bytes: int
     stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
     huge_pages: HugePages
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ...) -> None: ...
+    starting: bool
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ...) -> None: ...
 
 class HugePages(_message.Message):
     __slots__ = ("wanted_bytes", "held_bytes")

@@ -27,7 +27,7 @@ from edgeshard.proto.v1 import profile_pb2 as edgeshard_dot_proto_dot_v1_dot_pro
 from edgeshard.proto.v1 import trace_pb2 as edgeshard_dot_proto_dot_v1_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$edgeshard/proto/v1/coordinator.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a edgeshard/proto/v1/profile.proto\x1a\x1e\x65\x64geshard/proto/v1/trace.proto\"\x9c\x01\n\x0fRegisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x12.\n\x05\x66\x61\x63ts\x18\x05 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\"F\n\x10RegisterResponse\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x02\"\xea\x01\n\x0e\x43ontrolRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .edgeshard.proto.v1.ControlHelloH\x00\x12\x33\n\x06result\x18\x02 \x01(\x0b\x32!.edgeshard.proto.v1.CommandResultH\x00\x12\x37\n\x08progress\x18\x03 \x01(\x0b\x32#.edgeshard.proto.v1.CommandProgressH\x00\x12,\n\x04\x64ump\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.DumpPartH\x00\x42\t\n\x07message\"4\n\x0c\x43ontrolHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xb2\x01\n\rCommandResult\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12.\n\x05stage\x18\x03 \x01(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12-\n\x05trace\x18\x04 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StageTrace\"R\n\x0f\x43ommandProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0c\n\x04what\x18\x04 \x01(\t\"<\n\x08\x44umpPart\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\x99\x03\n\x0f\x43ontrolResponse\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x33\n\x07prepare\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.PrepareStageH\x00\x12\x34\n\x08\x61\x63tivate\x18\x03 \x01(\x0b\x32 .edgeshard.proto.v1.ActivateHeadH\x00\x12\x33\n\x07release\x18\x04 \x01(\x0b\x32 .edgeshard.proto.v1.ReleaseStageH\x00\x12\x35\n\x07measure\x18\x05 \x01(\x0b\x32\".edgeshard.proto.v1.MeasureComputeH\x00\x12/\n\x05probe\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.ProbeLinksH\x00\x12/\n\x05trace\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TraceStepsH\x00\x12,\n\x04\x64ump\x18\x08 \x01(\x0b\x32\x1c.edgeshard.proto.v1.TakeDumpH\x00\x42\t\n\x07\x63ommand\"\xa9\x01\n\x0cPrepareStage\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\x30\n\tplacement\x18\x02 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\x12\r\n\x05stage\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\"1\n\x0c\x41\x63tivateHead\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"1\n\x0cReleaseStage\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x86\x01\n\x0eMeasureCompute\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\x0c\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05quick\x18\x03 \x01(\x08\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\x12\x14\n\x0cquantisation\x18\x05 \x01(\t\"5\n\nProbeLinks\x12\'\n\x05peers\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Peer\"6\n\x04Peer\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"@\n\nTraceSteps\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\n\n\x08TakeDump\"\xbc\x01\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12/\n\x06stages\x18\x03 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x04\x12\x31\n\nhuge_pages\x18\x05 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HugePages\"\"\n\x11HeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\xbd\x01\n\x14ReportProfileRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x33\n\x07\x63ompute\x18\x03 \x03(\x0b\x32\".edgeshard.proto.v1.ComputeProfile\x12/\n\x05links\x18\x04 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\"\x17\n\x15ReportProfileResponse2\x83\x03\n\x12\x43oordinatorService\x12U\n\x08Register\x12#.edgeshard.proto.v1.RegisterRequest\x1a$.edgeshard.proto.v1.RegisterResponse\x12V\n\x07\x43ontrol\x12\".edgeshard.proto.v1.ControlRequest\x1a#.edgeshard.proto.v1.ControlResponse(\x01\x30\x01\x12X\n\tHeartbeat\x12$.edgeshard.proto.v1.HeartbeatRequest\x1a%.edgeshard.proto.v1.HeartbeatResponse\x12\x64\n\rReportProfile\x12(.edgeshard.proto.v1.ReportProfileRequest\x1a).edgeshard.proto.v1.ReportProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$edgeshard/proto/v1/coordinator.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a edgeshard/proto/v1/profile.proto\x1a\x1e\x65\x64geshard/proto/v1/trace.proto\"\xae\x01\n\x0fRegisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x12.\n\x05\x66\x61\x63ts\x18\x05 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\x10\n\x08starting\x18\x07 \x01(\x08\"F\n\x10RegisterResponse\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x02\"\xea\x01\n\x0e\x43ontrolRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .edgeshard.proto.v1.ControlHelloH\x00\x12\x33\n\x06result\x18\x02 \x01(\x0b\x32!.edgeshard.proto.v1.CommandResultH\x00\x12\x37\n\x08progress\x18\x03 \x01(\x0b\x32#.edgeshard.proto.v1.CommandProgressH\x00\x12,\n\x04\x64ump\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.DumpPartH\x00\x42\t\n\x07message\"4\n\x0c\x43ontrolHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xb2\x01\n\rCommandResult\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12.\n\x05stage\x18\x03 \x01(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12-\n\x05trace\x18\x04 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StageTrace\"R\n\x0f\x43ommandProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0c\n\x04what\x18\x04 \x01(\t\"<\n\x08\x44umpPart\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\"\x99\x03\n\x0f\x43ontrolResponse\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x33\n\x07prepare\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.PrepareStageH\x00\x12\x34\n\x08\x61\x63tivate\x18\x03 \x01(\x0b\x32 .edgeshard.proto.v1.ActivateHeadH\x00\x12\x33\n\x07release\x18\x04 \x01(\x0b\x32 .edgeshard.proto.v1.ReleaseStageH\x00\x12\x35\n\x07measure\x18\x05 \x01(\x0b\x32\".edgeshard.proto.v1.MeasureComputeH\x00\x12/\n\x05probe\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.ProbeLinksH\x00\x12/\n\x05trace\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TraceStepsH\x00\x12,\n\x04\x64ump\x18\x08 \x01(\x0b\x32\x1c.edgeshard.proto.v1.TakeDumpH\x00\x42\t\n\x07\x63ommand\"\xa9\x01\n\x0cPrepareStage\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\x30\n\tplacement\x18\x02 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\x12\r\n\x05stage\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\"1\n\x0c\x41\x63tivateHead\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"1\n\x0cReleaseStage\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x86\x01\n\x0eMeasureCompute\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\x0c\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05quick\x18\x03 \x01(\x08\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\x12\x14\n\x0cquantisation\x18\x05 \x01(\t\"5\n\nProbeLinks\x12\'\n\x05peers\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Peer\"6\n\x04Peer\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"@\n\nTraceSteps\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\n\n\x08TakeDump\"\xbc\x01\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12/\n\x06stages\x18\x03 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x04\x12\x31\n\nhuge_pages\x18\x05 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HugePages\"\"\n\x11HeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\xbd\x01\n\x14ReportProfileRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x33\n\x07\x63ompute\x18\x03 \x03(\x0b\x32\".edgeshard.proto.v1.ComputeProfile\x12/\n\x05links\x18\x04 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\"\x17\n\x15ReportProfileResponse2\x83\x03\n\x12\x43oordinatorService\x12U\n\x08Register\x12#.edgeshard.proto.v1.RegisterRequest\x1a$.edgeshard.proto.v1.RegisterResponse\x12V\n\x07\x43ontrol\x12\".edgeshard.proto.v1.ControlRequest\x1a#.edgeshard.proto.v1.ControlResponse(\x01\x30\x01\x12X\n\tHeartbeat\x12$.edgeshard.proto.v1.HeartbeatRequest\x1a%.edgeshard.proto.v1.HeartbeatResponse\x12\x64\n\rReportProfile\x12(.edgeshard.proto.v1.ReportProfileRequest\x1a).edgeshard.proto.v1.ReportProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,45 +35,45 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgeshard.proto.v1.coordina
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTERREQUEST']._serialized_start=160
-  _globals['_REGISTERREQUEST']._serialized_end=316
-  _globals['_REGISTERRESPONSE']._serialized_start=318
-  _globals['_REGISTERRESPONSE']._serialized_end=388
-  _globals['_CONTROLREQUEST']._serialized_start=391
-  _globals['_CONTROLREQUEST']._serialized_end=625
-  _globals['_CONTROLHELLO']._serialized_start=627
-  _globals['_CONTROLHELLO']._serialized_end=679
-  _globals['_COMMANDRESULT']._serialized_start=682
-  _globals['_COMMANDRESULT']._serialized_end=860
-  _globals['_COMMANDPROGRESS']._serialized_start=862
-  _globals['_COMMANDPROGRESS']._serialized_end=944
-  _globals['_DUMPPART']._serialized_start=946
-  _globals['_DUMPPART']._serialized_end=1006
-  _globals['_CONTROLRESPONSE']._serialized_start=1009
-  _globals['_CONTROLRESPONSE']._serialized_end=1418
-  _globals['_PREPARESTAGE']._serialized_start=1421
-  _globals['_PREPARESTAGE']._serialized_end=1590
-  _globals['_ACTIVATEHEAD']._serialized_start=1592
-  _globals['_ACTIVATEHEAD']._serialized_end=1641
-  _globals['_RELEASESTAGE']._serialized_start=1643
-  _globals['_RELEASESTAGE']._serialized_end=1692
-  _globals['_MEASURECOMPUTE']._serialized_start=1695
-  _globals['_MEASURECOMPUTE']._serialized_end=1829
-  _globals['_PROBELINKS']._serialized_start=1831
-  _globals['_PROBELINKS']._serialized_end=1884
-  _globals['_PEER']._serialized_start=1886
-  _globals['_PEER']._serialized_end=1940
-  _globals['_TRACESTEPS']._serialized_start=1942
-  _globals['_TRACESTEPS']._serialized_end=2006
-  _globals['_TAKEDUMP']._serialized_start=2008
-  _globals['_TAKEDUMP']._serialized_end=2018
-  _globals['_HEARTBEATREQUEST']._serialized_start=2021
-  _globals['_HEARTBEATREQUEST']._serialized_end=2209
-  _globals['_HEARTBEATRESPONSE']._serialized_start=2211
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2245
-  _globals['_REPORTPROFILEREQUEST']._serialized_start=2248
-  _globals['_REPORTPROFILEREQUEST']._serialized_end=2437
-  _globals['_REPORTPROFILERESPONSE']._serialized_start=2439
-  _globals['_REPORTPROFILERESPONSE']._serialized_end=2462
-  _globals['_COORDINATORSERVICE']._serialized_start=2465
-  _globals['_COORDINATORSERVICE']._serialized_end=2852
+  _globals['_REGISTERREQUEST']._serialized_end=334
+  _globals['_REGISTERRESPONSE']._serialized_start=336
+  _globals['_REGISTERRESPONSE']._serialized_end=406
+  _globals['_CONTROLREQUEST']._serialized_start=409
+  _globals['_CONTROLREQUEST']._serialized_end=643
+  _globals['_CONTROLHELLO']._serialized_start=645
+  _globals['_CONTROLHELLO']._serialized_end=697
+  _globals['_COMMANDRESULT']._serialized_start=700
+  _globals['_COMMANDRESULT']._serialized_end=878
+  _globals['_COMMANDPROGRESS']._serialized_start=880
+  _globals['_COMMANDPROGRESS']._serialized_end=962
+  _globals['_DUMPPART']._serialized_start=964
+  _globals['_DUMPPART']._serialized_end=1024
+  _globals['_CONTROLRESPONSE']._serialized_start=1027
+  _globals['_CONTROLRESPONSE']._serialized_end=1436
+  _globals['_PREPARESTAGE']._serialized_start=1439
+  _globals['_PREPARESTAGE']._serialized_end=1608
+  _globals['_ACTIVATEHEAD']._serialized_start=1610
+  _globals['_ACTIVATEHEAD']._serialized_end=1659
+  _globals['_RELEASESTAGE']._serialized_start=1661
+  _globals['_RELEASESTAGE']._serialized_end=1710
+  _globals['_MEASURECOMPUTE']._serialized_start=1713
+  _globals['_MEASURECOMPUTE']._serialized_end=1847
+  _globals['_PROBELINKS']._serialized_start=1849
+  _globals['_PROBELINKS']._serialized_end=1902
+  _globals['_PEER']._serialized_start=1904
+  _globals['_PEER']._serialized_end=1958
+  _globals['_TRACESTEPS']._serialized_start=1960
+  _globals['_TRACESTEPS']._serialized_end=2024
+  _globals['_TAKEDUMP']._serialized_start=2026
+  _globals['_TAKEDUMP']._serialized_end=2036
+  _globals['_HEARTBEATREQUEST']._serialized_start=2039
+  _globals['_HEARTBEATREQUEST']._serialized_end=2227
+  _globals['_HEARTBEATRESPONSE']._serialized_start=2229
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2263
+  _globals['_REPORTPROFILEREQUEST']._serialized_start=2266
+  _globals['_REPORTPROFILEREQUEST']._serialized_end=2455
+  _globals['_REPORTPROFILERESPONSE']._serialized_start=2457
+  _globals['_REPORTPROFILERESPONSE']._serialized_end=2480
+  _globals['_COORDINATORSERVICE']._serialized_start=2483
+  _globals['_COORDINATORSERVICE']._serialized_end=2870
 # @@protoc_insertion_point(module_scope)

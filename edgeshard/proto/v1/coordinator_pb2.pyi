@@ -10,20 +10,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "incarnation")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "incarnation", "starting")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
     wire_version: int
     facts: _common_pb2.DeviceFacts
     incarnation: str
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    starting: bool
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., incarnation: _Optional[str] = ..., starting: _Optional[bool] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("wire_version", "heartbeat_interval_s")

@@ -62,7 +62,8 @@ class CoordinatorServiceServicer:
     """
 
     def Register(self, request, context):
-        """Announces a box. Idempotent: the same node id replaces what was known of it.
+        """Announces a box. Idempotent: the same node id replaces what was known of it. A box registers as soon as it runs,
+        and once more when it has imported what computes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

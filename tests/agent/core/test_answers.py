@@ -15,6 +15,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
+from tests.agent.core.boxes import STARTED
 
 NAME, EPOCH = DeploymentName("tales"), Epoch(1)
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
@@ -26,7 +27,7 @@ LOADED = StageLoaded(NAME, EPOCH, StageStatus(NAME, EPOCH, 0, LayerRange(0, 4), 
 
 def run(*events: Event) -> tuple[AgentState, dict[str, str | None]]:
     """The state after the events, and the reason of each answer's failure."""
-    state, answers = AgentState(), dict[str, str | None]()
+    state, answers = STARTED, dict[str, str | None]()
     for event in events:
         state = apply(state, event)
         for action in reconcile(state):

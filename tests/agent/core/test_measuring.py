@@ -16,7 +16,7 @@ from edgeshard_agent.core.measuring import (
     StartMeasuring,
     StopMeasuring,
 )
-from edgeshard_agent.core.state import AgentState, apply, reconcile
+from edgeshard_agent.core.state import apply, reconcile
 
 from edgeshard.domain.commands import Command, MeasureCompute, Peer, PrepareStage, ProbeLinks, ReleaseStage
 from edgeshard.domain.deployment import DeploymentSpec
@@ -26,6 +26,7 @@ from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
+from tests.agent.core.boxes import STARTED
 
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
@@ -42,7 +43,7 @@ class Node:
     """Runs the core: `started` are the actions it was told, `answers` the reason of each answer's failure."""
 
     def __init__(self) -> None:
-        self.state = AgentState()
+        self.state = STARTED
         self.started: list[Action] = []
         self.answers: dict[str, str | None] = {}
         self.answered: list[str] = []

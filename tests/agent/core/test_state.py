@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
-from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, SendResults
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
     CommandReceived,
@@ -17,6 +17,7 @@ from edgeshard_agent.core.events import (
     StageClosed,
     StageLoaded,
     StageLoadFailed,
+    Started,
 )
 from edgeshard_agent.core.machine import machine, worth_keeping
 from edgeshard_agent.core.state import AgentState, SlotPhase, apply, reconcile
@@ -29,6 +30,7 @@ from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
+from tests.agent.core.boxes import FACTS, STARTED
 
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
@@ -50,7 +52,7 @@ class Node:
     """Runs the core; actions wait in `todo` until the test finishes them."""
 
     def __init__(self) -> None:
-        self.state = AgentState()
+        self.state = STARTED
         self.ring: EventRing[AgentState, Event] = EventRing()
         self.todo: list[Action] = []
         self.answers: list[CommandResult] = []
@@ -316,3 +318,23 @@ def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
         assert slot.epoch == expected.wanted
         phases = {"open": SlotPhase.ACTIVE, "closed": SlotPhase.READY if expected.loaded else SlotPhase.BROKEN}
         assert slot.phase is phases[expected.head]
+
+
+def test_a_box_that_starts_answers_but_loads_nothing_before_it_has_said_what_it_is() -> None:
+    node = Node()
+    node.state = AgentState()
+    node.post(CommandReceived(OperationId("p"), prepare(1)))
+    assert not node.todo and not node.answers
+    node.post(Started(FACTS))
+    report, load = node.todo
+    assert report == ReportStarted(FACTS) and isinstance(load, LoadStage)
+    assert node.state.reported and ReportStarted(FACTS) not in reconcile(node.state)
+
+
+def test_a_deployment_that_goes_while_the_box_starts_leaves_nothing() -> None:
+    node = Node()
+    node.state = AgentState()
+    node.post(CommandReceived(OperationId("p"), prepare(1)))
+    node.post(CommandReceived(OperationId("r"), ReleaseStage(NAME, Epoch(1))))
+    node.post(Started(FACTS))
+    assert not any(isinstance(action, LoadStage) for action in node.todo)

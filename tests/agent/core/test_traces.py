@@ -20,6 +20,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.trace import StageTrace, StepRecord
+from tests.agent.core.boxes import STARTED
 
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
@@ -35,7 +36,7 @@ class Node:
     """Runs the core: `started` are the traces it was told to take, `answers` what it said to each command."""
 
     def __init__(self) -> None:
-        self.state = AgentState()
+        self.state = STARTED
         self.started: list[Action] = []
         self.answers: list[CommandResult] = []
 

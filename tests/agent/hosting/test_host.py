@@ -16,9 +16,10 @@ from edgeshard_agent.core.machine import machine
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import host
+from edgeshard_agent.hosting.around import HostServices, LoadedModel, Progress, Tools, model_key
 from edgeshard_agent.hosting.dumping import Dumps
-from edgeshard_agent.hosting.host import Hosting, Progress
-from edgeshard_agent.hosting.hosted_stage import HostedStage, HostServices, LoadedModel, model_key
+from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.net.link_receiver import StageServicer
@@ -26,6 +27,7 @@ from edgeshard_agent.store.cache import BlobCache
 
 from edgeshard.domain.commands import Command, CommandResult, MeasureCompute, PrepareStage, ReleaseStage, TraceSteps
 from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.model import LayerRange
@@ -35,6 +37,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.channel import open_channel
 
 NAME = DeploymentName("tales")
+FACTS = DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
 MEASURE = MeasureCompute({}, DType.FLOAT32, quick=True, again=False)
 BLOB = Digest("a" * 64)
 
@@ -58,7 +61,11 @@ class Node:
         self._model = model
         self._config = json.loads((model / "config.json").read_text())
         around = HostServices(NodeId("n"), self.worker, self.servicer, self.channel, None, SystemClock(), lambda: None)
-        self.hosting = Hosting(self.load, self.measuring, around, self._answered)
+        self.reported: list[DeviceFacts] = []
+        self.hosting = Hosting(around, self._answered, self.reported.append)
+
+    def start(self) -> None:
+        self.hosting.start(Tools(self.load, self.measuring, HostedStage), FACTS)
 
     async def measuring(self, task: MeasuringTask) -> None:
         self.surveying.append(task.operation_id)
@@ -124,12 +131,19 @@ def stage_tasks() -> list[str]:
 
 
 @pytest.fixture
-async def node(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Node]:
+async def starting(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Node]:
+    """A box that has joined and has no tools yet."""
     node = Node(tiny_llama, tmp_path)
     yield node
     await node.hosting.close()
     await node.channel.close()
     node.worker.close()
+
+
+@pytest.fixture
+def node(starting: Node) -> Node:
+    starting.start()
+    return starting
 
 
 @pytest.fixture
@@ -275,7 +289,7 @@ async def test_a_dump_of_a_box_replays_and_says_what_it_is(node: Node) -> None:
     document = json.loads(sent["d"])
     assert document["versions"] == {"edgeshard": "1"} and not machine().replay(document).differs
     kinds = [entry["event"].get("action", entry["event"])["type"] for entry in document["ring"]["entries"]]
-    assert kinds == ["CommandReceived", "LoadStage", "StageLoaded", "SendResults"]
+    assert kinds == ["Started", "ReportStarted", "CommandReceived", "LoadStage", "StageLoaded", "SendResults"]
 
 
 async def test_a_dump_that_crashes_is_answered(node: Node) -> None:
@@ -302,3 +316,25 @@ async def test_every_event_and_action_is_said_at_debug_and_none_is_worded_above(
     monkeypatch.setattr(host, "labels", labels)
     node.command("r", ReleaseStage(NAME, Epoch(1)))
     assert worded == {"debug": ["CommandReceived", "SendResults"], "info": []}[level]
+
+
+async def test_commands_that_come_while_the_box_starts_are_carried_out_once_it_has(starting: Node) -> None:
+    starting.command("gone", ReleaseStage(NAME, Epoch(1)))
+    starting.command("prepare", starting.prepare(1))
+    assert (await starting.answer("gone")).failure is None
+    assert not starting.alive_at_load and not starting.hosting.statuses() and not starting.reported
+    starting.start()
+    assert starting.reported == [FACTS]
+    assert (await starting.answer("prepare")).failure is None
+    starting.command("measure", MEASURE)
+    starting.hosting.post(ControlLost())
+    assert starting.reported == [FACTS]
+
+
+async def test_the_start_is_in_the_dump_and_replays(starting: Node) -> None:
+    starting.command("measure", MEASURE)
+    starting.start()
+    await starting.until(lambda: bool(starting.surveying))
+    state, ring = starting.hosting.recorded()
+    document = json.loads(json.dumps(machine().document(state, ring)))
+    assert state.facts == FACTS and not machine().replay(document).differs

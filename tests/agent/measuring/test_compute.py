@@ -25,14 +25,14 @@ from edgeshard_agent.measuring.rotation import (
     copies_needed,
 )
 from edgeshard_agent.measuring.stopwatch import Stopwatch, is_steady, summarise
-from edgeshard_agent.model.adapters import build_modules
+from edgeshard_agent.model.library import library_config
 from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.ops import native_available
 
-from edgeshard.architectures import parse_config
+from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.model import LayerRange, attended_pairs
+from edgeshard.domain.model import attended_pairs
 from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, Sample
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
@@ -226,7 +226,7 @@ def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
 )
 def test_the_windows_are_those_that_transformers_reads(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
     config = tiny_config | {"head_dim": 16} | family
-    library = build_modules(config, LayerRange(0, 1), DType.FLOAT32, "cpu").context.config
+    library = library_config(read_config(config))
     window = int(getattr(library, "sliding_window", None) or 0)
     types = getattr(library, "layer_types", None) or ["sliding_attention"] * library.num_hidden_layers
     blocks = model_from_config("windows", config).blocks

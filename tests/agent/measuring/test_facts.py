@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.measuring.facts import has_cpu_quota
+from edgeshard_agent.measuring.machine import has_cpu_quota
 
 
 def lay(root: Path, files: dict[str, str]) -> None:

@@ -15,7 +15,8 @@ import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
 from edgeshard_agent.lab.emulation import Emulation, emulated_facts, load_emulation
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.measurer import MeasuredNode, Measurer
+from edgeshard_agent.measuring.measurer import Measurer
+from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.worker import MeasuringJob
 from edgeshard_agent.net.link_receiver import StageServicer
 

@@ -24,6 +24,7 @@ from edgeshard.architectures import (
     families,
     held_bytes,
     parse_config,
+    read_config,
     registry,
     stage_tensors,
     unit_of,
@@ -432,12 +433,12 @@ def test_every_family_has_a_row() -> None:
 
 def test_transformers_agrees_on_every_shape(checkpoint_of: Callable[[str], Any]) -> None:
     """The head sizes that size the KV pool are those the library's layers use."""
-    from edgeshard_agent.model.adapters import build_modules
+    from edgeshard_agent.model.library import library_config
 
     for name in ("qwen3-windows", "gemma3-nested", "phi3-partial", "mixtral-tied", "llama-options"):
         config = json.loads(json.dumps(checkpoint_of(name).config))
         shape = parse_config(config)
-        library = build_modules(config, LayerRange(1, 2), DType.FLOAT32, "cpu").context.config
+        library = library_config(read_config(config))
         module = importlib.import_module(f"transformers.models.{shape.architecture}.modeling_{shape.architecture}")
         with torch.device("meta"):
             attention = getattr(module, name.split("-")[0].capitalize() + "Attention")(library, layer_idx=1)

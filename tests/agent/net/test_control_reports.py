@@ -23,7 +23,7 @@ from edgeshard.domain.commands import (
 )
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import InternalError, InvalidArgumentError
+from edgeshard.domain.errors import InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -85,11 +85,11 @@ async def no_huge_pages(stages: object) -> None:
 class Node:
     """A control client that answers each command as `answer` does."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, starting: bool = False) -> None:
         self.channel = open_channel(address, None)
         self.lost = 0
         self.commands: asyncio.Queue[ControlMessage] = asyncio.Queue()
-        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i")
+        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i", starting)
         self.client = ControlClient(
             self.channel, address, registration, self._command, lambda: (), lambda: 1, no_huge_pages, self._on_lost
         )
@@ -173,9 +173,9 @@ async def test_a_box_counts_as_registered_once_its_stream_has_been_answered(serv
     add_CoordinatorServiceServicer_to_server(site, server.grpc)
     node = Node(await server.start())
     await asyncio.wait_for(hello.wait(), 30)
-    assert len(site.registered) == 1 and not node.client.registered.is_set()
+    assert len(site.registered) == 1 and not node.client.joined.is_set()
     answer.set()
-    await asyncio.wait_for(node.client.registered.wait(), 30)
+    await asyncio.wait_for(node.client.joined.wait(), 30)
     await node.close()
 
 
@@ -190,7 +190,7 @@ async def test_what_no_message_holds_ends_neither_the_box_nor_the_stream(node: N
 
 async def test_dumps_of_a_stream_that_ended_are_not_sent_on_the_next(node: Node, site: Site) -> None:
     """Written without a pause in between, so that nothing is sent before the stream ends."""
-    await until(node.client.registered.is_set)
+    await until(node.client.joined.is_set)
     node.client.send_dump(OperationId("dump"), b"{}")
     node.client.send_results((CommandResult(OperationId("op")),))
     node.client._drop_dumps()
@@ -199,7 +199,7 @@ async def test_dumps_of_a_stream_that_ended_are_not_sent_on_the_next(node: Node,
 
 
 async def test_a_refused_report_is_a_typed_error(node: Node) -> None:
-    await node.client.registered.wait()
+    await node.client.joined.wait()
     with pytest.raises(InvalidArgumentError) as refusal:
         await node.client.report(ProfileReport(NodeId("stranger")))
     assert refusal.value.field == "node_id"
@@ -217,4 +217,38 @@ async def test_a_command_to_measure_arrives_whole(server: Server) -> None:
     add_CoordinatorServiceServicer_to_server(Site(measure), server.grpc)
     node = Node(await server.start())
     assert await asyncio.wait_for(node.commands.get(), 30) == measure
+    await node.close()
+
+
+async def test_a_box_that_has_started_says_so_over_the_stream_it_has(server: Server, site: Site) -> None:
+    node = Node(await server.start(), starting=True)
+    await asyncio.wait_for(node.client.joined.wait(), 30)
+    assert [request.starting for request in site.registered] == [True] and not node.client.placeable.is_set()
+    node.client.started(replace(FACTS, memory_budget_bytes=70))
+    await asyncio.wait_for(node.client.placeable.wait(), 30)
+    assert [(r.starting, r.facts.memory_budget_bytes) for r in site.registered] == [(True, 50), (False, 70)]
+    assert node.lost == 0
+    await node.close()
+
+
+async def test_a_box_that_starts_while_it_has_no_coordinator_says_it_with_its_next_registration(
+    server: Server, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "RETRY_S", 0.0)
+    node = Node(await server.start(), starting=True)
+    await asyncio.wait_for(node.client.joined.wait(), 30)
+    refused: list[bool] = []
+    real = site.Register
+
+    async def register(request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        if not request.starting and not refused:
+            refused.append(True)
+            raise UnavailableError("the coordinator restarts")
+        return await real(request, context)
+
+    site.Register = register  # type: ignore[method-assign]
+    node.client.started(FACTS)
+    site.hang_up.set()
+    await asyncio.wait_for(node.client.placeable.wait(), 30)
+    assert not site.registered[-1].starting
     await node.close()

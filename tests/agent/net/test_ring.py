@@ -15,7 +15,8 @@ import grpc
 import pytest
 import torch
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.hosted_stage import HostedStage, HostServices, LoadedModel, model_key
+from edgeshard_agent.hosting.around import HostServices, LoadedModel, model_key
+from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.net import link_sender

@@ -71,9 +71,9 @@ LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 NODES = ("a", "b", "c")
 NAMES = ("tale", "poem")
 KINDS = (
-    "connect", "vanish", "restart", "reconnect", "answer", "answer", "answer", "refuse", "replay", "disk", "disk",
-    "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick", "measure",
-    "coordinator restarts",
+    "connect", "vanish", "restart", "started", "reconnect", "answer", "answer", "answer", "refuse", "replay",
+    "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
+    "measure", "coordinator restarts",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -84,6 +84,7 @@ class Node:
 
     name: str
     incarnation: int = 0
+    starting: bool = False
     connection: int = 0
     pending: list[SendCommand] = field(default_factory=list)
     held: dict[DeploymentName, Epoch] = field(default_factory=dict)
@@ -173,7 +174,8 @@ class World:
                 assert not isinstance(action, SaveNode) or action.node.node_id in self.state.nodes
 
     def check_sent(self, node: Node, command: Command) -> None:
-        """A box never hears of an epoch that is not on disk, nor of one below what it saw."""
+        """A box never hears of an epoch that is not on disk, nor of one below what it saw; one that starts of none."""
+        assert not node.starting or isinstance(command, ReleaseStage), "a box is asked for work while it starts"
         if isinstance(command, PrepareStage):
             assert self.saved[command.deployment].epoch >= command.epoch
             assert command.epoch >= node.highest.get(command.deployment, 0)
@@ -196,7 +198,10 @@ class World:
                 self.vanish(node)
             case "restart":
                 node.die()
+                node.starting = pick % 2 == 0
                 self.connect(node)
+            case "started":
+                self.started(node)
             case "answer" | "refuse":
                 self.answer(pick, refuse=kind == "refuse")
             case "replay" if self.answers:
@@ -221,18 +226,27 @@ class World:
             case "measure":
                 uid = f"call{self.number()}"
                 compute = MeasureCompute({}, DType.FLOAT32, quick=True, again=False) if pick % 2 else None
-                if self.state.is_connected(node.node_id):
+                if self.state.is_placeable(node.node_id):
                     self.asked.add((uid, node.node_id))
                 self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))
             case "coordinator restarts":
                 self.restart()
 
     def connect(self, node: Node) -> None:
-        registration = self.make_registration(node.name, incarnation=str(node.incarnation))
-        self.feed(NodeRegistered(registration, self.now))
+        self.register(node)
         node.pending.clear()
         node.connection = self.number()
         self.feed(NodeConnected(node.node_id, str(node.incarnation), node.connection, self.now))
+
+    def register(self, node: Node) -> None:
+        registration = self.make_registration(node.name, incarnation=str(node.incarnation), starting=node.starting)
+        self.feed(NodeRegistered(registration, self.now))
+
+    def started(self, node: Node) -> None:
+        """It can compute now, and says so where there is somebody to hear it."""
+        node.starting = False
+        if node.connection:
+            self.register(node)
 
     def vanish(self, node: Node) -> None:
         connection = node.connection
@@ -319,6 +333,7 @@ class World:
     def calm(self) -> None:
         """From now on everything works; then nothing may be left half done."""
         for node in self.nodes.values():
+            self.started(node)
             self.connect(node)
         for _ in range(400):
             while self.writes:

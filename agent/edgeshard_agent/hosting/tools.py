@@ -1,0 +1,30 @@
+"""What a box computes with. Importing this imports torch, so a box does it when it has joined."""
+
+from __future__ import annotations
+
+import grpc
+
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting.around import Reports, Tools
+from edgeshard_agent.hosting.hosted_stage import HostedStage
+from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.measuring.facts import read_facts
+from edgeshard_agent.measuring.measurer import Measurer
+from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.store.cache import BlobCache
+
+__all__ = ["make_tools", "read_facts"]
+
+
+def make_tools(
+    node: MeasuredNode,
+    reports: Reports,
+    cache: BlobCache,
+    store: grpc.aio.Channel,
+    worker: ComputeThread,
+    idle_spin_s: float,
+) -> Tools:
+    """The tools of this box, whose `node.facts` are complete. `store` is a channel to the coordinator's models."""
+    loader = StageLoader(cache, store, worker, node.device, idle_spin_s)
+    measurer = Measurer(node, reports.report, reports.progress, reports.probed)
+    return Tools(loader.load, measurer.run, HostedStage)

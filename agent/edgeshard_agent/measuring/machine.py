@@ -1,0 +1,84 @@
+"""What the operating system says of this box: processor, memory, quota. Without torch, so that a box joins quickly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+
+from edgeshard import __version__
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.errors import InvalidArgumentError
+
+# Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
+RESERVE_BYTES = 512 << 20
+
+
+def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
+    """The facts of a box that computes on its processor, and what is known without torch of one that does not.
+
+    Of an accelerator, model and memory are missing. Raises InvalidArgumentError for what is neither.
+    """
+    kind = device.partition(":")[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    software = f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
+    if kind == "cuda":
+        return DeviceFacts(kind, "", cores, 0, 0, False, software)
+    if device != "cpu":
+        raise no_device(device)
+    memory = psutil.virtual_memory()
+    budget = budget_bytes(memory.total, memory.available, memory_limit_bytes)
+    return DeviceFacts(kind, _processor_name(), cores, memory.total, budget, False, software)
+
+
+def no_device(device: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"device {device!r} is not on this machine; use cpu", field="device")
+
+
+def budget_bytes(total: int, available: int, limit: int | None) -> int:
+    """What stages may use: the operator's limit, or the available memory less the reserve."""
+    return max(0, available - RESERVE_BYTES) if limit is None else min(limit, total)
+
+
+def available_bytes() -> int:
+    """Memory the operating system could give out now."""
+    return psutil.virtual_memory().available
+
+
+def _processor_name() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+            for line in file:
+                if line.startswith(("model name", "Model")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def has_cpu_quota(root: Path = Path("/")) -> bool:
+    """Whether a control group of this process, or one around it, limits its processor time; `root` is for tests."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return any(_limited(root / "sys/fs/cgroup", *line.split(":", 2)[1:]) for line in groups if line.count(":") >= 2)
+
+
+def _limited(mounted: Path, controllers: str, group: str) -> bool:
+    """`controllers` is empty for cgroup v2."""
+    if controllers and "cpu" not in controllers.split(","):
+        return False
+    mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
+    here = mounted / group.lstrip("/")
+    for directory in (here, *here.parents):
+        if not directory.is_relative_to(mounted):
+            break
+        with contextlib.suppress(OSError):
+            if (directory / name).read_text(encoding="ascii").split()[0].isdecimal():
+                return True
+    return False

@@ -1,0 +1,25 @@
+"""The box that is measured, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.ids import NodeId
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard_agent.lab.emulation import Emulation
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNode:
+    """The box to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none."""
+
+    node_id: NodeId
+    facts: DeviceFacts
+    device: str
+    threads: int
+    memory: int | None
+    state_dir: Path
+    tls: TlsFiles | None
+    emulation: Emulation | None = None

@@ -1,0 +1,100 @@
+"""The frequencies of rotary embeddings, for our own blocks: docs/papers.md#rotary-frequencies.
+
+A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one position to the next. What stretches the
+context beyond that of the first training makes the slow ones slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from edgeshard.architectures.rope import Rotation
+
+
+class RotaryFrequencies(nn.Module):
+    """Of each layer type: the frequencies [dims / 2] in float32, and what cosines and sines are multiplied by."""
+
+    def __init__(self, rotations: Mapping[str, Rotation]) -> None:
+        super().__init__()
+        self._scaling: dict[str, float] = {}
+        for kind, rotation in rotations.items():
+            frequencies, self._scaling[kind] = rotary_frequencies(rotation)
+            self.register_buffer(_buffer(kind), frequencies, persistent=False)
+
+    def of(self, kind: str) -> tuple[torch.Tensor, float]:
+        """Of layers of this type; "" where all layers have the same."""
+        return self.get_buffer(_buffer(kind)), self._scaling[kind]
+
+
+def _buffer(kind: str) -> str:
+    return f"{kind}_inv_freq" if kind else "inv_freq"
+
+
+def rotary_frequencies(rotation: Rotation) -> tuple[torch.Tensor, float]:
+    """The frequencies [dims / 2] in float32, and the factor of cosines and sines."""
+    steps = torch.arange(0, rotation.dims, 2, dtype=torch.float32) / rotation.dims
+    return _BY_KIND[rotation.kind](rotation, rotation.theta**steps)
+
+
+def _default(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    return 1.0 / periods, 1.0
+
+
+def _linear(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Every position counts for a `factor`-th of one."""
+    return 1.0 / periods / rotation.options["factor"], 1.0
+
+
+def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Waves that went round often within the first context stay, the rare ones are stretched, those between blend."""
+    options = rotation.options
+    low, high = options["low_freq_factor"], options["high_freq_factor"]
+    frequencies = 1.0 / periods
+    rounds = options["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    kept = ((rounds - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / options["factor"]), 1.0
+
+
+def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """As `_llama3`, with a ramp over the dimensions instead of the rounds, and a factor that sharpens the scores."""
+    options, dims = rotation.options, rotation.dims
+    factor, trained = options["factor"], options["original_max_position_embeddings"]
+
+    def dimension(rounds: float) -> float:
+        """Where a wave goes round so often within the first context."""
+        return dims * math.log(trained / (rounds * 2 * math.pi)) / (2 * math.log(rotation.theta))
+
+    first, last = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)
+    if options.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dims - 1)
+    # A ramp of no length would divide by zero.
+    length = (last - first) or 0.001
+    stretched = ((torch.arange(dims // 2, dtype=torch.float32) - first) / length).clamp(0.0, 1.0)
+    frequencies = (1.0 - stretched) / periods + stretched / (factor * periods)
+    return frequencies, _yarn_scaling(options, factor)
+
+
+def _yarn_scaling(options: Mapping[str, float], factor: float) -> float:
+    given = options.get("attention_factor")
+    if given is not None:
+        return given
+
+    def scale(share: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+
+    over, under = options.get("mscale"), options.get("mscale_all_dim")
+    return scale(over) / scale(under) if over and under else scale(1.0)
+
+
+_BY_KIND: dict[str, Callable[[Rotation, torch.Tensor], tuple[torch.Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+"""`edgeshard.architectures.rope.STATIC`."""

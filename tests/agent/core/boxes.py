@@ -1,0 +1,10 @@
+"""Where the tests of the core begin: a box that can compute, and has said so."""
+
+from __future__ import annotations
+
+from edgeshard_agent.core.state import AgentState
+
+from edgeshard.domain.device import DeviceFacts
+
+FACTS = DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
+STARTED = AgentState(facts=FACTS, reported=True)

@@ -1,0 +1,112 @@
+"""The frequencies of our own rotary embeddings are those of transformers, for every config that is run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model.library import library_config, library_of
+from edgeshard_agent.model.rotary import RotaryFrequencies
+
+from edgeshard.architectures import read_config
+from edgeshard.architectures.record import Fused
+from tests.agent.model.families import VARIANTS, decoder_of
+
+BASE = {
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 61,
+    "max_position_embeddings": 4096,
+    "num_hidden_layers": 6,
+    "rms_norm_eps": 1e-6,
+    "num_local_experts": 2,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+ROWS = [name for name in VARIANTS if isinstance(decoder_of(name).architecture.runs, Fused)]
+
+
+def assert_as_in_transformers(config: dict[str, Any]) -> None:
+    decoder = read_config(config)
+    rope, shape = decoder.architecture.rope, decoder.shape
+    assert rope is not None
+    theirs: Any = getattr(library_of(decoder), decoder.architecture.library.rotary_class)(library_config(decoder))
+    rotations = rope.rotations(decoder.fields, shape.head_dim, shape.max_context)
+    ours = RotaryFrequencies(rotations)
+    for kind in rotations:
+        prefix = f"{kind}_" if kind else ""
+        frequencies, scaling = ours.of(kind)
+        torch.testing.assert_close(frequencies, getattr(theirs, f"{prefix}inv_freq"), rtol=3e-7, atol=0)
+        assert scaling == getattr(theirs, f"{prefix}attention_scaling")
+
+
+@pytest.mark.parametrize("variant", ROWS)
+def test_of_every_row_of_the_table(variant: str) -> None:
+    assert_as_in_transformers(json.loads(VARIANTS[variant].library_config().to_json_string(use_diff=False)))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3", "mixtral", "gemma2"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"rope_theta": 5e5},
+        {"rope_scaling": {"type": "linear", "factor": 4}},
+        {"rope_theta": 1e6, "rope_scaling": LLAMA3},
+        {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 512, "rope_theta": 5e5}},
+    ],
+    ids=str,
+)
+def test_of_what_a_config_gives_or_leaves_out(family: str, given: dict[str, Any]) -> None:
+    assert_as_in_transformers(BASE | {"model_type": family} | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rope_scaling": YARN},
+        {"rope_scaling": YARN | {"original_max_position_embeddings": 128, "beta_fast": 16, "beta_slow": 2}},
+        {"rope_scaling": YARN | {"truncate": False}},
+        {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}},
+        {"rope_scaling": YARN | {"attention_factor": 1.1}},
+        {"rope_scaling": YARN, "original_max_position_embeddings": 256},
+        {"rope_scaling": {"type": "yarn", "factor": 2}, "rope_parameters": {"rope_type": "linear", "factor": 3}},
+    ],
+    ids=str,
+)
+def test_of_yarn(given: dict[str, Any]) -> None:
+    assert_as_in_transformers(BASE | {"model_type": "llama"} | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"rope_theta": 5e5, "rope_local_base_freq": 777.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8}},
+        {"rope_scaling": {"type": "linear", "factor": 8}},
+        {"rope_scaling": YARN},
+        {"rope_parameters": {"full_attention": YARN, "sliding_attention": None}, "rope_theta": 4e5},
+        {"rope_parameters": {"full_attention": {"rope_theta": 50.0}}, "rope_scaling": {"factor": 8, "type": "linear"}},
+    ],
+    ids=str,
+)
+def test_by_layer_type(given: dict[str, Any]) -> None:
+    assert_as_in_transformers(BASE | {"model_type": "gemma3_text"} | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}, "partial_rotary_factor": 0.5},
+    ],
+    ids=str,
+)
+def test_of_a_part_of_each_head(given: dict[str, Any]) -> None:
+    assert_as_in_transformers(BASE | {"model_type": "phi3", "pad_token_id": 0} | given)
