@@ -106,7 +106,7 @@ class TestAnonHugePages:
 
     def test_a_kv_pool_lies_in_huge_pages_and_is_resident_as_a_whole(self) -> None:
         pool = KvPool(LayerRange(0, 4), 256, 16, 8, 128, DType.BFLOAT16, "cpu")
-        resident, huge = _resident(pool.arena(0)[0])
+        resident, huge = _resident(pool.arena(0).keys)
         assert pool.bytes_capacity == 64 << 20
         assert pool.bytes_capacity <= resident < pool.bytes_capacity + HUGE_PAGE
         assert huge >= 0.9 * resident
