@@ -111,6 +111,7 @@ def node_status(node: Node) -> str:
 
 _NOT_YET = "not known yet"
 """Of an accelerator whose box starts for the first time."""
+_NO_BITS = "not promised to be those of other boxes"
 _STARTING = " (it imports what computes; nothing is placed on it yet)"
 
 
@@ -138,6 +139,7 @@ def node_fields(node: Node) -> dict[str, str]:
         "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
         **huge,
         "Software": facts.software,
+        "Bits": facts.bits_fingerprint or _NO_BITS,
         "Wire version": str(node.wire_version),
     }
 

@@ -13,7 +13,8 @@ from edgeshard.domain.model import LayerRange
 class DeviceFacts:
     """What a box computes with. Memory in bytes.
 
-    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve.
+    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Boxes of one
+    `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class DeviceFacts:
     memory_budget_bytes: int
     unified_memory: bool
     software: str
+    bits_fingerprint: str = ""
 
 
 class StagePhase(StrEnum):

@@ -78,6 +78,7 @@ def facts_to_wire(facts: DeviceFacts) -> pb.DeviceFacts:
         memory_budget_bytes=facts.memory_budget_bytes,
         unified_memory=facts.unified_memory,
         software=facts.software,
+        bits_fingerprint=facts.bits_fingerprint,
     )
 
 
@@ -90,6 +91,7 @@ def facts_from_wire(message: pb.DeviceFacts) -> DeviceFacts:
         memory_budget_bytes=message.memory_budget_bytes,
         unified_memory=message.unified_memory,
         software=message.software,
+        bits_fingerprint=message.bits_fingerprint,
     )
 
 

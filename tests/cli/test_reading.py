@@ -69,6 +69,7 @@ def test_describe_node(edgectl: Any) -> None:
     text = edgectl("describe", "node", "a").stdout
     assert "Budget:       4 GiB for stages, 3 GiB free" in text
     assert "tales" in text.splitlines()[-1]
+    assert "Bits:         541e66e42b93265a" in text
     assert "Huge pages:   1.10 GiB of 1.17 GiB" in text
     assert "Huge pages" not in edgectl("describe", "node", "b").stdout, "a box that is away says nothing of them"
 

@@ -81,7 +81,7 @@ class Hold:
 
 
 def facts() -> DeviceFacts:
-    return DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
+    return DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux", "541e66e42b93265a")
 
 
 def placement() -> Placement:

@@ -9,13 +9,14 @@ import torch
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.measuring.machine import available_bytes, budget_bytes, machine_facts, no_device
+from edgeshard_agent.ops import bits_fingerprint
 
 
 def read_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not there."""
     known = machine_facts(device, memory_limit_bytes)
     if device == "cpu":
-        return known
+        return replace(known, bits_fingerprint=bits_fingerprint())
     if not torch.cuda.is_available():
         raise no_device(device)
     try:

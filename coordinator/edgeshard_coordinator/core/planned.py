@@ -59,7 +59,10 @@ class PlanningPlacer:
         candidates: Sequence[Candidate],
         measured: Mapping[NodeId, Measurements],
     ) -> Placement:
-        site = _Site(spec, manifest, candidates, measured)
+        placement = self._with_starting(spec, _Site(spec, manifest, candidates, measured), candidates)
+        return replace(placement, note=f"{placement.note} {_mixed_bits(placement, candidates)}".strip())
+
+    def _with_starting(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
         starting = () if spec.layers else _starting(spec, candidates)
         if not starting:
             return self._placed(spec, site)
@@ -239,6 +242,19 @@ class _Site:
 def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:
     """The boxes that would be considered if they were done with starting."""
     return tuple(n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude)
+
+
+def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
+    """Says that the chosen boxes compute different bits; nothing where all compute the same."""
+    facts = {candidate.node_id: candidate.facts for candidate in candidates}
+    prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
+    if len(set(prints.values())) < 2:
+        return ""
+    told = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
+    return (
+        f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
+        "where two are nearly equally likely."
+    )
 
 
 def _prediction(result: PlanResult) -> Prediction:

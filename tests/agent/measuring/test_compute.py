@@ -284,9 +284,11 @@ def test_a_box_without_its_kernels_is_another_box(monkeypatch: pytest.MonkeyPatc
     if not native_available():
         pytest.skip("no native kernels were built here")
     facts = read_facts("cpu", None)
+    assert len(facts.bits_fingerprint) == 16
     with_kernels = fingerprint(facts, 1)
     monkeypatch.setenv("EDGESHARD_NATIVE_OPS", "0")
     assert fingerprint(facts, 1) != with_kernels
+    assert read_facts("cpu", None).bits_fingerprint == ""
 
 
 def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -279,3 +280,18 @@ def test_no_plan_exceeds_what_the_check_allows(
         needed += workspace + logits * (stage is placement.stages[-1])
         assert needed <= room_of[stage.node_name] * KIB - spec.reserve.get(stage.node_name, 0)
     assert placement.stages[0].node_name == "a"
+
+
+@pytest.mark.parametrize(
+    ("bits", "told"), [(("3f", "3f"), ""), (("3f", "a0"), "(a 3f, b a0)"), (("3f", ""), "(a 3f, b none)")]
+)
+def test_a_note_says_when_the_boxes_compute_different_bits(
+    place: Callable[..., Placement], measured: Callable[..., Measured], bits: tuple[str, str], told: str
+) -> None:
+    boxes = [
+        replace(box, facts=replace(box.facts, bits_fingerprint=mine))
+        for box, mine in zip((node("a"), node("b")), bits, strict=True)
+    ]
+    note = place(boxes, measured(a=1e-3, b=1e-3), layers="a=0:4,b=4:12").note
+    assert told in note and ("Bits fingerprints differ" in note) == bool(told)
+    assert "Bits" not in place([boxes[0]], measured(a=1e-3)).note
