@@ -37,7 +37,7 @@ from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.machine import available_bytes, has_cpu_quota, machine_facts
+from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, has_cpu_quota, machine_facts
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
@@ -129,8 +129,9 @@ async def serve(settings: AgentSettings) -> None:
             node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation
         )
         reports = Reports(client.report, client.send_progress, links.probed if links else lambda probed: None)
-        # Spinning would use up a CPU quota, and the time of the other boxes of a lab.
-        idle_spin_s = 0.0 if emulation is not None or has_cpu_quota() else settings.idle_spin_s
+        # Spinning would use up a CPU quota, and the time of other agents on cores that they share.
+        may_spin = emulation is None and has_cores_of_its_own() and not has_cpu_quota()
+        idle_spin_s = settings.idle_spin_s if may_spin else 0.0
         hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
 
     log.info("listening", address=address, node=settings.name)

@@ -27,7 +27,7 @@ class AgentSettings(DaemonSettings):
         ge=0,
         le=1,
         description="seconds after a step for which cores do not halt, so that the next one finds them ready; 0 saves "
-        "power. Without effect under a CPU quota, on an accelerator and in the lab",
+        "power. Only where the agent is pinned to some cores; not under a CPU quota, on an accelerator or in the lab",
     )
     emulate: Path | None = Field(default=None, description="lab file: pretend to be the box of this name in it")
     cache_limit: ByteCount = Field(default=20 << 30, description="bytes of fetched weights to keep on disk")

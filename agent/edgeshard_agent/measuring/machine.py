@@ -60,6 +60,11 @@ def _processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def has_cores_of_its_own() -> bool:
+    """Whether this process may run on some of the machine's cores only, as the operator pinned it."""
+    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+
+
 def has_cpu_quota(root: Path = Path("/")) -> bool:
     """Whether a control group of this process, or one around it, limits its processor time; `root` is for tests."""
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.measuring.machine import has_cpu_quota
+from edgeshard_agent.measuring.machine import has_cores_of_its_own, has_cpu_quota
 
 
 def lay(root: Path, files: dict[str, str]) -> None:
@@ -38,3 +39,12 @@ def lay(root: Path, files: dict[str, str]) -> None:
 def test_a_quota_of_the_process_or_of_a_group_around_it(files: dict[str, str], limited: bool, tmp_path: Path) -> None:
     lay(tmp_path, files)
     assert has_cpu_quota(tmp_path) is limited
+
+
+@pytest.mark.parametrize(("allowed", "of_its_own"), [({0}, True), ({0, 1, 2}, True), ({0, 1, 2, 3}, False)])
+def test_cores_of_its_own_are_fewer_than_the_machine_has(
+    allowed: set[int], of_its_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert has_cores_of_its_own() is of_its_own
