@@ -17,7 +17,7 @@ from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.dtypes import Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.profile import LinkProfile
+from edgeshard.domain.profile import PROFILE_VERSION, LinkProfile
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS
 
 NAME = DeploymentName("tale")
@@ -152,7 +152,8 @@ async def test_a_measurement_nobody_can_read_is_forgotten(tmp_path: Path, make_f
     await store.save_measurements(node_id, Measurements({("h", profile.dtype, None): Reported(profile, 0.0)}), now=0.0)
     await store.close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE profiles SET body = replace(body, '\"version\": 1', '\"version\": 99')")
+        of_today, later = f'"version": {PROFILE_VERSION}', '"version": 99'
+        database.execute("UPDATE profiles SET body = replace(body, ?, ?)", (of_today, later))
     database.close()
     state = await reopened(path)
     assert not state.measured and node_id in state.nodes
