@@ -97,8 +97,9 @@ class AttentionItem {
           table_(a.block_tables + unit_.span * a.table_stride),
           partials_(a.parts > 1 ? a.partials + partial_at(kv_head, unit) : nullptr) {}
 
-    // All of its tiles, and what comes of them.
-    void run() {
+    // All of its tiles, and what comes of them. Meanwhile the first keys of the work that comes `next`, if any, are fetched.
+    void run(const AttentionItem* next) {
+        next_ = next;
         prepare();
         for (int tile = first_tile(); tile < tiles(); tile++) attend_tile(tile, nullptr);
         write();
@@ -203,7 +204,10 @@ class AttentionItem {
         const int first = tile * KEY_TILE;
         find_pages(tile, pages_);
         std::memcpy(next_pages_, pages_, sizeof(pages_));
-        if (tile + 1 < tiles()) find_pages(tile + 1, next_pages_);
+        if (tile + 1 < tiles())
+            find_pages(tile + 1, next_pages_);
+        else if (next_)
+            next_->find_pages(next_->first_tile(), next_pages_);
         // Groups of nearly equal size, as in the linear layers.
         int groups = (rows_ + MOST_ROWS - 1) / MOST_ROWS;
         for (int row = 0; groups > 0; groups--) {
@@ -351,6 +355,7 @@ class AttentionItem {
     const AttentionUnit unit_;
     const int kv_head_, group_, dim_, rows_, row_, position_;
     const int32_t* table_;
+    const AttentionItem* next_ = nullptr;
     float* partials_;
     float *sums_, *scores_;
     Seen* seen_;
@@ -360,13 +365,15 @@ class AttentionItem {
 
 template <class Product>
 void attend(const Attention& a, int first, int end) {
+    auto item_of = [&](int whole) { return AttentionItem<Product>(a, whole / a.unit_count, whole % a.unit_count); };
     for (int item = first; item < end; item++) {
-        const int whole = item / a.parts;
-        AttentionItem<Product> work(a, whole / a.unit_count, whole % a.unit_count);
-        if (a.parts == 1)
-            work.run();
-        else
-            work.run_part(item % a.parts);
+        if (a.parts > 1) {
+            item_of(item / a.parts).run_part(item % a.parts);
+            continue;
+        }
+        const bool is_last = item + 1 == end;
+        const AttentionItem<Product> next = item_of(is_last ? item : item + 1);
+        item_of(item).run(is_last ? nullptr : &next);
     }
 }
 
