@@ -87,11 +87,21 @@ def attend(
     if dtype not in native.ELEMENTS:
         wide = attend(query.float(), new_keys.float(), new_values.float(), arena, spans, scoring)
         return wide.to(dtype)
-    query = _by_rows(query)
-    new_keys, new_values = _by_rows(new_keys), _by_rows(new_values)
+    return _native(library, _by_rows(query), _by_rows(new_keys), _by_rows(new_values), arena, spans, scoring)
+
+
+def _native(
+    library: ctypes.CDLL,
+    query: torch.Tensor,
+    new_keys: torch.Tensor,
+    new_values: torch.Tensor,
+    arena: PanelArena,
+    spans: SpanTables,
+    scoring: Scoring,
+) -> torch.Tensor:
     if new_keys.stride(0) != new_values.stride(0):
         new_keys, new_values = new_keys.contiguous(), new_values.contiguous()
-    out = torch.empty(query.shape, dtype=dtype)
+    out = torch.empty(query.shape, dtype=query.dtype)
     sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
     heads, head_dim = query.shape[1:]
     call = native.AttentionStruct(
@@ -117,7 +127,7 @@ def attend(
         table_blocks=spans.blocks.shape[1],
         arena_blocks=arena.slots // spans.block_tokens,
         window=scoring.window,
-        element=native.ELEMENTS[dtype],
+        element=native.ELEMENTS[query.dtype],
         kv_element=native.ELEMENTS[arena.dtype],
         scale=scoring.scale,
         softcap=scoring.softcap,
