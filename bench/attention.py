@@ -5,7 +5,8 @@ two take turns within every round.
 
     python -m bench.attention [--rounds 15]     JSON rows on stdout
 
-A row: `rows` requests with one new token each, `context` positions deep; `microseconds` of a layer, the median;
+A row: `rows` requests with one new token each, `context` positions deep, whose blocks lie `in order`, as a new pool
+grants them, or `scattered` over all of it; `microseconds` of a layer, the median;
 `kv_gb_per_s`, the bytes of keys and values over that time; `of_weights`, that rate over the rate of weights, the median
 of the rounds' own ratios.
 """
@@ -46,6 +47,7 @@ class Shape:
 
 SHAPES = (Shape(16, 8, 128), Shape(32, 8, 64))
 POINTS = ((1, 128), (16, 128), (1, 4096), (8, 4096))
+IN_ORDER, SCATTERED = "in order", "scattered"
 
 
 def filled(shape: Shape, slots: int) -> PanelArena:
@@ -56,10 +58,13 @@ def filled(shape: Shape, slots: int) -> PanelArena:
     return arena
 
 
-def step(shape: Shape, arena: PanelArena, requests: int, tokens: int, context: int) -> Callable[[], torch.Tensor]:
-    """Attention of the last `tokens` of the `context` positions of each of some requests, their blocks shuffled."""
+def step(
+    shape: Shape, arena: PanelArena, requests: int, tokens: int, context: int, placing: str = SCATTERED
+) -> Callable[[], torch.Tensor]:
+    """Attention of the last `tokens` of the `context` positions of each of some requests."""
     blocks = context // BLOCK_TOKENS
-    tables = torch.randperm(requests * blocks).view(requests, blocks).int()
+    order = torch.arange if placing == IN_ORDER else torch.randperm
+    tables = order(requests * blocks).view(requests, blocks).int()
     edges = torch.arange(0, requests * tokens + 1, tokens, dtype=torch.int32)
     spans = SpanTables(tables, torch.full((requests,), context, dtype=torch.int32), edges, BLOCK_TOKENS)
     packed = torch.randn(requests * tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim).bfloat16()
@@ -76,11 +81,11 @@ def seconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def row(
-    shape: Shape, rows: int, context: int, weights: Sequence[Callable[[], object]], rounds: int
+    shape: Shape, rows: int, context: int, placing: str, weights: Sequence[Callable[[], object]], rounds: int
 ) -> dict[str, object]:
     layer_bytes = rows * context * shape.token_bytes
     layers = max(2, _BYTES // layer_bytes)
-    calls = [step(shape, filled(shape, rows * context), rows, 1, context) for _ in range(min(layers, 64))]
+    calls = [step(shape, filled(shape, rows * context), rows, 1, context, placing) for _ in range(min(layers, 64))]
     weight_bytes = len(weights) * _WIDTH * _WIDTH * 2
     times, ratios = [], []
     for _ in range(rounds + 1):
@@ -92,6 +97,7 @@ def row(
         "shape": str(shape),
         "rows": rows,
         "context": context,
+        "blocks": placing,
         "microseconds": round(taken * 1e6, 1),
         "kv_gb_per_s": round(layer_bytes / taken / 1e9, 1),
         "of_weights": round(statistics.median(ratios[1:]), 2),
@@ -113,7 +119,8 @@ def main() -> int:
     with torch.inference_mode():
         for shape in SHAPES:
             for rows, context in POINTS:
-                print(json.dumps(row(shape, rows, context, weights, rounds)), flush=True)
+                for placing in (IN_ORDER, SCATTERED):
+                    print(json.dumps(row(shape, rows, context, placing, weights, rounds)), flush=True)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Two checkouts side by side: is this tree's engine slower than another's?
 
-Each tree serves the quick cases of `bench.engine` with its own daemons, in its own virtual environment. Both sites are
-up all the while. Case by case the two take turns, and who begins changes with every round, so that drift of the machine
+Each tree serves the quick cases of `bench.engine` with its own daemons, in its own virtual environment; further one
+stream behind a prompt of 4,096 tokens, and new prompts of 1,024 tokens, in prompt tokens per second. Both sites are up
+all the while. Case by case the two take turns, and who begins changes with every round, so that drift of the machine
 weighs on both alike. A ratio is of one round; the median over the rounds is what counts.
 
     git worktree add ../before REVISION && make -C ../before setup
@@ -26,9 +27,12 @@ from types import TracebackType
 from typing import Any
 
 
+DEEP_PROMPT, NEW_PROMPT = 4096, 1024
+
+
 @dataclass(slots=True)
 class CaseRow:
-    """Tokens per second of a case, round by round: of the other tree (`before`) and of this one (`after`)."""
+    """Tokens per second of a case, round by round, prompt tokens where it is named so: of the other tree (`before`) and of this one (`after`)."""
 
     case: str
     streams: int
@@ -101,17 +105,29 @@ async def work() -> None:
     """A worker: the site of the tree that this process imports, at the command of standard input."""
     # Imported here: the file runs in another checkout too, whose `bench` this is.
     from bench.engine import hold, measure, site_with
-    from bench.engine_cases import QUICK, setups
+    from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case, setups
+    from bench.engine_site import prompt_of
     from bench.random_llama import RandomWeights
 
-    cases = QUICK.cases
+    decoding = (*QUICK.cases, Case(LONG_WHOLE, 1, DEEP_PROMPT))
+    prompts = (LONG_WHOLE, LONG_SPLIT)
+    names = [*((case.setup.name, case.streams) for case in decoding), *((f"prompt {s.name}", 1) for s in prompts)]
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
         async with site_with(RandomWeights(), Path(scratch)) as site:
-            await hold(site, setups(cases), ())
-            print(json.dumps([(case.setup.name, case.streams) for case in cases]), flush=True)
+            await hold(site, tuple(dict.fromkeys((*setups(decoding), *prompts))), ())
+            print(json.dumps(names), flush=True)
+            asked = 0
             while line := await asyncio.to_thread(sys.stdin.readline):
-                sample, _ = await measure(site, cases[int(line)], QUICK.new_tokens)
-                print(json.dumps(sample.tokens_per_s), flush=True)
+                index = int(line)
+                if index < len(decoding):
+                    sample, _ = await measure(site, decoding[index], QUICK.new_tokens)
+                    rate = sample.tokens_per_s
+                else:
+                    asked += 1  # another prompt each time: the blocks of one that was seen are kept
+                    prompt = prompt_of(100 + asked, NEW_PROMPT)
+                    stream = await site.stream(prompts[index - len(decoding)], prompt, 1)
+                    rate = NEW_PROMPT / (stream.arrivals[0].at_s - stream.began_s)
+                print(json.dumps(rate), flush=True)
 
 
 def main() -> int:

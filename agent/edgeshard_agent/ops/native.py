@@ -55,6 +55,7 @@ class AttentionStruct(ctypes.Structure):
         # What the library fills in for its threads.
         ("units", c_void_p),
         ("unit_count", c_int32),
+        ("head_run", c_int32),
         ("parts", c_int32),
         ("partials", c_void_p),
         ("partial_tiles", c_int32),

@@ -111,6 +111,7 @@ class BlockAllocator:
         """Return a request's blocks. They may be granted again from the step after the one that frees them."""
         table = self._tables.pop(request)
         self._promised -= table.promised
+        freed: deque[int] = deque()
         # The last first, so that the end of a cached prefix is given up before its beginning.
         for block in reversed(table.blocks):
             self._holders[block] -= 1
@@ -120,7 +121,9 @@ class BlockAllocator:
             if block in self._keys:
                 self._idle[block] = None
             else:
-                self._free.append(block)
+                freed.appendleft(block)
+        # In their order again: attention reads blocks faster that lie one after the other.
+        self._free += freed
 
     def _take(self) -> int:
         if self._free:

@@ -34,6 +34,15 @@ def test_admission_promises_the_worst_case() -> None:
         allocator.extend(1, 49)
 
 
+def test_blocks_come_back_in_the_order_of_their_positions() -> None:
+    allocator = BlockAllocator(4, 16)
+    for request in (1, 2):
+        allocator.admit(request, 64)
+        granted = allocator.extend(request, 64)
+        assert granted is not None and granted.blocks == (0, 1, 2, 3)
+        allocator.release(request)
+
+
 def test_a_request_may_go_beyond_its_promise_while_nobody_else_was_promised_the_block() -> None:
     allocator = BlockAllocator(4, 16)
     allocator.admit(1, 16)

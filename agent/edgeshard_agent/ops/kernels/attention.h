@@ -15,6 +15,7 @@
 
 #include "kernels.h"
 #include "layers.h"
+#include "online_softmax.h"
 #include "products.h"
 #include "vectors.h"
 
@@ -44,90 +45,57 @@ class Scratch {
 };
 thread_local Scratch scratch;
 
-// The attention weights of a vector of keys, all between 0 and 1.
-ES_INLINE void store_weights(float* address, Float16 weights) { store(address, weights); }
-ES_INLINE void store_weights(uint16_t* address, Float16 weights) {
-#if defined(__AVX512BF16__)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), (__m256i)_mm512_cvtneps_pbh((__m512)weights));
-#else
-    store_bf16(address, weights);
-#endif
-}
+// A run of pages of a tile.
+struct PageRun {
+    int from, to;
 
-// By what sums so far and those of the next tile are to be multiplied; one of the two is 1.
-struct Shares {
-    float old, added;
+    bool is_empty() const { return to <= from; }
 };
 
-// What one row has seen: the largest score, and the sum of weights relative to it.
-struct Seen {
-    float maximum, total;
-
-    Shares add(Seen tile) {
-        if (tile.maximum <= maximum) {
-            const float share = exp16(splat(tile.maximum - maximum))[0];
-            total = tile.total * share + total;
-            return {1.0f, share};
-        }
-        const float share = exp16(splat(maximum - tile.maximum))[0];
-        total = total * share + tile.total;
-        maximum = tile.maximum;
-        return {share, 1.0f};
-    }
-};
-
-ES_INLINE Float16 merged(Float16 sums, Float16 added, Shares shares) {
-    if (shares.added == 1.0f) return fma16(sums, splat(shares.old), added);
-    return fma16(added, splat(shares.added), sums);
-}
-
-// The queries of one unit that share a KV head. Its rows are (token, head of the group).
+// The queries of one unit that share some KV heads. Its rows are (KV head, token, head of the group).
 template <class Product>
 class AttentionItem {
    public:
-    AttentionItem(const Attention& a, int kv_head, int unit)
+    AttentionItem(const Attention& a, int kv_head, int kv_heads, int unit)
         : a_(a),
           unit_(a.units[unit]),
+          unit_index_(unit),
           kv_head_(kv_head),
+          kv_heads_(kv_heads),
           group_(a.heads / a.kv_heads),
           dim_(a.head_dim),
           rows_(unit_.tokens * group_),
           row_(a.first_rows[unit_.span] + unit_.first_token),
           position_(a.lengths[unit_.span] - (a.first_rows[unit_.span + 1] - row_)),
-          table_(a.block_tables + unit_.span * a.table_stride),
-          partials_(a.parts > 1 ? a.partials + partial_at(kv_head, unit) : nullptr) {}
+          table_(a.block_tables + unit_.span * a.table_stride) {}
+
+    // Whether the rows of a unit may be of several KV heads.
+    static bool takes_heads_together(const Attention& a, int unit) {
+        return a.units[unit].tokens * (a.heads / a.kv_heads) <= TOGETHER;
+    }
 
     // All of its tiles, and what comes of them. Meanwhile the first keys of the work that comes `next`, if any, are fetched.
     void run(const AttentionItem* next) {
         next_ = next;
         prepare();
-        for (int tile = first_tile(); tile < tiles(); tile++) attend_tile(tile, nullptr);
+        for (int tile = first_tile(); tile < tiles(); tile++) attend_tile(tile);
         write();
     }
 
-    // Its part of the tiles; their maxima and sums go to `partials`.
+    // Its part of the tiles; what comes of each goes to `partials`.
     void run_part(int part) {
+        is_part_ = true;
         prepare();
         const int64_t first = first_tile(), count = tiles() - first;
         const int64_t end = first + count * (part + 1) / a_.parts;
-        for (int64_t tile = first + count * part / a_.parts; tile < end; tile++)
-            attend_tile(static_cast<int>(tile), partials_ + tile * a_.partial_stride);
+        for (int64_t tile = first + count * part / a_.parts; tile < end; tile++) attend_tile(static_cast<int>(tile));
     }
 
     // What comes of all parts.
     void merge_parts() {
         prepare();
-        for (int tile = first_tile(); tile < tiles(); tile++) {
-            const float* partial = partials_ + int64_t{tile} * a_.partial_stride;
-            for (int r = 0; r < rows_; r++, partial += partial_width(a_)) {
-                if (partial[1] == 0) continue;  // it sees none of these keys
-                const Shares shares = seen_[r].add({partial[0], partial[1]});
-                for (int i = 0; i < dim_; i += LANES) {
-                    float* sums = sums_ + int64_t{r} * dim_ + i;
-                    store(sums, merged(load<Float16>(sums), load<Float16>(partial + PARTIAL_HEAD + i), shares));
-                }
-            }
-        }
+        for (int tile = first_tile(); tile < tiles(); tile++)
+            for (int r = 0; r < rows_; r++) merge(r, partial(0, r, tile));
         write();
     }
 
@@ -136,10 +104,10 @@ class AttentionItem {
     static constexpr int64_t VECTOR_BYTES = LANES * 4;
     // Steps of inputs in a page of values.
     static constexpr int PAGE_STEPS = KV_PAGE / Product::STEP;
-
-    int64_t partial_at(int kv_head, int unit) const {
-        return (int64_t{kv_head} * a_.unit_count + unit) * a_.partial_tiles * a_.partial_stride;
-    }
+    // The most rows of one KV head that several heads are taken together with.
+    static constexpr int TOGETHER = MOST_ROWS * 2 / 3;
+    // How far ahead of the heads taken together memory is read.
+    static constexpr int64_t FETCHED_BYTES = 8 << 10;
 
     int first_seen(int position) const {
         return a_.window > 0 && position >= a_.window ? position - a_.window + 1 : 0;
@@ -147,6 +115,7 @@ class AttentionItem {
     static int64_t apart(const void* from, const void* to) {
         return static_cast<const char*>(to) - static_cast<const char*>(from);
     }
+    // Of a row of any head.
     int position_of(int row) const { return position_ + row / group_; }
     int end() const { return position_ + unit_.tokens; }
     int first_tile() const { return first_seen(position_) / KEY_TILE; }
@@ -158,8 +127,8 @@ class AttentionItem {
             pack_queries<uint16_t>();
         else
             pack_queries<float>();
-        for (int64_t i = 0; i < int64_t{rows_} * dim_; i += LANES) store(sums_ + i, Float16{});
-        for (int r = 0; r < rows_; r++) seen_[r] = {-INFINITY, 0};
+        for (int64_t i = 0; i < int64_t{kv_heads_} * rows_ * dim_; i += LANES) store(sums_ + i, Float16{});
+        for (int r = 0; r < kv_heads_ * rows_; r++) seen_[r] = {-INFINITY, 0};
     }
 
     // Gives every part its place from address `next` on; returns the end.
@@ -168,22 +137,25 @@ class AttentionItem {
             pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(next);
             next += static_cast<uintptr_t>(round_up(count * int64_t{sizeof(*pointer)}, 64));
         };
-        part(sums_, int64_t{rows_} * dim_);
-        part(seen_, rows_);
-        part(scores_, MOST_ROWS * KEY_TILE);
-        part(weights_, MOST_ROWS * KEY_TILE);
-        part(queries_, int64_t{rows_} * dim_);
+        const int64_t rows = int64_t{kv_heads_} * rows_, at_once = kv_heads_ > 1 ? rows : MOST_ROWS;
+        part(sums_, rows * dim_);
+        part(seen_, rows);
+        part(scores_, at_once * KEY_TILE);
+        part(weights_, at_once * KEY_TILE);
+        part(results_, at_once * result_width(a_));
+        part(queries_, rows * dim_);
         return next;
     }
 
     template <class Q>
     void pack_queries() {
-        for (int r = 0; r < rows_; r++) {
-            const Q* query = static_cast<const Q*>(a_.query) + (row_ + r / group_) * a_.query_stride +
-                             (kv_head_ * group_ + r % group_) * dim_;
-            Row* row = queries_ + int64_t{r} * dim_;
-            for (int i = 0; i < dim_; i += LANES) store_float(row + i, load_as_float(query + i));
-        }
+        for (int h = 0; h < kv_heads_; h++)
+            for (int r = 0; r < rows_; r++) {
+                const Q* query = static_cast<const Q*>(a_.query) + (row_ + r / group_) * a_.query_stride +
+                                 ((kv_head_ + h) * group_ + r % group_) * dim_;
+                Row* row = queries_ + (int64_t{h} * rows_ + r) * dim_;
+                for (int i = 0; i < dim_; i += LANES) store_float(row + i, load_as_float(query + i));
+            }
     }
 
     // Where the pages of a tile begin, in bytes from those of keys and of values.
@@ -199,9 +171,24 @@ class AttentionItem {
     }
     int64_t page_bytes() const { return int64_t{KV_PAGE} * dim_ * int64_t{sizeof(typename Product::Panel)}; }
 
-    // One tile of keys; with `partial` its results go there instead of to the sums.
-    void attend_tile(int tile, float* partial) {
-        const int first = tile * KEY_TILE;
+    // The pages of a tile that begins at position `tile` of which some of `count` rows from `row` on see keys.
+    PageRun pages_of(int row, int count, int tile) const {
+        const int seen = position_of(row + count - 1) + 1 - tile, unseen = first_seen(position_of(row)) - tile;
+        return {unseen > 0 ? unseen / KV_PAGE : 0,
+                seen < KEY_TILE ? (seen + KV_PAGE - 1) / KV_PAGE : KEY_TILE / KV_PAGE};
+    }
+
+    float* partial(int head, int row, int tile) const {
+        const int64_t item = int64_t{kv_head_ + head} * a_.unit_count + unit_index_;
+        return a_.partials + (item * a_.partial_tiles + tile) * a_.partial_stride + row * result_width(a_);
+    }
+
+    // What a row of the tile at hand comes to: its largest score, the sum of its weights, and its weights times values.
+    float* result(int head, int row, int r, int tile) const {
+        return is_part_ ? partial(head, row + r, tile) : results_ + (head * rows_ + r) * result_width(a_);
+    }
+
+    void attend_tile(int tile) {
         find_pages(tile, pages_);
         std::memcpy(next_pages_, pages_, sizeof(pages_));
         if (tile + 1 < tiles())
@@ -212,47 +199,52 @@ class AttentionItem {
         int groups = (rows_ + MOST_ROWS - 1) / MOST_ROWS;
         for (int row = 0; groups > 0; groups--) {
             const int some = (rows_ - row + groups - 1) / groups;
-            attend_some<MOST_ROWS>(some, row, first, partial);
+            attend_some<MOST_ROWS>(some, row, tile);
             row += some;
         }
     }
 
     template <int ROWS>
-    ES_INLINE void attend_some(int count, int row, int tile, float* partial) {
-        if (count == ROWS) return attend_rows<ROWS>(row, tile, partial);
-        if constexpr (ROWS > 1) attend_some<ROWS - 1>(count, row, tile, partial);
+    ES_INLINE void attend_some(int count, int row, int tile) {
+        if (count == ROWS) return attend_rows<ROWS>(row, tile);
+        if constexpr (ROWS > 1) attend_some<ROWS - 1>(count, row, tile);
     }
 
-    // ROWS rows from `row` on against the keys from position `tile` on, of which they read the pages [from, to).
+    // ROWS rows of each head, from `row` on, against the keys of a tile.
     template <int ROWS>
-    void attend_rows(int row, int tile, float* partial) {
-        const int seen = position_of(row + ROWS - 1) + 1 - tile, unseen = first_seen(position_of(row)) - tile;
-        const int to = seen < KEY_TILE ? (seen + KV_PAGE - 1) / KV_PAGE : KEY_TILE / KV_PAGE;
-        const int from = unseen > 0 ? unseen / KV_PAGE : 0;
-        if (to > from) make_scores<ROWS>(row, from, to);
-        Shares shares[ROWS];
-        bool sees[ROWS];
-        for (int r = 0; r < ROWS; r++) {
-            const Seen of_tile = weigh(row + r, r, tile, from * KV_PAGE, to * KV_PAGE);
-            sees[r] = of_tile.total != 0;
-            shares[r] = {1.0f, 1.0f};
-            if (partial) {
-                float* head = partial + (row + r) * partial_width(a_);
-                head[0] = of_tile.maximum, head[1] = of_tile.total;
-            } else if (sees[r]) {
-                shares[r] = seen_[row + r].add(of_tile);
-            }
+    void attend_rows(int row, int tile) {
+        const PageRun pages = pages_of(row, ROWS, tile * KEY_TILE);
+        const bool together = ROWS <= TOGETHER && kv_heads_ > 1;
+        if (!pages.is_empty()) {
+            if (!together)
+                score_pages<ROWS>(row, pages);
+            else if constexpr (ROWS <= TOGETHER)
+                score_heads<ROWS>(pages);
         }
-        if (to <= from) return;
-        for (int vector = 0; vector < dim_ / LANES; vector += vectors<ROWS>())
-            add_values<ROWS>(vector, from, to, [&](int r, int column, Float16 sums) {
-                if (partial) {
-                    store(partial + (row + r) * partial_width(a_) + PARTIAL_HEAD + column, sums);
-                } else if (sees[r]) {
-                    float* place = sums_ + (row + r) * int64_t{dim_} + column;
-                    store(place, merged(load<Float16>(place), sums, shares[r]));
-                }
-            });
+        for (int h = 0; h < kv_heads_; h++)
+            for (int r = 0; r < ROWS; r++) {
+                const Seen seen = weigh(row + r, h * ROWS + r, tile * KEY_TILE, pages);
+                float* head = result(h, row, r, tile);
+                head[0] = seen.maximum, head[1] = seen.total;
+            }
+        if (!pages.is_empty()) {
+            if (!together)
+                add_values<ROWS>(row, pages, tile);
+            else if constexpr (ROWS <= TOGETHER)
+                add_values_of_heads<ROWS>(pages, tile);
+        }
+        if (is_part_) return;
+        for (int h = 0; h < kv_heads_; h++)
+            for (int r = 0; r < ROWS; r++) merge(h * rows_ + row + r, result(h, row, r, tile));
+    }
+
+    void merge(int row, const float* result) {
+        if (result[1] == 0) return;  // it sees none of these keys
+        const Shares shares = seen_[row].add({result[0], result[1]});
+        for (int i = 0; i < dim_; i += LANES) {
+            float* sums = sums_ + int64_t{row} * dim_ + i;
+            store(sums, merged(load<Float16>(sums), load<Float16>(result + RESULT_HEAD + i), shares));
+        }
     }
 
     // Vectors of outputs whose products are made together: few rows alone would wait for each sum to be ready.
@@ -262,45 +254,97 @@ class AttentionItem {
     }
 
     template <int ROWS>
-    ES_INLINE void make_scores(int row, int from, int to) {
+    ES_INLINE void score_pages(int row, PageRun pages) {
         constexpr int VECTORS = vectors<ROWS>();
-        const Float16 scale = splat(a_.scale);
-        const char* queries = reinterpret_cast<const char*>(queries_ + int64_t{row} * dim_);
-        for (int p = from; p < to; p += VECTORS) {
-            const int count = to - p < VECTORS ? to - p : VECTORS;
+        for (int p = pages.from; p < pages.to; p += VECTORS) {
+            const int count = pages.to - p < VECTORS ? pages.to - p : VECTORS;
             const char* keys[VECTORS];
             // What is missing to a whole round is computed twice and used once.
             for (int v = 0; v < VECTORS; v++) keys[v] = static_cast<const char*>(a_.keys) + pages_[v < count ? p + v : p];
             Sums<ROWS, VECTORS> sums = {};
-            Product::template add<VECTOR_BYTES>(sums, queries, dim_ * int64_t{sizeof(Row)}, keys, dim_,
-                                                FetchAhead{apart(a_.keys, a_.values)});
+            Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(queries_ + int64_t{row} * dim_),
+                                                row_bytes(), keys, dim_, FetchAhead{apart(a_.keys, a_.values)});
             for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < count; v++) store(scores_ + r * KEY_TILE + (p + v) * LANES, sums.at[r][v] * scale);
+                for (int v = 0; v < count; v++) store_scores(r, p + v, sums.at[r][v]);
         }
     }
 
-    // The weights of the pages [from, to) times some vectors of their values.
-    template <int ROWS, class Take>
-    ES_INLINE void add_values(int vector, int from, int to, const Take& take) {
+    template <int ROWS>
+    ES_INLINE void add_values(int row, PageRun pages, int tile) {
         constexpr int VECTORS = vectors<ROWS>();
         const int64_t run = int64_t{PAGE_STEPS} * VECTOR_BYTES;
-        const int left = dim_ / LANES - vector, count = left < VECTORS ? left : VECTORS;
-        Sums<ROWS, VECTORS> sums = {};
-        for (int p = from; p < to; p++) {
-            const char* page = static_cast<const char*>(a_.values) + pages_[p] + vector * run;
-            const char* values[VECTORS];
-            for (int v = 0; v < VECTORS; v++) values[v] = page + (v < count ? v * run : 0);
-            Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(weights_ + p * KV_PAGE),
-                                                KEY_TILE * int64_t{sizeof(Row)}, values, KV_PAGE,
-                                                FetchAhead{apart(a_.values, a_.keys) + next_pages_[p] - pages_[p]});
+        for (int vector = 0; vector < dim_ / LANES; vector += VECTORS) {
+            const int left = dim_ / LANES - vector, count = left < VECTORS ? left : VECTORS;
+            Sums<ROWS, VECTORS> sums = {};
+            for (int p = pages.from; p < pages.to; p++) {
+                const char* page = static_cast<const char*>(a_.values) + pages_[p] + vector * run;
+                const char* values[VECTORS];
+                for (int v = 0; v < VECTORS; v++) values[v] = page + (v < count ? v * run : 0);
+                Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(weights_ + p * KV_PAGE),
+                                                    KEY_TILE * int64_t{sizeof(Row)}, values, KV_PAGE,
+                                                    FetchAhead{apart(a_.values, a_.keys) + next_pages_[p] - pages_[p]});
+            }
+            for (int r = 0; r < ROWS; r++) {
+                float* place = result(0, row, r, tile) + RESULT_HEAD + vector * LANES;
+                for (int v = 0; v < count; v++) store(place + v * LANES, sums.at[r][v]);
+            }
         }
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < count; v++) take(r, (vector + v) * LANES, sums.at[r][v]);
+    }
+
+    // The same for all heads, page after page and one vector after the other, as they lie in memory: the processor
+    // foresees such a single stream, and reading is what few rows wait for. What comes a few heads later is fetched, since
+    // the next page may lie anywhere.
+    template <int ROWS>
+    ES_INLINE void score_heads(PageRun pages) {
+        for (int p = pages.from; p < pages.to; p++) {
+            const char* keys[] = {static_cast<const char*>(a_.keys) + pages_[p]};
+            const int64_t next = p + 1 < pages.to ? pages_[p + 1] : apart(a_.keys, a_.values) + pages_[pages.from];
+            for (int head = 0; head < kv_heads_; head++, keys[0] += page_bytes()) {
+                Sums<ROWS, 1> sums = {};
+                Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(queries_ + int64_t{head} * ROWS * dim_),
+                                                    row_bytes(), keys, dim_, few_heads_on(head, next - pages_[p]));
+                for (int r = 0; r < ROWS; r++) store_scores(head * ROWS + r, p, sums.at[r][0]);
+            }
+        }
+    }
+
+    template <int ROWS>
+    ES_INLINE void add_values_of_heads(PageRun pages, int tile) {
+        const int64_t run = int64_t{PAGE_STEPS} * VECTOR_BYTES, width = result_width(a_);
+        for (int p = pages.from; p < pages.to; p++) {
+            const char* values[] = {static_cast<const char*>(a_.values) + pages_[p]};
+            const int64_t next = p + 1 < pages.to ? pages_[p + 1] : apart(a_.values, a_.keys) + next_pages_[0];
+            for (int head = 0; head < kv_heads_; head++) {
+                const Row* weights = weights_ + int64_t{head} * ROWS * KEY_TILE + p * KV_PAGE;
+                float* place = result(head, 0, 0, tile) + RESULT_HEAD;
+                for (int vector = 0; vector < dim_ / LANES; vector++, place += LANES, values[0] += run) {
+                    Sums<ROWS, 1> sums = {};
+                    if (p > pages.from)
+                        for (int r = 0; r < ROWS; r++) sums.at[r][0] = load<Float16>(place + r * width);
+                    Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(weights),
+                                                        KEY_TILE * int64_t{sizeof(Row)}, values, KV_PAGE,
+                                                        few_heads_on(head, next - pages_[p]));
+                    for (int r = 0; r < ROWS; r++) store(place + r * width, sums.at[r][0]);
+                }
+            }
+        }
+    }
+
+    // The same place of the head some FETCHED_BYTES later; `next` is how far the next page is.
+    FetchNext few_heads_on(int head, int64_t next) const {
+        const int wanted = static_cast<int>((FETCHED_BYTES + page_bytes() - 1) / page_bytes());
+        const int heads = wanted < kv_heads_ ? wanted : kv_heads_;
+        return {(head + heads < kv_heads_ ? 0 : next - kv_heads_ * page_bytes()) + heads * page_bytes()};
+    }
+
+    int64_t row_bytes() const { return dim_ * int64_t{sizeof(Row)}; }
+    ES_INLINE void store_scores(int row, int page, Float16 scores) {
+        store(scores_ + row * KEY_TILE + page * KV_PAGE, scores * splat(a_.scale));
     }
 
     // Makes weights of the scores of row `row`, the r-th of those computed together. A total of 0: it sees none.
-    Seen weigh(int row, int r, int tile, int from, int to) {
-        const int position = position_of(row);
+    Seen weigh(int row, int r, int tile, PageRun pages) {
+        const int position = position_of(row), from = pages.from * KV_PAGE, to = pages.to * KV_PAGE;
         const int unseen = first_seen(position) - tile, seen = position + 1 - tile;
         const int first = unseen > from ? unseen : from, end = seen < to ? seen : to;
         float* scores = scores_ + r * KEY_TILE;
@@ -335,12 +379,12 @@ class AttentionItem {
     }
 
     void write() {
-        for (int r = 0; r < rows_; r++) {
-            const int head = kv_head_ * group_ + r % group_;
+        for (int r = 0; r < kv_heads_ * rows_; r++) {
+            const int head = (kv_head_ + r / rows_) * group_ + r % group_;
             Shares shares = {1.0f, 1.0f};
             if (a_.sinks) shares = seen_[r].add({a_.sinks[head], 1.0f});
             const float share = shares.old / seen_[r].total;
-            const int64_t place = (row_ + r / group_) * a_.out_stride + int64_t{head} * dim_;
+            const int64_t place = (row_ + r % rows_ / group_) * a_.out_stride + int64_t{head} * dim_;
             for (int i = 0; i < dim_; i += LANES) {
                 const Float16 values = load<Float16>(sums_ + int64_t{r} * dim_ + i) * splat(share);
                 if (a_.element == ELEMENT_BF16)
@@ -353,83 +397,42 @@ class AttentionItem {
 
     const Attention& a_;
     const AttentionUnit unit_;
-    const int kv_head_, group_, dim_, rows_, row_, position_;
+    const int unit_index_, kv_head_, kv_heads_, group_, dim_, rows_, row_, position_;
     const int32_t* table_;
     const AttentionItem* next_ = nullptr;
-    float* partials_;
-    float *sums_, *scores_;
+    bool is_part_ = false;
+    float *sums_, *scores_, *results_;
     Seen* seen_;
     Row *weights_, *queries_;
     int64_t pages_[KEY_TILE / KV_PAGE], next_pages_[KEY_TILE / KV_PAGE];
 };
 
+// An item is a part of the tiles of a unit's rows of `head_run` KV heads; they are taken one by one where their rows are
+// too many.
 template <class Product>
 void attend(const Attention& a, int first, int end) {
-    auto item_of = [&](int whole) { return AttentionItem<Product>(a, whole / a.unit_count, whole % a.unit_count); };
+    using Item = AttentionItem<Product>;
     for (int item = first; item < end; item++) {
-        if (a.parts > 1) {
-            item_of(item / a.parts).run_part(item % a.parts);
-            continue;
+        const int whole = item / a.parts, unit = whole % a.unit_count, run = whole / a.unit_count * a.head_run;
+        const int heads = Item::takes_heads_together(a, unit) ? a.head_run : 1;
+        for (int head = run; head < run + a.head_run; head += heads) {
+            Item work(a, head, heads, unit);
+            if (a.parts > 1) {
+                work.run_part(item % a.parts);
+                continue;
+            }
+            const int next_unit = (unit + 1) % a.unit_count, next_head = next_unit ? head : head + heads;
+            const bool is_last = item + 1 == end || next_head >= a.kv_heads || heads < a.head_run;
+            const Item next(a, is_last ? head : next_head, heads, is_last ? unit : next_unit);
+            work.run(is_last ? nullptr : &next);
         }
-        const bool is_last = item + 1 == end;
-        const AttentionItem<Product> next = item_of(is_last ? item : item + 1);
-        item_of(item).run(is_last ? nullptr : &next);
     }
 }
 
 template <class Product>
 void merge(const Attention& a, int first, int end) {
     for (int item = first; item < end; item++)
-        AttentionItem<Product>(a, item / a.unit_count, item % a.unit_count).merge_parts();
-}
-
-ES_INLINE void put_pair(uint32_t* word, const uint16_t* from) { *word = load<uint32_t>(from); }
-ES_INLINE void put_pair(uint32_t* word, const float* from) {
-    *word = to_bf16(from[0]) | static_cast<uint32_t>(to_bf16(from[1])) << 16;
-}
-
-// One token's key and value of a head, at place `at` of a page. The first token of a page clears what lies behind it:
-// attention multiplies it by zero, and what another request left there may be infinite.
-template <class From>
-ES_INLINE void write_token(float* keys, float* values, int at, const From* key, const From* value, int dim) {
-    if (at == 0) std::memset(values, 0, sizeof(float) * KV_PAGE * static_cast<size_t>(dim));
-    for (int i = 0; i < dim; i++) keys[i * KV_PAGE + at] = as_float(key[i]);
-    for (int i = 0; i < dim; i += LANES)
-        store(values + i * KV_PAGE + at * LANES, load_as_float(value + i));
-}
-
-template <class From>
-ES_INLINE void write_token(uint16_t* keys, uint16_t* values, int at, const From* key, const From* value, int dim) {
-    if (at == 0) std::memset(values, 0, sizeof(uint16_t) * KV_PAGE * static_cast<size_t>(dim));
-    for (int i = 0; i < dim; i += 2)
-        put_pair(reinterpret_cast<uint32_t*>(keys) + i / 2 * KV_PAGE + at, key + i);
-    for (int i = 0; i < dim; i += LANES) {
-        uint16_t halves[LANES];
-        store_bf16(halves, load_as_float(value + i));
-        Word16 words;
-        for (int j = 0; j < LANES; j++) words[j] = halves[j];
-        uint16_t* place = values + i * KV_PAGE + at / 2 * 2 * LANES;
-        const Word16 pairs = load<Word16>(place);
-        store(place, at % 2 ? (pairs & 0xffffu) | (words << 16) : (pairs & 0xffff0000u) | words);
-    }
-}
-
-template <class From, class To>
-void write_heads(const Attention& a, int first_head, int end_head) {
-    const int dim = a.head_dim;
-    for (int head = first_head; head < end_head; head++)
-        for (int s = 0; s < a.spans; s++) {
-            const int32_t* table = a.block_tables + s * a.table_stride;
-            for (int row = a.first_rows[s]; row < a.first_rows[s + 1]; row++) {
-                const int position = a.lengths[s] - (a.first_rows[s + 1] - row);
-                const int64_t slot = int64_t{table[position / a.block_tokens]} * a.block_tokens + position % a.block_tokens;
-                const int64_t place = (slot / KV_PAGE * a.kv_heads + head) * KV_PAGE * dim;
-                const int64_t from = row * a.new_stride + int64_t{head} * dim;
-                write_token(static_cast<To*>(a.keys) + place, static_cast<To*>(a.values) + place,
-                            static_cast<int>(slot % KV_PAGE), static_cast<const From*>(a.new_keys) + from,
-                            static_cast<const From*>(a.new_values) + from, dim);
-            }
-        }
+        AttentionItem<Product>(a, item / a.unit_count, 1, item % a.unit_count).merge_parts();
 }
 
 }  // namespace

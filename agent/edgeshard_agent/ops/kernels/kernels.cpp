@@ -2,6 +2,7 @@
 // operations in the same order whatever the number of rows, so that a row alone equals the row in a batch bit for bit.
 #include "attention.h"
 #include "kernels.h"
+#include "kv_pages.h"
 #include "layers.h"
 #include "products.h"
 #include "sampling.h"

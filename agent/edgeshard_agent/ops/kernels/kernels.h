@@ -48,7 +48,7 @@ constexpr int32_t KEY_TILE = 256;
 // Query rows (token, head of the group) that pass over a tile of keys while it lies in the second-level cache.
 constexpr int32_t UNIT_ROWS = 512;
 // Before the sums of a row in `partials`: its maximum and its total; the rest keeps vectors aligned.
-constexpr int32_t PARTIAL_HEAD = 16;
+constexpr int32_t RESULT_HEAD = 16;
 
 // Some consecutive new tokens of one span.
 struct AttentionUnit {
@@ -73,12 +73,13 @@ struct Attention {
     // Set by library.cpp: what is shared among threads.
     const AttentionUnit* units;
     int32_t unit_count;
+    int32_t head_run;  // KV heads of an item of work: 1 or all
     int32_t parts;     // in which a unit's tiles are cut; above 1, results of tiles go to `partials` and are merged later
     float* partials;   // [kv_heads][units][partial_tiles][partial_stride]
     int32_t partial_tiles, partial_stride;
 };
 
-static inline int64_t partial_width(const Attention& a) { return PARTIAL_HEAD + int64_t{a.head_dim}; }
+static inline int64_t result_width(const Attention& a) { return RESULT_HEAD + int64_t{a.head_dim}; }
 
 // How the tokens of one request are chosen, as `Sampling` of generation.py says.
 struct Choice {
@@ -121,7 +122,7 @@ struct Kernels {
                    int32_t angle_element);
     // Writes the new keys and values of some KV heads.
     void (*write_kv)(const Attention&, int32_t first_head, int32_t end_head);
-    void (*attention)(const Attention&, int32_t first, int32_t end);        // of kv_heads * units * parts
+    void (*attention)(const Attention&, int32_t first, int32_t end);        // of kv_heads / head_run * units * parts
     void (*merge_attention)(const Attention&, int32_t first, int32_t end);  // of kv_heads * units
     void (*sample)(const SampledRows&, int32_t first, int32_t end);
 };

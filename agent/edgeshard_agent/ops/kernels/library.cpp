@@ -105,22 +105,26 @@ void cut_into_units(Attention& a) {
     a.unit_count = static_cast<int32_t>(work.units.size());
 }
 
-// A few long requests keep all threads busy only if their contexts are cut as well.
-void cut_into_parts(Attention& a, int32_t thread_count) {
-    a.parts = 1;
-    const int32_t items = a.kv_heads * a.unit_count;
-    if (thread_count < 2 || items % thread_count == 0 || items >= 8 * thread_count) return;
+// Few rows are limited by how fast their keys are read, which lie head after head: so an item takes all heads, unless that
+// leaves too few items. A few long requests keep all threads busy only if their contexts are cut as well.
+void share_out(Attention& a, int32_t thread_count) {
     int32_t tokens = 1, length = 0;
     for (const AttentionUnit& unit : work.units) {
         tokens = unit.tokens > tokens ? unit.tokens : tokens;
         length = a.lengths[unit.span] > length ? a.lengths[unit.span] : length;
     }
+    a.parts = 1;
+    a.head_run = tokens <= FEW_TOKENS ? a.kv_heads : 1;
+    if (thread_count < 2 || tokens > FEW_TOKENS || a.unit_count >= 8 * thread_count) return;
     const int32_t tiles = (length + KEY_TILE - 1) / KEY_TILE;
-    if (tiles < 2 || tokens > FEW_TOKENS) return;
+    if (tiles < 2) {
+        if (a.unit_count % thread_count) a.head_run = 1;
+        return;
+    }
     a.parts = tiles < 4 * thread_count ? tiles : 4 * thread_count;
     a.partial_tiles = tiles;
-    a.partial_stride = static_cast<int32_t>(tokens * (a.heads / a.kv_heads) * partial_width(a));
-    const size_t needed = static_cast<size_t>(items) * tiles * a.partial_stride;
+    a.partial_stride = static_cast<int32_t>(tokens * (a.heads / a.kv_heads) * result_width(a));
+    const size_t needed = static_cast<size_t>(a.kv_heads) * a.unit_count * tiles * a.partial_stride;
     if (work.partials.size() < needed) work.partials.resize(needed);
     a.partials = work.partials.data();
 }
@@ -187,12 +191,11 @@ int32_t edgeshard_attention(const Attention* attention, int32_t thread_count) {
     threads->share(a.kv_heads, rows > FEW_TOKENS ? thread_count : 1,
                    [&](int32_t first, int32_t end) { chosen.kernels->write_kv(a, first, end); });
     cut_into_units(a);
-    cut_into_parts(a, thread_count);
-    const int32_t items = a.kv_heads * a.unit_count;
-    threads->share(items * a.parts, thread_count,
+    share_out(a, thread_count);
+    threads->share(a.kv_heads / a.head_run * a.unit_count * a.parts, thread_count,
                    [&](int32_t first, int32_t end) { chosen.kernels->attention(a, first, end); });
     if (a.parts > 1)
-        threads->share(items, thread_count,
+        threads->share(a.kv_heads * a.unit_count, thread_count,
                        [&](int32_t first, int32_t end) { chosen.kernels->merge_attention(a, first, end); });
     return -1;
 }

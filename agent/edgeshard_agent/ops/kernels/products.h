@@ -18,8 +18,8 @@ struct Sums {
     Float16 at[ROWS][VECTORS];
 };
 
-// What to fetch into the second-level cache while the outputs are read: nothing where the processor foresees it, or what
-// lies so far from them.
+// What to fetch while the outputs are read: nothing where the processor foresees it, or what lies so far from them, into
+// the second-level cache or, where it is needed next, into the first.
 struct NothingAhead {
     ES_INLINE void fetch(const char*) const {}
 };
@@ -27,6 +27,12 @@ struct FetchAhead {
     int64_t distance;
 
     ES_INLINE void fetch(const char* outputs) const { __builtin_prefetch(outputs + distance, 0, 2); }
+};
+
+struct FetchNext {
+    int64_t distance;
+
+    ES_INLINE void fetch(const char* outputs) const { __builtin_prefetch(outputs + distance, 0, 3); }
 };
 
 // A product adds ROWS rows of `depth` numbers, `row_bytes` apart, times vectors of outputs, each of which holds STEP
