@@ -263,9 +263,10 @@ class Hosting:
         await stage.stop()
         del self._stages[deployment]
         stage.loaded.pin.release()
+        # On the compute thread, behind a step that may still use it. Calls that still end refer to the stage, so that
+        # the collector alone would leave its weights where they are.
+        self._around.worker.submit(stage.loaded.model.release)
         del stage
-        # A stage and its parts refer to each other, so without the collector its weights would stay for long. It runs
-        # on the compute thread, behind a step that may still use them.
         await self._around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:

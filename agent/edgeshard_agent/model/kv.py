@@ -113,6 +113,10 @@ class KvPool:
             raise InvalidArgumentError(f"layer {layer} is not in this stage, which holds {self.layers}", field="layer")
         return self._arenas[index]
 
+    def release(self) -> None:
+        """Give all memory back. No arena can be had any more."""
+        self._arenas.clear()
+
     # -- one step ------------------------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan) -> KvDraft:

@@ -139,6 +139,11 @@ class StageModel:
             self.pool.free(request)
         self._sampler = Sampler(self.shape.vocab_size)
 
+    def release(self) -> None:
+        """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
+        del self._modules, self._static
+        self.pool.release()
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan, inputs: StageInputs = None) -> StageOutput:
         """Run one step: frees, grants, spans.

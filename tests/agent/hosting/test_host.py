@@ -210,6 +210,18 @@ async def test_a_released_stage_gives_its_memory_back(node: Node, no_collector: 
     assert [model() for model in node.models] == [None]
 
 
+async def test_a_released_stage_gives_its_memory_back_though_a_call_still_refers_to_it(
+    node: Node, no_collector: None
+) -> None:
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    held = node.hosting._stages[NAME]
+    parts = [weakref.ref(held.loaded.model._modules), weakref.ref(held.loaded.model.pool.arena(0))]
+    node.command("r", ReleaseStage(NAME, Epoch(1)))
+    assert (await node.answer("r")).failure is None
+    assert [part() for part in parts] == [None, None] and held.loaded.model is not None
+
+
 async def test_a_measurement_gives_way_to_a_stage(node: Node) -> None:
     node.command("m", MEASURE)
     await node.until(lambda: bool(node.surveying))
