@@ -25,18 +25,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.engine_cases import FULL, LIMIT_S, LONG_CONTEXT, QUICK, Case, Plan, setups
+from bench.engine_cases import FULL, LIMIT_S, LONG_CONTEXT, LONG_PROMPTS, QUICK, Case, Plan, setups
 from bench.engine_kernels import kernels
 from bench.engine_limit import measure_limit
 from bench.engine_others import others, tell, usable_llama_cpp
 from bench.engine_rows import Rows
 from bench.engine_site import MODEL, NODES, Setup, Site, write_model
 from bench.engine_streams import Sample, sample_of
+from bench.pinning import started
 from bench.random_llama import RandomWeights
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
 
-_TOKENS_AFTER_LONG_PROMPT = 4
+_TOKENS_AFTER_LONG_PROMPT = 16
 
 
 async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[str, Any]]:
@@ -55,10 +56,11 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
                 await measure_cases(site, plan.cases, plan.new_tokens, rows, f"{number + 1}/{plan.rounds}")
                 await beside.measure(plan, rows)
                 await asyncio.to_thread(stages.measure)
-        await hold(site, setups(plan.long_cases), setups(plan.cases))
-        for number in range(plan.long_rounds):
-            name = f"{number + 1}/{plan.long_rounds}"
-            await measure_cases(site, plan.long_cases, _TOKENS_AFTER_LONG_PROMPT, rows, name)
+            await hold(site, setups(plan.long_cases), setups(plan.cases))
+            for number in range(plan.long_rounds):
+                name = f"{number + 1}/{plan.long_rounds}"
+                await measure_cases(site, plan.long_cases, _TOKENS_AFTER_LONG_PROMPT, rows, name)
+                await beside.measure_long(max(LONG_PROMPTS), _TOKENS_AFTER_LONG_PROMPT, rows)
         report = rows.report()
         if plan.limit:
             await hold(site, (), setups(plan.long_cases))
@@ -77,7 +79,8 @@ async def run_limit(scratch: Path) -> dict[str, Any]:
 async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site]:
     """Both boxes pinned, and the model in the store."""
     write_model(scratch / "model", weights)
-    async with LocalCluster(scratch, NODES, threads=1) as cluster, Client(cluster.address) as client:
+    cluster = LocalCluster(scratch, NODES, threads=1)
+    async with started(cluster, range(len(NODES))), Client(cluster.address) as client:
         site = Site(cluster, client)
         site.pin()
         await client.add_model(scratch / "model", MODEL)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.engine_cases import Plan
+from bench.engine_cases import DECODING, PROMPTS, Plan
 from bench.engine_rows import LLAMA_CPP, TRANSFORMERS, Rows
 from bench.engine_site import NODES
 from bench.engine_streams import Arrival, Sample, Stream, sample_of
@@ -39,12 +39,22 @@ class Others:
             tell(f"transformers x{streams}: {sample.tokens_per_s:.1f} tok/s")
         if self._llama_cpp is None:
             return
-        rates = await asyncio.to_thread(self._llama_cpp.rates, *tokens, plan.streams)
-        for rate in rates:
+        await self._measure_llama_cpp(*tokens, plan.streams, rows, DECODING)
+
+    async def measure_long(self, prompt_tokens: int, new_tokens: int, rows: Rows) -> None:
+        """One stream behind a long prompt."""
+        if self._llama_cpp is not None:
+            await self._measure_llama_cpp(prompt_tokens, new_tokens, (1,), rows, PROMPTS)
+
+    async def _measure_llama_cpp(
+        self, prompt_tokens: int, new_tokens: int, streams: Sequence[int], rows: Rows, section: str
+    ) -> None:
+        assert self._llama_cpp is not None
+        for rate in await asyncio.to_thread(self._llama_cpp.rates, prompt_tokens, new_tokens, streams):
             each_s = rate.streams / rate.tokens_per_s
             sample = Sample(rate.tokens_per_s, each_s, rate.prompt_s)
-            rows.add_other(LLAMA_CPP, rate.streams, plan.prompt_tokens, sample)
-            tell(f"llama.cpp-rpc x{rate.streams}: {rate.tokens_per_s:.1f} tok/s")
+            rows.add_other(LLAMA_CPP, rate.streams, prompt_tokens, sample, section)
+            tell(f"llama.cpp-rpc x{rate.streams} p{prompt_tokens}: {rate.tokens_per_s:.1f} tok/s")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine_cases import FULL
+from bench.engine_rows import LLAMA_CPP
 from edgeshard.planning.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
@@ -23,9 +24,9 @@ INTRODUCTION = """# Benchmarks
 
 What the engine does with two boxes of one core each, beside what people use today, on one machine with two cores. The
 model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary
-16,000. Two real agents have one thread and one core each; "whole" is the same engine as one stage on the first agent.
-Client and coordinator have no core of their own and take their time from the agents'. This page and its plots are
-written from a run:
+16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
+the first agent. Client and coordinator have no core of their own and take their time from the agents'. This page and
+its plots are written from a run:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console
@@ -50,7 +51,32 @@ stage does not compute.
 """
 
 
-def document(rows: Sequence[Row]) -> str:
+SINGLE_BOX = """## Whole on one box, beside engines for one box
+
+bf16, tokens per second of decoding, each engine in a process of its own pinned to its cores, without daemons or a
+client; in turns, medians of the rounds. Prompts have as many tokens as the column says.
+
+<!-- not run: wants two idle cores and builds of the others -->
+```console
+$ python -m bench.single_box --llama-cpp ~/llama.cpp/build/bin --ik-llama ~/ik/bin/python -o .benchmarks/box.json
+```
+"""
+
+IDLE_SPIN = """## Pinned and not: the idle spin
+
+One stream over all agents, with default settings and with `idle_spin_s` 0, in turns. An agent that may run on every
+core does not spin ([operating.md](operating.md)), so that only pinned agents can differ by more than noise.
+
+<!-- not run: wants two idle cores -->
+```console
+$ python -m bench.idle_spin -o .benchmarks/spin.json
+$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --single-box .benchmarks/box.json \\
+    --idle-spin .benchmarks/spin.json
+```
+"""
+
+
+def document(rows: Sequence[Row], single_box: Sequence[Row] = (), idle_spin: Sequence[Row] = ()) -> str:
     """The page. Sections that the rows have nothing for are left out."""
     quick = " --quick" if _rounds(rows) < FULL.rounds else ""
     introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows))
@@ -62,6 +88,8 @@ def document(rows: Sequence[Row]) -> str:
         _prompts(rows),
         _limit(rows),
         _beside(rows),
+        _single_box(single_box),
+        _idle_spin(idle_spin),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -96,6 +124,8 @@ def _speed(rows: Sequence[Row]) -> str:
     tokens = next(row["prompt_tokens"] for row in rows if _is_short(row))
     for label in _labels(rows):
         table.append([label, *(_cell(rows, label, count) for count in counts)])
+    if any(row["engine"] == LLAMA_CPP for row in rows):
+        table.append([f"best of 2 stages over {LLAMA_CPP}", *(_over_llama_cpp(rows, count) for count in counts)])
     text = (
         f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. In brackets the ratio to `transformers.generate` "
         "at as many streams.\n"
@@ -110,6 +140,13 @@ def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
     other = next((r for r in rows if r["engine"] == "transformers" and r["streams"] == streams), None)
     ratio = f" ({found['tokens_per_s'] / other['tokens_per_s']:.1f}x)" if other and found is not other else ""
     return f"{found['tokens_per_s']:.1f}{ratio}"
+
+
+def _over_llama_cpp(rows: Sequence[Row], streams: int) -> str:
+    found = [row for row in rows if _is_short(row) and row["streams"] == streams and row["stages"] == 2]
+    theirs = [row["tokens_per_s"] for row in found if row["engine"] == LLAMA_CPP]
+    ours = [row["tokens_per_s"] for row in found if row["engine"] == "edgeshard"]
+    return f"{max(ours) / theirs[0]:.2f}x" if theirs and ours else ""
 
 
 def _theory(rows: Sequence[Row]) -> str:
@@ -164,16 +201,23 @@ def _prompts(rows: Sequence[Row]) -> str:
     found = [row for row in rows if _is_long(row)]
     if not found:
         return ""
-    table = [["prompt", "pipeline", "time to first token, s", "of unsliced"]]
+    table = [["prompt", "pipeline", "time to first token, s", "of unsliced", "then, tokens/s"]]
     for row in found:
         unsliced = next(
-            (r for r in found if r["mode"] == "sequential" and r["prompt_tokens"] == row["prompt_tokens"]), None
+            (
+                r
+                for r in found
+                if _is_cut(r) and r["mode"] == "sequential" and r["prompt_tokens"] == row["prompt_tokens"]
+            ),
+            None,
         )
-        ratio = f"{row['ttft_s'] / unsliced['ttft_s']:.2f}" if unsliced and row["stages"] == 2 else ""
-        table.append([f"{row['prompt_tokens']:,}", _label(row), f"{row['ttft_s']:.2f}", ratio])
+        ratio = f"{row['ttft_s'] / unsliced['ttft_s']:.2f}" if unsliced and _is_cut(row) else ""
+        table.append(
+            [f"{row['prompt_tokens']:,}", _label(row), f"{row['ttft_s']:.2f}", ratio, f"{row['tokens_per_s']:.1f}"]
+        )
     text = (
         "## Long prompts\n\nOne stream. Unsliced is the mode `sequential`: each chunk of 512 tokens goes through all "
-        "stages before the next begins.\n"
+        "stages before the next begins. The last column is the rate of the 16 tokens that follow.\n"
     )
     return f"{text}\n{_table(table)}\n\n![Time to first token](benchmarks/prompts.svg)\n"
 
@@ -211,6 +255,37 @@ def _beside(rows: Sequence[Row]) -> str:
         "comes out of the same two cores, so a site with machines of their own for them is that much faster.\n"
     )
     return f"{text}\n{_table(table)}\n"
+
+
+def _single_box(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    shapes = list(dict.fromkeys((row["streams"], row["depth"]) for row in rows))
+    head = [f"{streams} stream{'s' * (streams > 1)}, {depth:,} deep" for streams, depth in shapes]
+    table = [["engine, whole", "cores", *head]]
+    for name, cores in dict.fromkeys((row["engine"], row["cores"]) for row in rows):
+        rates = {
+            (row["streams"], row["depth"]): row["tokens_per_s"]
+            for row in rows
+            if (row["engine"], row["cores"]) == (name, cores)
+        }
+        table.append([name, str(cores), *(f"{rates[shape]:.1f}" if shape in rates else "" for shape in shapes)])
+    return f"{SINGLE_BOX}\n{_table(table)}\n"
+
+
+def _idle_spin(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    table = [["agents", "beside", "ms a token: default, off", "ratio", "99th percentile, ms: default, off", "ratio"]]
+    for row in rows:
+        pairs = [f"{row[key]['default']:.1f}, {row[key]['off']:.1f}" for key in ("ms", "p99_ms")]
+        ratios = [f"{row[key]:.2f}" for key in ("ms_ratio", "p99_ratio")]
+        table.append([row["case"], row["beside"], pairs[0], ratios[0], pairs[1], ratios[1]])
+    return f"{IDLE_SPIN}\n{_table(table)}\n"
+
+
+def _is_cut(row: Row) -> bool:
+    return bool(row["engine"] == "edgeshard" and row["stages"] == 2)
 
 
 def _is_short(row: Row) -> bool:
@@ -274,9 +349,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path)
     parser.add_argument("document", type=Path)
+    parser.add_argument("--single-box", type=Path, metavar="FILE", help="of bench.single_box")
+    parser.add_argument("--idle-spin", type=Path, metavar="FILE", help="of bench.idle_spin")
     options = parser.parse_args()
-    rows = json.loads(options.rows.read_text(encoding="utf-8"))
-    options.document.write_text(document(rows), encoding="utf-8")
+    rows, single_box, idle_spin = (
+        json.loads(path.read_text(encoding="utf-8")) if path else []
+        for path in (options.rows, options.single_box, options.idle_spin)
+    )
+    options.document.write_text(document(rows, single_box, idle_spin), encoding="utf-8")
     plots = options.document.with_suffix("")
     plots.mkdir(exist_ok=True)
     for name, picture in charts(rows).items():

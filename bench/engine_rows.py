@@ -24,7 +24,7 @@ class Rows:
         self._kernels = kernels
         self._samples: dict[Case, list[Sample]] = defaultdict(list)
         self._beside: dict[Case, list[dict[str, float]]] = defaultdict(list)
-        self._others: dict[tuple[str, int, int], list[Sample]] = defaultdict(list)
+        self._others: dict[tuple[str, int, int, str], list[Sample]] = defaultdict(list)
         self._loads: list[float] = []
 
     def add(self, case: Case, sample: Sample, beside: dict[str, float]) -> None:
@@ -32,8 +32,8 @@ class Rows:
         self._beside[case].append(beside)
         self._loads.append(os.getloadavg()[0])
 
-    def add_other(self, engine: str, streams: int, prompt_tokens: int, sample: Sample) -> None:
-        self._others[engine, streams, prompt_tokens].append(sample)
+    def add_other(self, engine: str, streams: int, prompt_tokens: int, sample: Sample, section: str = DECODING) -> None:
+        self._others[engine, streams, prompt_tokens, section].append(sample)
 
     def report(self) -> list[dict[str, Any]]:
         own = [self._row(case) for case in self._samples]
@@ -80,11 +80,12 @@ class Rows:
         in_flight = case.setup.in_flight(case.streams)
         return (self._kernels.together_s(rows) if in_flight > 1 else self._kernels.alone_s(rows)), hop_s
 
-    def _other_row(self, engine: str, streams: int, prompt_tokens: int) -> dict[str, Any]:
+    def _other_row(self, engine: str, streams: int, prompt_tokens: int, section: str) -> dict[str, Any]:
         stages = 2 if engine == LLAMA_CPP else 1
-        figures = _figures(engine, stages, streams, prompt_tokens, self._others[engine, streams, prompt_tokens])
+        samples = self._others[engine, streams, prompt_tokens, section]
+        figures = _figures(engine, stages, streams, prompt_tokens, samples)
         figures.update(mode="sequential", dtype="bf16", micro_batches=1, stage_s=[], hop_s=[])
-        return {**figures, "efficiency": None, "bubble_share": None, "section": DECODING}
+        return {**figures, "efficiency": None, "bubble_share": None, "section": section}
 
 
 def _is_alone(case: Case) -> bool:

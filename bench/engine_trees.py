@@ -14,25 +14,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from bench.trees import Tree  # another checkout, whose `bench` a worker imports, may have none
 
 DEEP_PROMPT, NEW_PROMPT = 4096, 1024
 
 
 @dataclass(slots=True)
 class CaseRow:
-    """Tokens per second of a case, round by round, prompt tokens where it is named so: of the other tree (`before`) and of this one (`after`)."""
+    """Tokens per second of a case, of a prompt where it is named so, round by round: of the other tree (`before`) and
+    of this one (`after`)."""
 
     case: str
     streams: int
@@ -49,43 +49,6 @@ class CaseRow:
         return asdict(self) | {"ratio": statistics.median(ratios), "least": ratios[0], "most": ratios[-1]}
 
 
-class Tree:
-    """The worker of one checkout: answers the number of a case with its tokens per second."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root.resolve()
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Tree:
-        command = [str(self._root / ".venv/bin/python"), str(Path(__file__).resolve()), "--worker"]
-        environment = os.environ | {"PYTHONPATH": str(self._root)}
-        self._process = subprocess.Popen(
-            command, cwd=self._root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # the worker takes its site down
-            self._process.wait()
-
-    def read(self) -> Any:
-        """The worker's next line. Raises RuntimeError where it has ended."""
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the benchmark of {self._root} ended early")
-        return json.loads(line)
-
-    def measure(self, case: int) -> float:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(f"{case}\n")
-        self._process.stdin.flush()
-        return float(self.read())
-
-
 def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) -> list[CaseRow]:
     """Both trees' quick cases, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
     rows = [CaseRow(name, streams) for name, streams in before.read()]
@@ -96,7 +59,7 @@ def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) 
         for index, row in chosen:
             turns = [(before, row.before), (after, row.after)]
             for tree, rates in turns if number % 2 == 0 else reversed(turns):
-                rates.append(tree.measure(index))
+                rates.append(float(tree.ask(index)))
             print(f"{number + 1}/{rounds} {row.case} x{row.streams}: {row.ratios[-1]:.3f}", file=sys.stderr, flush=True)
     return [row for _, row in chosen]
 
@@ -143,8 +106,10 @@ def main() -> int:
         return 0
     if options.before is None:
         parser.error("name the other checkout")
+    from bench.trees import Tree
+
     with ExitStack() as stack:
-        trees = [stack.enter_context(Tree(root)) for root in (options.before, Path(__file__).parents[1])]
+        trees = [stack.enter_context(Tree(root, __file__)) for root in (options.before, Path(__file__).parents[1])]
         report = [row.report() for row in compare(trees[0], trees[1], options.rounds, options.case)]
     for row in report:
         print(f"{row['case']} x{row['streams']}: {row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})")

@@ -87,6 +87,16 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[rest]}"
 
 
+def batched_bench(
+    folder: Path, model: Path, threads: int, prompt_tokens: int, new_tokens: int, streams: Sequence[int]
+) -> list[str]:
+    """The command that decodes `streams` at once, each number after the other; a line of JSON for each."""
+    context = max(streams) * (prompt_tokens + new_tokens)
+    command = [str(folder / "llama-batched-bench"), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
+    command += ["-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
+    return [*command, "-npl", ",".join(str(count) for count in streams), "--output-format", "jsonl"]
+
+
 class LlamaCppRpc:
     """Two servers of one thread and one core each, for as long as the `with` lasts."""
 
@@ -116,10 +126,8 @@ class LlamaCppRpc:
     def rates(self, prompt_tokens: int, new_tokens: int, streams: Sequence[int]) -> list[Rate]:
         """As `llama-batched-bench` tells them, every number of streams once."""
         servers = ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        context = max(streams) * (prompt_tokens + new_tokens)
-        command = [str(self._folder / "llama-batched-bench"), "-m", str(self._model), "--rpc", servers, "-ngl", "99"]
-        command += ["-t", "1", "-tb", "1", "-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
-        command += ["-npl", ",".join(str(count) for count in streams), "--output-format", "jsonl"]
+        command = batched_bench(self._folder, self._model, 1, prompt_tokens, new_tokens, streams)
+        command += ["--rpc", servers, "-ngl", "99"]
         ended = subprocess.run(
             command, capture_output=True, text=True, env=self._environment(), timeout=600, check=True
         )

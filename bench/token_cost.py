@@ -20,7 +20,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,48 +27,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.trees import Tree  # another checkout, whose `bench` a worker imports, may have none
 
 STREAMS = (1, 8, 16)
 PROMPT_TOKENS = 16
 NEW_TOKENS = 64
 MOST_TOKENS = 480
 TRACE_S = 0.6
-
-
-class Tree:
-    """The worker of one checkout: answers a case with its figures."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root.resolve()
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Tree:
-        command = [str(self._root / ".venv/bin/python"), str(Path(__file__).resolve()), "--worker"]
-        environment = os.environ | {"PYTHONPATH": str(self._root)}
-        self._process = subprocess.Popen(
-            command, cwd=self._root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # the worker takes its site down
-            self._process.wait()
-
-    def measure(self, stages: int, streams: int) -> dict[str, float]:
-        """Raises RuntimeError where the worker has ended."""
-        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps([stages, streams]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the benchmark of {self._root} ended early")
-        figures: dict[str, float] = json.loads(line)
-        return figures
 
 
 def thread_seconds(pid: int) -> dict[int, float]:
@@ -190,7 +157,7 @@ def compare(trees: dict[str, Tree], stages: Sequence[int], streams: Sequence[int
             for count in streams:
                 turns = list(trees.items())
                 for name, tree in turns if number % 2 == 0 else reversed(turns):
-                    figures = tree.measure(stage_count, count)
+                    figures = tree.ask([stage_count, count])
                     samples.setdefault((stage_count, count, name), []).append(figures)
                     told = " ".join(f"{key} {value:.3f}" for key, value in figures.items())
                     print(f"{number + 1}/{rounds} s{stage_count} x{count} {name}: {told}", file=sys.stderr, flush=True)
@@ -221,8 +188,10 @@ def main() -> int:
     roots = {"after": Path(__file__).parents[1]}
     if options.before is not None:
         roots = {"before": options.before, **roots}
+    from bench.trees import Tree
+
     with ExitStack() as stack:
-        trees = {name: stack.enter_context(Tree(root)) for name, root in roots.items()}
+        trees = {name: stack.enter_context(Tree(root, __file__)) for name, root in roots.items()}
         report = compare(trees, options.stages or (1, 2), options.streams or STREAMS, options.rounds)
     for row in report:
         print(json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}))

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from edgeshard_agent.core.events import CommandReceived
@@ -216,10 +217,11 @@ async def test_a_released_stage_gives_its_memory_back_though_a_call_still_refers
     node.command("p", node.prepare(1))
     await node.answer("p")
     held = node.hosting._stages[NAME]
-    parts = [weakref.ref(held.loaded.model._modules), weakref.ref(held.loaded.model.pool.arena(0))]
+    model = held.loaded.model
+    parts: list[weakref.ref[Any]] = [weakref.ref(model._modules), weakref.ref(model.pool.arena(0))]
     node.command("r", ReleaseStage(NAME, Epoch(1)))
     assert (await node.answer("r")).failure is None
-    assert [part() for part in parts] == [None, None] and held.loaded.model is not None
+    assert [part() for part in parts] == [None, None] and model is not None
 
 
 async def test_a_measurement_gives_way_to_a_stage(node: Node) -> None:
