@@ -54,11 +54,14 @@ stage does not compute.
 SINGLE_BOX = """## Whole on one box, beside engines for one box
 
 bf16, tokens per second of decoding, each engine in a process of its own pinned to its cores, without daemons or a
-client; in turns, medians of the rounds. Prompts have as many tokens as the column says.
+client; in turns, medians of the rounds. Prompts have as many tokens as the column says. Here llama.cpp is the source
+that llama-cpp-python 0.3.36 brings, built with `-DGGML_NATIVE=ON`, and ik_llama.cpp the wheel of ik-llama-cpp-python
+0.1.5, with flash attention.
 
 <!-- not run: wants two idle cores and builds of the others -->
 ```console
-$ python -m bench.single_box --llama-cpp ~/llama.cpp/build/bin --ik-llama ~/ik/bin/python -o .benchmarks/box.json
+$ python -m bench.single_box --cores 1 --llama-cpp ~/llama.cpp/build/bin --ik-llama ~/ik/bin/python \\
+    -o .benchmarks/box.json
 ```
 """
 
