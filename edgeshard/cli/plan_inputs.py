@@ -31,7 +31,7 @@ class Asked:
 
     model: str
     source: str | None = None
-    objective: str = Objective.LATENCY
+    objective: str = Objective.AUTO
     dtype: str | None = None
     quantisation: Quantisation | None = None
     kv_dtype: str | None = None

@@ -64,6 +64,7 @@ ALTERNATIVE_COLUMNS: list[Column[Alternative]] = [
     Column("PER TOKEN", lambda item: human_seconds(item.time_per_token_s), right=True),
     Column("TOKENS/S", lambda item: f"{item.throughput_tps:.2f}", right=True),
     Column("TTFT", lambda item: human_seconds(item.ttft_s), right=True),
+    Column("REQUEST", lambda item: human_seconds(item.request_s), right=True),
 ]
 
 
@@ -131,8 +132,9 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "time per token": human_seconds(prediction.time_per_token_s),
         "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {load_words(result)}",
         "time to first token": human_seconds(prediction.ttft_s),
+        "whole request": human_seconds(prediction.request_s),
         "bottleneck": bottleneck(result),
-        "gap": gap_text(result.gap or 0.0),
+        "gap": f"{gap_text(result.gap or 0.0)}, in {result.gap_objective}",
     }
     measured, estimated = _measured_nodes(result)
     if measured:
@@ -187,6 +189,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
             "time_per_token_s": item.time_per_token_s,
             "throughput_tps": item.throughput_tps,
             "ttft_s": item.ttft_s,
+            "request_s": item.request_s,
         }
         for item in result.alternatives
     ]
@@ -214,6 +217,7 @@ def _figures(result: PlanResult) -> dict[str, Any]:
         "time_per_token_s": prediction.time_per_token_s if prediction else None,
         "throughput_tps": prediction.throughput_tps if prediction else None,
         "ttft_s": prediction.ttft_s if prediction else None,
+        "request_s": prediction.request_s if prediction else None,
         "batch": prediction.load.batch if prediction else None,
         "micro_batches": prediction.load.micro_batches if prediction else None,
         "nodes": len(result.stages),

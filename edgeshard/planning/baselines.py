@@ -251,8 +251,8 @@ def _gap(prediction: CutPrediction, best: PlanResult) -> float | None:
     """How much better any plan could at most be: from the plan's own value and its certified gap."""
     if best.prediction is None or best.gap is None:
         return None
-    if best.gap_objective == GAP_OF_LATENCY:
-        bound = best.prediction.time_per_token_s * (1.0 - best.gap)
-        return max(0.0, 1.0 - bound / prediction.time_per_token_s)
+    goal = best.problem.goal
+    if goal.is_single:
+        return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / prediction.seconds(goal))
     rate_bound = best.prediction.load.requests / best.prediction.time_per_token_s / (1.0 - best.gap)
     return max(0.0, 1.0 - prediction.load.requests / prediction.time_per_token_s / rate_bound)

@@ -123,6 +123,10 @@ class Costs:
         middle = prompt + new / 2
         return StepShape(batch, 1, middle, middle)
 
+    def hop_s(self, payload_bytes: int) -> Floats:
+        """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
+        return link_seconds(frame_bytes(payload_bytes), self._bandwidth)
+
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
         model, item = self.problem.model, self.problem.dtype.itemsize
@@ -228,8 +232,8 @@ class Costs:
             embed_s=np.array([times.embedding_s(phase) for times in self._times]),
             head_s=np.array([times.head_s(phase) for times in self._times]),
             overhead_s=np.array([times.step_s(hidden) for times in self._times]),
-            hop_s=_link_seconds(frame_bytes(hidden), self._bandwidth),
-            return_s=_link_seconds(back, self._bandwidth),
+            hop_s=link_seconds(frame_bytes(hidden), self._bandwidth),
+            return_s=link_seconds(back, self._bandwidth),
             latency_s=self._latency,
             layer_bytes=np.array([float(weights + kv) for weights in self._block_bytes()]),
             embed_bytes=float(model.embedding_parameters * item + outer_loading),
@@ -252,7 +256,7 @@ def frame_bytes(payload: int) -> int:
     return payload + max(1, -(-payload // FRAME_PART_BYTES)) * FRAME_OVERHEAD_BYTES
 
 
-def _link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
+def link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
     """What a frame occupies each link for; infinite where there is no link."""
     with np.errstate(divide="ignore"):
         return np.asarray(8.0 * size_bytes / bandwidth_bps)

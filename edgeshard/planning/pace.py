@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache
+
+import numpy as np
 
 from edgeshard.domain.model import attended_pairs
 from edgeshard.domain.step import STEP_TOKENS
 from edgeshard.domain.step_cost import StageCost
 from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs, frame_bytes, link_matrices
-from edgeshard.planning.instance import Cut
+from edgeshard.planning.instance import Cut, Floats
 from edgeshard.planning.problem import ComputeTimes, StepShape
 from edgeshard.planning.scoring import stages
 from edgeshard.planning.shapes import BlockSpec
-from edgeshard.planning.slicing import best_slices
+from edgeshard.planning.slicing import SliceTimes, best_slices_of
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a step at which a stage's seconds are told."""
@@ -66,8 +69,10 @@ def _stage_cost(
     longest: int,
     hop: tuple[float, float, float],
 ) -> StageCost:
+    kinds = Counter(blocks)
+
     def blocks_s(phase: StepShape) -> float:
-        return sum(times.block_s(block, phase) for block in blocks)
+        return sum(count * times.block_s(block, phase) for block, count in kinds.items())
 
     def rest_s(tokens: int, phase: StepShape, sampled: int) -> float:
         seconds = times.step_s(tokens * token_bytes)
@@ -126,15 +131,19 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
     units = tokens // unit
     if units < 2 or len(stages) < 2:
         return (tokens,)
-    computing = [partial(_slice_s, stage, unit) for stage in stages]
-    sending = [partial(_hop_s, stage, unit) for stage in stages[:-1]]
-    lengths = [length * unit for length in best_slices(computing, units, sending).lengths]
+    work = np.stack([_slice_table(stage, unit, units) for stage in stages], axis=2)
+    counts = unit * np.arange(units + 1)
+    sent = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
+    sent[0] = 0.0
+    lengths = [length * unit for length in best_slices_of(SliceTimes(work, sent)).lengths]
     return (*lengths[:-1], lengths[-1] + tokens - units * unit)
 
 
-def _slice_s(stage: StageCost, unit: int, first: int, count: int) -> float:
-    return stage.step_s([(first * unit, count * unit)])
-
-
-def _hop_s(stage: StageCost, unit: int, count: int) -> float:
-    return stage.hop_delay_s + stage.transfer_s(count * unit)
+@lru_cache(maxsize=512)
+def _slice_table(stage: StageCost, unit: int, units: int) -> Floats:
+    """[units + 1, units + 1] seconds of the slice from a to b, 0 where b <= a."""
+    table = np.zeros((units + 1, units + 1))
+    for first in range(units):
+        for end in range(first + 1, units + 1):
+            table[first, end] = stage.step_s([(first * unit, (end - first) * unit)])
+    return table

@@ -236,15 +236,15 @@ def test_properties_of_auto_plans(
         assert slower.prediction.time_per_token_s <= limit
 
 
-def test_auto_alone_is_latency_and_more_requests_give_more() -> None:
+def test_auto_alone_is_request_and_more_requests_give_more() -> None:
     cluster = cluster_of(device("a", 6), device("b", 6), device("c", 6))
-    latency = plan(problem_of(cluster))
+    latency = plan(problem_of(cluster, objective=Objective.REQUEST))
     alone = plan(problem_of(cluster, objective=Objective.AUTO))
     assert alone.placement == latency.placement and alone.prediction == latency.prediction
     many = plan(problem_of(cluster, objective=Objective.AUTO, concurrency=8))
     free = plan(problem_of(cluster, objective=Objective.THROUGHPUT))
-    assert latency.prediction and many.prediction and free.prediction
-    assert latency.prediction.throughput_tps < many.prediction.throughput_tps <= free.prediction.throughput_tps
+    assert alone.prediction and many.prediction and free.prediction
+    assert alone.prediction.throughput_tps < many.prediction.throughput_tps <= free.prediction.throughput_tps
     assert many.prediction.load.requests <= 8 < free.prediction.load.requests
 
 

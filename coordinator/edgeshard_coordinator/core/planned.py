@@ -152,7 +152,7 @@ class _Site:
         if spec.micro_batches:
             load = self._load(costs, cut) or Load(1, spec.micro_batches)
             result = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
-        elif problem.objective is Objective.LATENCY:
+        elif problem.goal.is_single:
             load = self._load(costs, cut) or load
         stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
         try:
@@ -190,7 +190,8 @@ class _Site:
         new = max(1, min(TYPICAL_TOKENS, spec.max_new_tokens, context // 2))
         prompt = max(1, min(TYPICAL_TOKENS, context - new))
         options: dict[str, Any] = {
-            "objective": Objective.LATENCY if spec.mode == "sequential" else Objective(spec.objective),
+            "objective": _objective(spec),
+            "sliced": spec.mode != "sequential",
             "prompt_tokens": prompt,
             "new_tokens": new,
             "context_tokens": context,
@@ -255,6 +256,12 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
         f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
         "where two are nearly equally likely."
     )
+
+
+def _objective(spec: DeploymentSpec) -> Objective:
+    """In mode `sequential` one step is under way at a time: what matters is one request."""
+    objective = Objective(spec.objective)
+    return objective if objective.is_single or spec.mode != "sequential" else Objective.REQUEST
 
 
 def _prediction(result: PlanResult) -> Prediction:
