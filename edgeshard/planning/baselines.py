@@ -51,6 +51,7 @@ class StrategyRow:
     time_per_token_s: float | None
     throughput_tps: float | None
     ttft_s: float | None
+    request_s: float | None
     nodes: int
     placement: str
     gap: float | None
@@ -233,13 +234,14 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
     prediction = result.prediction
     if prediction is None:
-        return StrategyRow(name, False, None, None, None, 0, "", None, bottleneck(result))
+        return StrategyRow(name, False, None, None, None, None, 0, "", None, bottleneck(result))
     return StrategyRow(
         strategy=name,
         feasible=True,
         time_per_token_s=prediction.time_per_token_s,
         throughput_tps=prediction.throughput_tps,
         ttft_s=prediction.ttft_s,
+        request_s=prediction.request_s,
         nodes=len(result.stages),
         placement=result.placement,
         gap=_gap(prediction, best),

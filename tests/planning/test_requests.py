@@ -9,6 +9,7 @@ import pytest
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.planning import request_search
+from edgeshard.planning.all_cuts import Cuts
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, parse_cluster
 from edgeshard.planning.explain import explain
@@ -80,7 +81,7 @@ def test_no_slicing_is_faster_than_its_floor(seed: int) -> None:
     floor, dice = PromptFloor.of(costs), random.Random(seed)
     cuts = list(every_cut(problem))
     for cut in dice.sample(cuts, min(20, len(cuts))):
-        bound = float(floor.seconds(request_search.Cuts.of([cut]))[0])
+        bound = float(floor.seconds(Cuts.of([cut]))[0])
         assert bound <= predict(costs, Load(), cut).ttft_s * (1 + 1e-9)
 
 
