@@ -48,7 +48,7 @@ def random_problem(seed: int) -> PlanProblem:
         "tie_word_embeddings": bool(rng.random() < 0.3),
     }
     model = model_from_config("small", config)
-    prompt, new = (int(round(10 ** rng.uniform(0, 3.3))) for _ in range(2))
+    prompt, new = (round(10 ** rng.uniform(0, 3.3)) for _ in range(2))
     dtype = DType.FLOAT16 if rng.random() < 0.5 else DType.FLOAT32
     whole = model.parameter_count * dtype.itemsize
     devices = []
