@@ -136,9 +136,8 @@ class _Counted:
         for stages in range(self.problem.min_nodes, most + 1):
             least = 0 if self.problem.relays else 1
             for rest in itertools.permutations(others, stages - 1):
-                for counts in itertools.product(range(layers + 1), repeat=stages):
-                    inner = counts[1:-1]
-                    if sum(counts) == layers and counts[0] and counts[-1] and all(one >= least for one in inner):
+                for counts in _counts(layers, stages, least):
+                    if counts[0] and counts[-1]:
                         yield (source, *rest), counts
 
     def rates(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
@@ -234,6 +233,17 @@ class _Counted:
         link = links.get((one.name, other.name), cluster.default_link)
         rates = [rate for rate in (link.bandwidth_bps, one.up_bps, other.down_bps) if rate is not None]
         return min(rates), link.latency_s
+
+
+def _counts(layers: int, stages: int, least: int) -> Iterator[tuple[int, ...]]:
+    """Every way to share so many layers among stages of at least `least` each."""
+    if stages == 1:
+        yield (layers,)
+        return
+    for first in range(least, layers + 1):
+        for rest in _counts(layers - first, stages - 1, least):
+            if rest[-1] >= least:
+                yield (first, *rest)
 
 
 def _frame(size: int) -> int:

@@ -31,11 +31,10 @@ from edgeshard.planning.solvers.problem import INFINITY, Kinds, Problem, single_
 
 TOLERANCE = 1e-3
 """Cuts that could be better by no more than this part are left; the gap says so."""
-QUESTIONS = 120
-"""With 4 classes of boxes and 80 layers one takes 40 ms."""
-QUESTIONS_OF_FEW_BOXES = 400
-FEW_BOXES = 32
-QUESTIONS_OF_SINGLE_BOXES = 30
+QUESTIONS = (30, 300)
+"""The fewest and the most; in between as many as make WORK."""
+WORK = 600_000
+"""Questions times kinds squared times layers. With 12 kinds and 80 layers one takes 0.1 s, with 4 kinds 10 ms."""
 _OF_A_RANGE = 4
 """Questions about a range of b before it is split."""
 _NARROWING = 10
@@ -124,8 +123,8 @@ class RateBound:
         few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
         self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
         self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
-        questions = QUESTIONS if len(costs.nodes) > FEW_BOXES else QUESTIONS_OF_FEW_BOXES
-        self._left = questions if few else QUESTIONS_OF_SINGLE_BOXES
+        one = len(self._kinds.members) ** 2 * pool.rates.least.layers
+        self._left = min(QUESTIONS[1], max(QUESTIONS[0], WORK // one))
         self._more = costs.problem.new_tokens - 1
         self._limit = costs.problem.request_limit
         self._limit_s = costs.problem.max_time_per_token_s
