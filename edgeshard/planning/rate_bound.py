@@ -232,7 +232,7 @@ class RateBound:
         for _ in range(_NARROWING):
             if high * (1 - _NEAR) <= low:
                 break
-            answer = oracle(max(threshold, low), INFINITY)
+            answer = oracle(threshold, INFINITY)
             self._count(region)
             if answer.cut is not None:
                 self._pool.offer(answer.cut)
