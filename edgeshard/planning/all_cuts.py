@@ -126,7 +126,7 @@ def allowed(instance: Instance, cuts: Cuts) -> Booleans:
     if nodes.shape[1] > 1:
         fits &= np.isfinite(instance.hop_s[nodes[:, :-1], nodes[:, 1:]]).all(axis=1)
         fits &= np.isfinite(instance.return_s[nodes[:, -1], instance.source])
-    return fits & (instance.min_nodes <= nodes.shape[1] <= instance.max_nodes)
+    return np.asarray(fits & (instance.min_nodes <= nodes.shape[1] <= instance.max_nodes))
 
 
 def scores(instance: Instance, cuts: Cuts) -> tuple[Floats, Floats]:

@@ -256,5 +256,5 @@ def _gap(prediction: CutPrediction, best: PlanResult) -> float | None:
     goal = best.problem.goal
     if goal.is_single:
         return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / prediction.seconds(goal))
-    rate_bound = best.prediction.load.requests / best.prediction.time_per_token_s / (1.0 - best.gap)
-    return max(0.0, 1.0 - prediction.load.requests / prediction.time_per_token_s / rate_bound)
+    rate_bound = best.prediction.throughput_tps / (1.0 - best.gap)
+    return max(0.0, 1.0 - prediction.throughput_tps / rate_bound)

@@ -22,22 +22,20 @@ from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.request_search import RequestSearch, prompt_and_tokens
 from edgeshard.planning.scoring import score, stages, violations
-from edgeshard.planning.search import loads, search_loads
+from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.problem import equal_kinds
 
 ALTERNATIVES = 2
 """Runner-ups shown."""
-RESCORED = 2
-"""Loads for which a cut for prompt and answer together is tried as well."""
 _ROUNDING = 1e-12
 _MANY_NODES = 64
 """Beyond it runner-ups are not worth as many solves again."""
 GAP_OF_LATENCY = "time per token"
 GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
-GAP_OF_RATE = "steady decode rate over the loads considered"
+GAP_OF_RATE = "tokens a second, prompts included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,39 +192,16 @@ def _request(costs: Costs) -> PlanResult:
 
 
 def _throughput(costs: Costs) -> PlanResult:
-    """The loads of the search, re-scored with their prompts; the best of them also with a cut made for both phases."""
-    found = search_loads(costs)
-    if not found.candidates:
-        if found.fastest_s is not None and costs.problem.max_time_per_token_s is not None:
-            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, costs.problem.max_time_per_token_s))
+    """The cut and load of the highest rate, prompts included."""
+    found = search_rate(costs)
+    if found.cut is None:
+        limit = costs.problem.max_time_per_token_s
+        if found.fastest_s is not None and limit is not None:
+            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, limit))
         return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
-    limit = costs.problem.max_time_per_token_s
-    predictions = [predict(costs, load, solution.cut) for load, solution in found.candidates]
-    predictions.sort(key=lambda p: -p.throughput_tps)
-    for load in [p.load for p in predictions[:RESCORED]]:
-        amortised = solve_amortised(costs, load)
-        if amortised is not None:
-            predictions.append(predict(costs, load, amortised.cut))
-    for cut in dict.fromkeys(p.cut for p in sorted(predictions, key=lambda p: -p.throughput_tps)[:RESCORED]):
-        fitting = [load for load in loads(costs) if not violations(costs.decode(load), cut)]
-        predictions += [predict(costs, load, cut) for load in fitting]
-    predictions = [p for p in predictions if limit is None or p.time_per_token_s <= limit]
-    best = max(predictions, key=lambda p: p.throughput_tps)
-    steady = best.load.requests / best.time_per_token_s
-    gap = 1.0 - steady / found.rate_bound
+    best = predict(costs, found.load, found.cut)
+    gap = 1.0 - best.throughput_tps / found.rate_bound
     return result_of(costs, best, gap if gap > _ROUNDING else 0.0, GAP_OF_RATE)
-
-
-def solve_amortised(costs: Costs, load: Load) -> Solution | None:
-    """The cut for the mean step of a request, its prompt included. It ranks; the two-phase formula decides."""
-    prefill, decode, new = costs.prefill(load), costs.decode(load), costs.problem.new_tokens
-    if new == 1:
-        return solve_throughput(prefill, load.micro_batches)
-    parts = {
-        name: (getattr(prefill, name) + (new - 1) * getattr(decode, name)) / new
-        for name in ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s")
-    }
-    return solve_throughput(replace(decode, **parts), load.micro_batches)
 
 
 def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.brute_rates import best_rate
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import cloud_of, compare, cut_of, even
@@ -224,10 +225,10 @@ def test_properties_of_auto_plans(
     check_plan(result)
     load = result.prediction.load
     assert load.requests <= concurrency and load.batch <= 4
-    # The certified gap holds against every load by brute force, in the rate it names.
-    best = max(load.requests / brute(problem, load) for load in loads(Costs(problem)))
-    steady = load.requests / result.prediction.time_per_token_s
-    assert result.gap is not None and steady >= best * (1 - result.gap) * (1 - 1e-6)
+    if concurrency == 1:
+        assert load.requests / result.prediction.time_per_token_s == pytest.approx(1 / brute(problem, Load()))
+    else:
+        assert result.gap == 0 and result.prediction.throughput_tps == pytest.approx(best_rate(problem).tokens_per_s)
     limit = result.prediction.time_per_token_s * 0.999
     slower = plan(replace(problem, max_time_per_token_s=limit))
     if slower.prediction is None:
