@@ -30,7 +30,7 @@ _ROUNDING = 1e-12
 _MANY_NODES = 64
 """Beyond it runner-ups are not worth as many solves again."""
 GAP_OF_LATENCY = "time per token"
-GAP_OF_RATE = "tokens a second, prompts included"
+GAP_OF_RATE = "token rate, prompts included"
 
 
 @dataclass(frozen=True, slots=True)
