@@ -35,7 +35,7 @@ _MANY_NODES = 64
 GAP_OF_LATENCY = "time per token"
 GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
-GAP_OF_RATE = "tokens a second, prompts included"
+GAP_OF_RATE = "token rate, prompts included"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.rate_bound import RateBound
 from edgeshard.planning.rate_scoring import Rates, most_micro_batches
-from edgeshard.planning.rate_search import Pool, count_out, kinds_of
+from edgeshard.planning.rate_search import Pool, count_out, kinds_of, without_spare
 from edgeshard.planning.solvers import solve_latency
 
 EVERY_BATCH = 8
@@ -30,18 +30,19 @@ class RateSearch:
 
 def search_rate(costs: Costs) -> RateSearch:
     """Count all cuts out where they are few; else search, with a bound."""
-    rates, kinds = Rates(costs), kinds_of(costs)
-    best = count_out(costs, rates, kinds)
+    some, kinds, index = without_spare(costs, kinds_of(costs))
+    rates = Rates(some)
+    best = count_out(rates, kinds)
     bound = best.rate if best is not None else 0.0
     if best is None:
         pool = Pool(rates, kinds)
-        search = RateBound(costs, pool, kinds)
+        search = RateBound(some, pool, kinds)
         search.run()
         best, bound = pool.best, search.bound
     if best.cut is None:
         alone = solve_latency(costs.decode(Load()))
         return RateSearch(None, Load(), 0.0, None if alone is None else alone.value_s)
-    return RateSearch(best.cut, best.load, bound)
+    return RateSearch(Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends), best.load, bound)
 
 
 def loads(costs: Costs) -> list[Load]:
