@@ -119,7 +119,7 @@ class Profiler:
         cache = self._cache if self._cache is not None else cache_bytes(self._device)
         meter = PowerMeter(find_sensor(self._device))
         sorts = block_sorts(self._config)
-        points = len(self._grid.prefill_points(self._shape.max_context)) + len(self._grid.decode_points())
+        points = len(self._grid.prefill_points(self._shape.max_context)) + len(self._grid.decode_points(self._shape.max_context))
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
         self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
@@ -153,7 +153,7 @@ class Profiler:
     def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
         size = self._model.blocks[sort.first].weight_bytes(self._dtype, self._quantisation)
         grid, limit = self._grid, self._shape.max_context
-        prefill, decode = grid.prefill_points(limit), grid.decode_points()
+        prefill, decode = grid.prefill_points(limit), grid.decode_points(limit)
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(
             max(n + c + 16 for n, c in prefill),
