@@ -2,8 +2,9 @@
 
 Every box has true times of its own: a block takes as long as its weights take to read or its rows to compute, with a
 soft or a sharp bend between them, plus attention. A profile has these times at the profiler's points, each times a
-random factor within 1 - noise and 1 + noise. One plan is made from the fit of such profiles, another from the true
-times, and both are scored with the true times. Exits 1 where a fitted cost falls or a plan loses more than LIMITS.
+random factor within 1 - noise and 1 + noise. One cut is made from the fit of such profiles, another from the true
+times, and both are scored with the true times: for the least time of a token or of a prompt of one request, or for the
+highest rate under a load. Exits 1 where a fitted cost falls or a plan loses more than LIMITS.
 
     python -m bench.fit_noise [--sites 200] [--noise 0.1] [--quick] [--seed 1]    JSON
 """
@@ -12,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +34,6 @@ from edgeshard.planning.problem import ComputeTimes, Objective, PlanProblem, Ste
 from edgeshard.planning.scoring import score
 from edgeshard.planning.shapes import BlockSpec, ModelSpec, model_from_config
 from edgeshard.planning.solvers import solve_throughput
-from edgeshard.profiles.fit import fit_profile
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Grid
 
 LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}
@@ -178,35 +178,39 @@ def with_times(problem: PlanProblem, times: Mapping[str, ComputeTimes]) -> PlanP
     return replace(problem, times=MappingProxyType(dict(times)))
 
 
-def losses(
-    problem: PlanProblem, load: Load, true: Mapping[str, PlantedTimes], noisy: Mapping[str, ComputeTimes]
-) -> dict[str, float]:
-    """How much worse the cuts from the noisy times are, by the true ones, 0.1 for 10 %; empty where nothing fits.
+def question(problem: PlanProblem, chance: Random) -> tuple[str, Callable[[Costs], Instance], int]:
+    """One that the solvers answer exactly, by its name: the instance to solve, and the micro-batches in flight."""
+    load = Load(chance.randint(1, 8), chance.randint(2, 6))
+    name = chance.choice(["token", "prompt", "rate"])
+    if name == "rate" and solve_throughput(Costs(problem).decode(load), load.micro_batches) is not None:
+        return name, lambda costs: costs.decode(load), load.micro_batches
+    if name == "prompt":
+        return name, lambda costs: costs.prefill(Load()), 1
+    return "token", lambda costs: costs.decode(Load()), 1
 
-    Of three questions that the solvers answer exactly: a token of one request, its prompt, and a token of a full load.
-    """
-    real, seen = Costs(with_times(problem, true)), Costs(with_times(problem, noisy))
-    questions: dict[str, tuple[Callable[[Costs], Instance], int]] = {
-        "token": (lambda costs: costs.decode(Load()), 1),
-        "prompt": (lambda costs: costs.prefill(Load()), 1),
-        "rate": (lambda costs: costs.decode(load), load.micro_batches),
-    }
-    found = {}
-    for name, (instance, in_flight) in questions.items():
-        best, other = (solve_throughput(instance(costs), in_flight) for costs in (real, seen))
-        if best is not None and other is not None:
-            scores = [score(instance(real), solution.cut) for solution in (best, other)]
-            least, got = (max(each.round_s, in_flight * each.bottleneck_s) for each in scores)
-            found[name] = got / least - 1
-    return found
+
+def loss(
+    problem: PlanProblem,
+    asked: tuple[str, Callable[[Costs], Instance], int],
+    true: Mapping[str, PlantedTimes],
+    noisy: Mapping[str, ComputeTimes],
+) -> float | None:
+    """How much worse the cut from the noisy times is, by the true ones, 0.1 for 10 %; None where nothing fits."""
+    _, instance, in_flight = asked
+    real, seen = (instance(Costs(with_times(problem, times))) for times in (true, noisy))
+    best, found = (solve_throughput(each, in_flight) for each in (real, seen))
+    if best is None or found is None:
+        return None
+    scores = [score(real, solution.cut) for solution in (best, found)]
+    least, got = (max(each.round_s, in_flight * each.bottleneck_s) for each in scores)
+    return got / least - 1
 
 
 def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[str]:
     """Every fitted cost that falls where rows or positions grow, and every step of a plan's stages that does."""
-    rows = [1, 2, 3, 4, 6, 8, 12, 16, 40, 64, 100, 128, 200, 256, 500, 512, 513, 800, 1024, 2048, 4096]
-    contexts = [0, 1, 16, 64, 100, 512, 2048, 5000]
+    rows, contexts = [1, 2, 3, 6, 16, 40, 64, 200, 512, 513, 1024, 4096], [0, 1, 64, 512, 5000]
     for name, measured in times.items():
-        for fit in fit_profile(measured.fit.profile).layers:
+        for fit in measured.fit.layers:
             for context in contexts:
                 yield from _falls(f"{name} prefill", [fit.prefill_s(n, context) for n in rows])
                 yield from _falls(f"{name} decode", [fit.decode_s(n, context) for n in rows])
@@ -215,8 +219,8 @@ def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[
                 yield from _falls(f"{name} decode by context", [fit.decode_s(count, c) for c in contexts])
         yield from _falls(f"{name} overhead", [measured.step_s(2048.0 * n) for n in rows])
     costs = Costs(with_times(problem, times))
-    found = plan(costs.problem, alternatives=0).prediction
-    for stage in stage_costs(costs, found.cut) if found is not None else ():
+    solution = solve_throughput(costs.decode(Load()), 1)
+    for stage in stage_costs(costs, solution.cut) if solution is not None else ():
         for first in contexts:
             yield from _falls("a stage's chunk", [stage.step_s([(first, n)]) for n in rows[1:]])
             yield from _falls("a stage's decode", [stage.step_s([(first, 1)] * n) for n in rows])
@@ -230,25 +234,36 @@ def _falls(what: str, seconds: list[float]) -> Iterator[str]:
             yield f"{what}: {more:.3g} s after {less:.3g} s"
 
 
-def site(number: int, noise: float, grid: Grid, seed: int) -> tuple[float | None, list[str]]:
-    """One random site: its plan's loss, and what falls."""
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What came of one random site: its plan's loss, None where nothing fits, and the costs that fall."""
+
+    question: str
+    loss: float | None
+    falling: tuple[str, ...]
+
+
+def made_site(number: int, noise: float, grid: Grid, seed: int) -> Site:
     chance = Random(f"{seed}/{number}/{noise}")
     problem, true = made_problem(chance)
+    asked = question(problem, chance)
     noisy = {
         name: MeasuredTimes.of(profile_of(times, problem.model, grid, noise, chance)) for name, times in true.items()
     }
-    return loss(problem, true, noisy), list(falls(problem, noisy))
+    return Site(asked[0], loss(problem, asked, true, noisy), tuple(falls(problem, noisy)))
 
 
 def run(noise: float, sites: int, grid: Grid, seed: int) -> dict[str, Any]:
-    results = [site(number, noise, grid, seed) for number in range(sites)]
-    losses = sorted(value for value, _ in results if value is not None)
+    """The figures of so many sites; those where nothing fits are not counted."""
+    made = (made_site(number, noise, grid, seed) for number in count())
+    found = list(islice((site for site in made if site.loss is not None), sites))
+    losses = sorted(site.loss for site in found if site.loss is not None)
     return {
         "noise": noise,
-        "sites": len(losses),
-        "without_a_plan": sites - len(losses),
-        "falling_costs": sum(len(found) for _, found in results),
-        "median_loss": statistics.median(losses),
+        "plans": len(losses),
+        "questions": dict(Counter(site.question for site in found)),
+        "falling_costs": sum(len(site.falling) for site in found),
+        "same_plan": sum(value <= _ROUNDING - 1 for value in losses),
         "p90_loss": losses[int(0.9 * (len(losses) - 1))],
         "worst_loss": losses[-1],
         "limit": LIMITS.get(noise),
@@ -258,7 +273,9 @@ def run(noise: float, sites: int, grid: Grid, seed: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sites", type=int, default=200)
-    parser.add_argument("--noise", type=float, action="append", help="of 0.03, 0.1 and 0.3 one or more; all when absent")
+    parser.add_argument(
+        "--noise", type=float, action="append", help="of 0.03, 0.1 and 0.3 one or more; all when absent"
+    )
     parser.add_argument("--quick", action="store_true", help="the points of a quick profile")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -94,9 +94,7 @@ def _stage_cost(
         many, one = StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])
         decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
         prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
-    return StageCost(
-        ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, *hop, prefill_behind_s
-    )
+    return StageCost(ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, *hop, prefill_behind_s)
 
 
 def _slope(near_s: float, far_s: float, count: int) -> float:

@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 
 REWEIGHTED = 3
 """Rounds in which deviations are taken relative to the fit. Relative to the points, the low ones would count for more."""
+NORMAL_DEVIATION = 1.4826
+"""Standard deviation of normal noise over its median absolute deviation, which a spread is."""
 TAIL = 8.0
 """The slope beyond the last point is that of a line through the points of the last 1/8 of the rows: two noisy neighbours
 say little of a slope."""
@@ -32,10 +34,15 @@ say little of a slope."""
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative deviation of the fit from its samples."""
+    """Relative deviation of the fit from its samples: median, largest and root mean square.
+
+    `stated` is what the samples' own spread accounts for, as a root mean square too.
+    """
 
     median: float
     max: float
+    rms: float = 0.0
+    stated: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +103,6 @@ class ProfileFit:
             raise InvalidArgumentError(f"the profile has no {kind}{size}; profile this model", field="profile")
         return found
 
-    @property
-    def error(self) -> FitError:
-        """The worst of all layers and phases."""
-        errors = [phase.error for fit in self.layers for phase in (fit.prefill, fit.decode)]
-        return FitError(max(error.median for error in errors), max(error.max for error in errors))
-
 
 def fit_profile(profile: ComputeProfile) -> ProfileFit:
     """Raises InvalidArgumentError for a profile without samples."""
@@ -135,9 +136,13 @@ def _fit_phase(samples: Sequence[Sample], pairs_of: Callable[[Sample], float], m
     found = _relative(design, seconds)
     values = np.cumsum(found[: len(nodes)])
     pair_s, masked_row_s = (*found[len(nodes) :], 0.0, 0.0)[:2]
-    deviation = np.abs(design @ found - seconds) / seconds
-    error = FitError(float(np.median(deviation)), float(np.max(deviation)))
+    error = _error(np.abs(design @ found - seconds) / seconds, np.array([sample.spread for sample in samples]))
     return PhaseFit(nodes, values, _tail(nodes, values), float(pair_s), float(masked_row_s), error)
+
+
+def _error(deviation: Floats, spread: Floats) -> FitError:
+    rms, stated = (float(np.sqrt(np.mean(values**2))) for values in (deviation, NORMAL_DEVIATION * spread))
+    return FitError(float(np.median(deviation)), float(np.max(deviation)), rms, stated)
 
 
 def _relative(design: Floats, seconds: Floats) -> Floats:
