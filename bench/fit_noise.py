@@ -12,12 +12,13 @@ highest rate under a load. Exits 1 where a fitted cost falls or a plan loses mor
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import count, islice, pairwise
+from itertools import pairwise
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -255,8 +256,8 @@ def made_site(number: int, noise: float, grid: Grid, seed: int) -> Site:
 
 def run(noise: float, sites: int, grid: Grid, seed: int) -> dict[str, Any]:
     """The figures of so many sites; those where nothing fits are not counted."""
-    made = (made_site(number, noise, grid, seed) for number in count())
-    found = list(islice((site for site in made if site.loss is not None), sites))
+    made = (made_site(number, noise, grid, seed) for number in itertools.count())
+    found = list(itertools.islice((site for site in made if site.loss is not None), sites))
     losses = sorted(site.loss for site in found if site.loss is not None)
     return {
         "noise": noise,

@@ -38,8 +38,8 @@ from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, has_cpu_quota, machine_facts
-from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.settings import AgentSettings

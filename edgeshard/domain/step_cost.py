@@ -21,8 +21,8 @@ class StageCost:
     """Seconds of one stage's steps, and of the hop behind it (the last one's: back to the head).
 
     `decode_s` and `prefill_s` stand at the token counts `rows`, ascending, without what attention costs; between and
-    beyond them lines go through the two nearest. A chunk with positions behind it takes `prefill_behind_s` a token more,
-    for its mask. Sliding windows are left out, so a long context costs rather too much.
+    beyond them lines go through the two nearest. A chunk with positions behind it takes `prefill_behind_s` a token
+    more, for its mask. Sliding windows are left out, so a long context costs rather too much.
     """
 
     rows: tuple[int, ...]

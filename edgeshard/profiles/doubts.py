@@ -15,8 +15,8 @@ OTHERS = 0.05
 STEADY = 0.1
 """Typical spread of repeats on a box of its own: a few per cent, rarely twice that."""
 MISSED = 0.1
-"""Root mean square by which a fit may miss its points whatever they state: no layer is exactly lines and shares, and one
-that changes between reading and computing right between two points is 5 to 8 % off."""
+"""Root mean square by which a fit may miss its points whatever they state. No layer is exactly lines and shares: where
+attention hides behind the reading of weights at some points and not at others, it is 5 to 8 % off."""
 
 
 def busy(profile: ComputeProfile) -> tuple[str, ...]:

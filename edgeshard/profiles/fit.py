@@ -14,21 +14,18 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import attended_pairs
 from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile, LinkSample, Sample
-from edgeshard.profiles.least_squares import non_negative
-
-Floats = npt.NDArray[np.float64]
+from edgeshard.profiles.least_squares import Floats, non_negative
 
 REWEIGHTED = 3
-"""Rounds in which deviations are taken relative to the fit. Relative to the points, the low ones would count for more."""
+"""Rounds in which deviations are taken relative to the fit. Relative to the points, low ones would count for more."""
 NORMAL_DEVIATION = 1.4826
 """Standard deviation of normal noise over its median absolute deviation, which a spread is."""
 TAIL = 8.0
-"""The slope beyond the last point is that of a line through the points of the last 1/8 of the rows: two noisy neighbours
+"""The slope beyond the last point is that of a line through the points from 1/8 of its rows on: two noisy neighbours
 say little of a slope."""
 
 
@@ -41,8 +38,8 @@ class FitError:
 
     median: float
     max: float
-    rms: float = 0.0
-    stated: float = 0.0
+    rms: float
+    stated: float
 
 
 @dataclass(frozen=True, slots=True)

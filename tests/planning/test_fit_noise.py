@@ -1,4 +1,4 @@
-"""Plans from noisy profiles, by the benchmark's random sites: 40 for each noise here, 200 in `python -m bench.fit_noise`."""
+"""Plans from noisy profiles, by the benchmark's random sites: 40 for each noise here, 200 in `bench/fit_noise.py`."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def disturbed() -> ComputeProfile:
     return profile_of(prefill, decode)
 
 
-def problem_of(profile: ComputeProfile, **changes: int) -> PlanProblem:
+def problem_of(profile: ComputeProfile, **changes: Any) -> PlanProblem:
     device = {"memory_bytes": 8e9, "bandwidth_bytes_per_s": 1e10, "flops": 1e11}
     link = {"bandwidth_bps": 1e9, "latency_s": 1e-4}
     cluster = parse_cluster({"source": "a", "device": [{"name": name, **device} for name in "ab"], "link": [link]})
@@ -161,13 +162,13 @@ def test_a_quiet_box_gives_a_sound_profile(sound: ComputeProfile) -> None:
         ({"processor_share": 0.6}, "60% of a core was left"),
     ],
 )
-def test_what_others_took_makes_it_busy(sound: ComputeProfile, changes: dict[str, float], words: str) -> None:
+def test_what_others_took_makes_it_busy(sound: ComputeProfile, changes: dict[str, Any], words: str) -> None:
     profile = replace(sound, **changes)
     assert busy(profile) == (words,)
     assert doubts(fit_profile(profile)) == (f"busy while measured ({words})",)
 
 
-def with_block(profile: ComputeProfile, **changes: tuple[Sample, ...]) -> ComputeProfile:
+def with_block(profile: ComputeProfile, **changes: Any) -> ComputeProfile:
     first, block, last = profile.layers
     return replace(profile, layers=(first, replace(block, **changes), last))
 

@@ -65,7 +65,7 @@ class ControlClient:
     connected ones, `placeable` once it may place layers on it as well: after `started`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each thing that a heartbeat tells
         self,
         channel: grpc.aio.Channel,
         target: str,
