@@ -28,6 +28,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.devices import with_bandwidth
 from edgeshard.planning.explain import bottleneck, explain
+from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
 from edgeshard.planning.problem import Objective, PlanProblem
 
@@ -217,6 +218,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         "alternatives": alternatives,
         "shortage": plain(result.shortage),
         "measured": _measured_nodes(result)[0],
+        "doubtful": doubtful(problem),
         "figures": {kind: source for kind, source in kinds.items() if kind in used},
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edgeshard.domain.dtypes import weights_text
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Score
+from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.plan import CutPrediction, PlanResult
 from edgeshard.planning.problem import Objective
 from edgeshard.planning.prompt_time import PromptTimes
@@ -81,6 +82,8 @@ def explain(result: PlanResult) -> tuple[str, ...]:
             f"Not measured but from figures of data sheets or the cluster file: {', '.join(estimated)}. "
             "Real kernels are slower."
         )
+    if found := doubtful(problem):
+        lines.append(f"Doubtful figures of {doubts_line(found)}. Plan again when they are measured again.")
     return tuple(lines)
 
 

@@ -79,27 +79,37 @@ def _stage_cost(
         seconds += times.embedding_s(phase) if has_embedding else 0.0
         return seconds + (times.head_s(StepShape(sampled, 1, 1, 1)) if has_head else 0.0)
 
-    before = max(longest // 2, 1)
+    before = max(longest // 2, 2)
     tokens = 32 * _PAIRS_AT
     decode_pair_s = _slope(
         blocks_s(StepShape.of_spans([(1, 0)] * _PAIRS_AT)),
         blocks_s(StepShape.of_spans([(1, before)] * _PAIRS_AT)),
         _PAIRS_AT * before,
     )
+    # From one position behind the chunk on: the mask comes with the first, and is no cost of a pair.
     prefill_pair_s = _slope(
-        blocks_s(StepShape.of_spans([(tokens, 0)])), blocks_s(StepShape.of_spans([(tokens, before)])), tokens * before
+        blocks_s(StepShape.of_spans([(tokens, 1)])),
+        blocks_s(StepShape.of_spans([(tokens, before)])),
+        tokens * (before - 1),
     )
+    masked_s = blocks_s(StepShape.of_spans([(tokens, 1)])) - tokens * prefill_pair_s
+    prefill_behind_s = _slope(blocks_s(StepShape.of_spans([(tokens, 0)])), masked_s, tokens)
     decode_s, prefill_s = [], []
     for rows in ROWS:
         many, one = StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])
-        decode_s.append(max(0.0, blocks_s(many) - rows * decode_pair_s) + rest_s(rows, many, rows))
-        pairs = attended_pairs(rows, 0)
-        prefill_s.append(max(0.0, blocks_s(one) - pairs * prefill_pair_s) + rest_s(rows, one, 1))
-    return StageCost(ROWS, tuple(decode_s), tuple(prefill_s), decode_pair_s, prefill_pair_s, *hop)
+        decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
+        prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
+    return StageCost(ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, *hop, prefill_behind_s)
 
 
-def _slope(near_s: float, far_s: float, pairs: int) -> float:
-    return max(0.0, far_s - near_s) / pairs
+def _slope(near_s: float, far_s: float, count: int) -> float:
+    return max(0.0, far_s - near_s) / count
+
+
+def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Never less for more rows. A pair's cost is that of one step, and in another attention may hide behind the reading
+    of weights: taking it off there would leave too little."""
+    return tuple(max(0.0, *seconds[: end + 1]) for end in range(len(seconds)))
 
 
 def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:

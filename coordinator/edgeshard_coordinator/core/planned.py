@@ -21,6 +21,7 @@ from edgeshard.domain.profile import config_hash
 from edgeshard.planning import explain
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
+from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.pace import stage_costs
 from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, plan, predict, result_of
 from edgeshard.planning.problem import Objective, PlanProblem
@@ -293,6 +294,8 @@ def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests:
             f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
             f"`{profile_command(spec.model, spec.dtype, problem.quantisation)}`."
         )
+    if found := doubtful(problem):
+        parts.append(f"Doubtful figures of {doubts_line(found)}.")
     if not spec.layers:
         parts.append(_unused(site))
     if spec.mode == "bubbles" and figures.load.micro_batches > 1:
