@@ -39,6 +39,7 @@ from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, has_cpu_quota, machine_facts
 from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.settings import AgentSettings
@@ -113,6 +114,8 @@ async def serve(settings: AgentSettings) -> None:
         available_bytes,
         HugePageWatch(clock).read,
         lambda: hosting.post(ControlLost()),
+        # An accelerator computes whatever the processor's cores do.
+        OthersWatch(threads).share if facts.kind == "cpu" else lambda: 0.0,
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
     around = HostServices(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)

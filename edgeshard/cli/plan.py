@@ -21,7 +21,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         str, typer.Option(metavar="MODEL", help="Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
     ] = "",
     source: Annotated[str | None, typer.Option(metavar="NODE", help="Box of the first layer, else the file's.")] = None,
-    objective: Annotated[str, typer.Option(metavar="WHAT", help="latency, throughput or auto.")] = "latency",
+    objective: Annotated[
+        str, typer.Option(metavar="WHAT", help="request, ttft, latency, throughput or auto.")
+    ] = "auto",
     prompt_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a prompt.")] = None,
     new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of an answer.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Most requests in one micro-batch.")] = None,

@@ -14,6 +14,7 @@ from edgeshard.cli.output import human_rate, human_seconds
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.planning.devices import Cluster, Workload, parse_cluster
+from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 from edgeshard.planning.site import SiteCluster, profile_command, site_cluster, site_problem
@@ -31,7 +32,7 @@ class Asked:
 
     model: str
     source: str | None = None
-    objective: str = Objective.LATENCY
+    objective: str = Objective.AUTO
     dtype: str | None = None
     quantisation: Quantisation | None = None
     kv_dtype: str | None = None
@@ -107,7 +108,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
         **_of_nodes(found.cluster, asked.fields(found.cluster.workload)),
     )
     problem.check()
-    return problem, _notes(found, asked, dtype)
+    return problem, _notes(found, problem, asked)
 
 
 async def _fetch_site(connect: Connect, model: str) -> Site:
@@ -155,8 +156,8 @@ def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
     )
 
 
-def _notes(found: SiteCluster, asked: Asked, dtype: DType) -> tuple[str, ...]:
-    notes = []
+def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
+    notes, dtype = [], problem.dtype
     if any(change.lstrip().startswith("+") for change in asked.what_if):
         link = typical_link(found.cluster)
         rate = human_rate(link.bandwidth_bps)
@@ -166,6 +167,9 @@ def _notes(found: SiteCluster, asked: Asked, dtype: DType) -> tuple[str, ...]:
     if found.estimated:
         command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
         notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")
+    if doubted := doubtful(problem):
+        command = profile_command(asked.model, dtype, asked.quantisation, tuple(doubted))
+        notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these boxes are idle")
     if found.unmeasured:
         shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
         more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""

@@ -28,8 +28,9 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.devices import with_bandwidth
 from edgeshard.planning.explain import bottleneck, explain
+from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
-from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.problem import Objective, PlanProblem
 
 SWEEP_POINTS = 13
 SWEPT = ("edge-solo", "cloud-edge-opt", "edgeshard")
@@ -53,6 +54,7 @@ ROW_COLUMNS: list[Column[StrategyRow]] = [
     Column("PER TOKEN", lambda row: _seconds(row.time_per_token_s), right=True),
     Column("TOKENS/S", lambda row: _number(row.throughput_tps), right=True),
     Column("TTFT", lambda row: _seconds(row.ttft_s), right=True),
+    Column("REQUEST", lambda row: _seconds(row.request_s), right=True),
     Column("BOXES", lambda row: str(row.nodes) if row.feasible else "-", right=True),
     Column("PLACEMENT", lambda row: row.placement or "-", wide=True),
     Column("GAP", lambda row: "-" if row.gap is None else f"{100 * row.gap:.1f} %", right=True),
@@ -64,6 +66,7 @@ ALTERNATIVE_COLUMNS: list[Column[Alternative]] = [
     Column("PER TOKEN", lambda item: human_seconds(item.time_per_token_s), right=True),
     Column("TOKENS/S", lambda item: f"{item.throughput_tps:.2f}", right=True),
     Column("TTFT", lambda item: human_seconds(item.ttft_s), right=True),
+    Column("REQUEST", lambda item: human_seconds(item.request_s), right=True),
 ]
 
 
@@ -75,8 +78,18 @@ class SweepPoint:
     strategy: str
     feasible: bool
     time_per_token_s: float | None
+    ttft_s: float | None
+    request_s: float | None
     throughput_tps: float | None
     placement: str
+
+
+_LABELS = {
+    Objective.REQUEST: "ms per request",
+    Objective.TTFT: "ms to first token",
+    Objective.LATENCY: "ms per token",
+    Objective.THROUGHPUT: "tokens/s",
+}
 
 
 def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation: bool, output: Output) -> bool:
@@ -131,8 +144,9 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "time per token": human_seconds(prediction.time_per_token_s),
         "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {load_words(result)}",
         "time to first token": human_seconds(prediction.ttft_s),
+        "whole request": human_seconds(prediction.request_s),
         "bottleneck": bottleneck(result),
-        "gap": gap_text(result.gap or 0.0),
+        "gap": f"{gap_text(result.gap or 0.0)}, in {result.gap_objective}",
     }
     measured, estimated = _measured_nodes(result)
     if measured:
@@ -187,6 +201,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
             "time_per_token_s": item.time_per_token_s,
             "throughput_tps": item.throughput_tps,
             "ttft_s": item.ttft_s,
+            "request_s": item.request_s,
         }
         for item in result.alternatives
     ]
@@ -203,6 +218,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         "alternatives": alternatives,
         "shortage": plain(result.shortage),
         "measured": _measured_nodes(result)[0],
+        "doubtful": doubtful(problem),
         "figures": {kind: source for kind, source in kinds.items() if kind in used},
     }
 
@@ -214,6 +230,7 @@ def _figures(result: PlanResult) -> dict[str, Any]:
         "time_per_token_s": prediction.time_per_token_s if prediction else None,
         "throughput_tps": prediction.throughput_tps if prediction else None,
         "ttft_s": prediction.ttft_s if prediction else None,
+        "request_s": prediction.request_s if prediction else None,
         "batch": prediction.load.batch if prediction else None,
         "micro_batches": prediction.load.micro_batches if prediction else None,
         "nodes": len(result.stages),
@@ -238,18 +255,26 @@ def draw(path: Path, drawing: str) -> None:
 
 
 def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
-    """Time per token under the latency objective, tokens a second otherwise, by strategy."""
+    """What the objective is about, by strategy."""
     from edgeshard.planning.svg import bar_chart
 
-    single = problem.request_limit == 1
-    label = "ms per token" if single else "tokens/s"
-    values: dict[str, float | None] = {}
-    for row in rows:
-        value = row.time_per_token_s if single else row.throughput_tps
-        values[row.strategy] = 1000 * value if value is not None and single else value
+    label = _LABELS[problem.goal]
+    values = {row.strategy: _drawn(row, problem.goal) for row in rows}
     if all(value is None for value in values.values()):
         raise InvalidArgumentError("--plot: no strategy has a plan, so there is nothing to draw", field="plot")
     return bar_chart({problem.model.name: values}, f"{problem.model.name}: {label} by strategy", label)
+
+
+def _drawn(figures: StrategyRow | SweepPoint, goal: Objective) -> float | None:
+    """In the unit of `_LABELS`; None where the strategy cannot run."""
+    if goal is Objective.THROUGHPUT:
+        return figures.throughput_tps
+    seconds = {
+        Objective.REQUEST: figures.request_s,
+        Objective.TTFT: figures.ttft_s,
+        Objective.LATENCY: figures.time_per_token_s,
+    }[goal]
+    return None if seconds is None else 1000 * seconds
 
 
 def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> None:
@@ -292,6 +317,8 @@ def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
         strategy=name,
         feasible=result.feasible,
         time_per_token_s=prediction.time_per_token_s if prediction else None,
+        ttft_s=prediction.ttft_s if prediction else None,
+        request_s=prediction.request_s if prediction else None,
         throughput_tps=prediction.throughput_tps if prediction else None,
         placement=result.placement,
     )
@@ -302,26 +329,27 @@ def _sweep_columns() -> list[Column[SweepPoint]]:
         Column("LINK", lambda point: f"{point.bandwidth_bps / 1e6:.3g} Mb/s", right=True),
         Column("STRATEGY", lambda point: point.strategy),
         Column("PER TOKEN", lambda point: _seconds(point.time_per_token_s), right=True),
+        Column("TTFT", lambda point: _seconds(point.ttft_s), right=True),
+        Column("REQUEST", lambda point: _seconds(point.request_s), right=True),
         Column("TOKENS/S", lambda point: _number(point.throughput_tps), right=True),
         Column("PLACEMENT", lambda point: point.placement or "-"),
     ]
 
 
 def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:
-    """Time per token under the latency objective, tokens a second otherwise, by link rate."""
+    """What the objective is about, by link rate."""
     from edgeshard.planning.svg import line_chart
 
-    single = problem.request_limit == 1
     series: dict[str, list[tuple[float, float]]] = {}
     for point in points:
-        value = point.time_per_token_s if single else point.throughput_tps
+        value = _drawn(point, problem.goal)
         if value is not None:
-            series.setdefault(point.strategy, []).append((point.bandwidth_bps / 1e6, 1000 * value if single else value))
+            series.setdefault(point.strategy, []).append((point.bandwidth_bps / 1e6, value))
     if not series:
         raise InvalidArgumentError(
             "--plot: no strategy has a plan at any rate, so there is nothing to draw", field="plot"
         )
-    label = "ms per token" if single else "tokens/s"
+    label = _LABELS[problem.goal]
     return line_chart(series, f"{problem.model.name}: {label} by link rate", "Mb/s", label, log_x=True)
 
 

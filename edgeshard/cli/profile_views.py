@@ -12,7 +12,9 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.site import listed
-from edgeshard.profiles.report import UNDISTURBED, profile_lines, time_text
+from edgeshard.profiles.doubts import busy, doubts
+from edgeshard.profiles.fit import fit_profile
+from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:
     from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile
@@ -115,7 +117,8 @@ def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[Lin
 
 def profile_data(stored: StoredProfile) -> dict[str, Any]:
     """A box's profile as plain data; `samples` of the layers and all."""
-    return {"models": list(stored.models), "age_s": stored.age_s, **plain(stored.profile)}
+    found = doubts(fit_profile(stored.profile))
+    return {"models": list(stored.models), "age_s": stored.age_s, "doubts": list(found), **plain(stored.profile)}
 
 
 def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
@@ -134,6 +137,8 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     yield f"Profile of {models} in {weights}, measured {human_age(stored.age_s)}:"
     for line in profile_lines(stored.profile):
         yield "  " + printable(line)
+    if busy(stored.profile):
+        yield "  measured again by itself, a few times at most, when others leave the box alone and it serves nothing"
 
 
 def _result(row: NodeRow) -> str:
@@ -145,8 +150,7 @@ def _result(row: NodeRow) -> str:
         return ways
     profile = row.measured.profile
     words = ["quick"] if profile.quick else []
-    if profile.processor_share < UNDISTURBED:
-        words.append("disturbed by other work")
+    words += doubts(fit_profile(profile))
     return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", ways])
 
 

@@ -40,13 +40,15 @@ class Registration:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
-    tell."""
+    tell. `others_share` is the processor time that others took from the cores the box computes on, as a part of
+    theirs."""
 
     node_id: NodeId
     incarnation: str
     stages: tuple[StageStatus, ...]
     memory_available_bytes: int
     huge_pages: HugePages | None = None
+    others_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

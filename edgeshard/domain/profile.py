@@ -104,7 +104,8 @@ class ComputeProfile:
     Valid as long as the box's `fingerprint` is the same.
 
     `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
-    processes were at work and the times are too long.
+    processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
+    among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator.
     """
 
     fingerprint: str
@@ -119,6 +120,7 @@ class ComputeProfile:
     processor_share: NotNegative = 1.0
     energy: EnergyProfile | None = None
     quantisation: Quantisation | None = None
+    others_share: NotNegative = 0.0
 
     @property
     def step_overhead_s(self) -> float:

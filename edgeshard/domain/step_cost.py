@@ -21,7 +21,8 @@ class StageCost:
     """Seconds of one stage's steps, and of the hop behind it (the last one's: back to the head).
 
     `decode_s` and `prefill_s` stand at the token counts `rows`, ascending, without what attention costs; between and
-    beyond them lines go through the two nearest. Sliding windows are left out, so a long context costs rather too much.
+    beyond them lines go through the two nearest. A chunk with positions behind it takes `prefill_behind_s` a token
+    more, for its mask. Sliding windows are left out, so a long context costs rather too much.
     """
 
     rows: tuple[int, ...]
@@ -32,6 +33,7 @@ class StageCost:
     hop_delay_s: float
     hop_s: float
     hop_token_s: float
+    prefill_behind_s: float = 0.0
 
     def step_s(self, pieces: Sequence[Piece]) -> float:
         """Seconds to compute a step: decodes are its pieces of one token."""
@@ -42,6 +44,7 @@ class StageCost:
             else:
                 chunks = True
                 seconds += self.prefill_pair_s * attended_pairs(count, first)
+                seconds += self.prefill_behind_s * count if first else 0.0
         tokens = sum(count for _, count in pieces)
         return seconds + _line(self.rows, self.prefill_s if chunks else self.decode_s, tokens)
 

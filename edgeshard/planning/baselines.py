@@ -51,6 +51,7 @@ class StrategyRow:
     time_per_token_s: float | None
     throughput_tps: float | None
     ttft_s: float | None
+    request_s: float | None
     nodes: int
     placement: str
     gap: float | None
@@ -233,13 +234,14 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
     prediction = result.prediction
     if prediction is None:
-        return StrategyRow(name, False, None, None, None, 0, "", None, bottleneck(result))
+        return StrategyRow(name, False, None, None, None, None, 0, "", None, bottleneck(result))
     return StrategyRow(
         strategy=name,
         feasible=True,
         time_per_token_s=prediction.time_per_token_s,
         throughput_tps=prediction.throughput_tps,
         ttft_s=prediction.ttft_s,
+        request_s=prediction.request_s,
         nodes=len(result.stages),
         placement=result.placement,
         gap=_gap(prediction, best),
@@ -251,8 +253,8 @@ def _gap(prediction: CutPrediction, best: PlanResult) -> float | None:
     """How much better any plan could at most be: from the plan's own value and its certified gap."""
     if best.prediction is None or best.gap is None:
         return None
-    if best.gap_objective == GAP_OF_LATENCY:
-        bound = best.prediction.time_per_token_s * (1.0 - best.gap)
-        return max(0.0, 1.0 - bound / prediction.time_per_token_s)
-    rate_bound = best.prediction.load.requests / best.prediction.time_per_token_s / (1.0 - best.gap)
-    return max(0.0, 1.0 - prediction.load.requests / prediction.time_per_token_s / rate_bound)
+    goal = best.problem.goal
+    if goal.is_single:
+        return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / prediction.seconds(goal))
+    rate_bound = best.prediction.throughput_tps / (1.0 - best.gap)
+    return max(0.0, 1.0 - prediction.throughput_tps / rate_bound)

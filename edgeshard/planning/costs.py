@@ -8,7 +8,7 @@ says why it is what it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -123,6 +123,10 @@ class Costs:
         middle = prompt + new / 2
         return StepShape(batch, 1, middle, middle)
 
+    def hop_s(self, payload_bytes: int) -> Floats:
+        """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
+        return link_seconds(frame_bytes(payload_bytes), self._bandwidth)
+
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
         model, item = self.problem.model, self.problem.dtype.itemsize
@@ -198,6 +202,11 @@ class Costs:
         problem = self.problem
         return [block.weight_bytes(problem.dtype, problem.quantisation) for block in problem.model.blocks]
 
+    def _layer_bytes(self, load: Load) -> Floats:
+        """[N] weights of each block and the KV of all requests in it."""
+        kv = load.requests * self.sequence_kv_bytes()
+        return np.array([float(weights + kv) for weights in self._block_bytes()])
+
     def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         layers = self.problem.model.layer_count
         shares = [self.problem.max_share.get(name, 1.0) for name in self.names]
@@ -213,6 +222,9 @@ class Costs:
 
     def _build(self, load: Load, prefill: bool) -> Instance:
         problem, model = self.problem, self.problem.model
+        if load.micro_batches > 1:  # the same times; of what is held, KV and frames grow
+            one = self._instance(Load(load.batch), prefill)
+            return replace(one, layer_bytes=self._layer_bytes(load), stage_bytes=float(self.stage_workspace(load)))
         item = problem.dtype.itemsize
         phase = self.phase(load.batch, prefill)
         hidden = phase.step_tokens * model.shape.frame_width * item
@@ -220,7 +232,6 @@ class Costs:
             back = frame_bytes(load.batch * model.shape.frame_width * item)
         else:
             back = FRAME_OVERHEAD_BYTES + load.batch * RETURNED_TOKEN_BYTES
-        kv = load.requests * self.sequence_kv_bytes()
         outer_loading = self.outer_loading_bytes()
         head = model.head_bytes(problem.dtype, problem.quantisation)
         return Instance(
@@ -228,10 +239,10 @@ class Costs:
             embed_s=np.array([times.embedding_s(phase) for times in self._times]),
             head_s=np.array([times.head_s(phase) for times in self._times]),
             overhead_s=np.array([times.step_s(hidden) for times in self._times]),
-            hop_s=_link_seconds(frame_bytes(hidden), self._bandwidth),
-            return_s=_link_seconds(back, self._bandwidth),
+            hop_s=link_seconds(frame_bytes(hidden), self._bandwidth),
+            return_s=link_seconds(back, self._bandwidth),
             latency_s=self._latency,
-            layer_bytes=np.array([float(weights + kv) for weights in self._block_bytes()]),
+            layer_bytes=self._layer_bytes(load),
             embed_bytes=float(model.embedding_parameters * item + outer_loading),
             head_bytes=float(head + self.logits_bytes(load) + outer_loading),
             tied_bytes=float(model.shared_bytes(problem.dtype, problem.quantisation) + outer_loading),
@@ -252,7 +263,7 @@ def frame_bytes(payload: int) -> int:
     return payload + max(1, -(-payload // FRAME_PART_BYTES)) * FRAME_OVERHEAD_BYTES
 
 
-def _link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
+def link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
     """What a frame occupies each link for; infinite where there is no link."""
     with np.errstate(divide="ignore"):
         return np.asarray(8.0 * size_bytes / bandwidth_bps)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgeshard.domain.dtypes import weights_text
-from edgeshard.planning.costs import Costs
+from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Score
-from edgeshard.planning.pace import prompt_slices, stage_costs
+from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.plan import CutPrediction, PlanResult
-from edgeshard.planning.rings import ring, traffic
-from edgeshard.planning.simulator import simulate
+from edgeshard.planning.problem import Objective
+from edgeshard.planning.prompt_time import PromptTimes
+from edgeshard.planning.scoring import score
 
 _SMALL_SHARE = 0.02
 
@@ -81,13 +82,20 @@ def explain(result: PlanResult) -> tuple[str, ...]:
             f"Not measured but from figures of data sheets or the cluster file: {', '.join(estimated)}. "
             "Real kernels are slower."
         )
+    if found := doubtful(problem):
+        lines.append(f"Doubtful figures of {doubts_line(found)}. Plan again when they are measured again.")
     return tuple(lines)
 
 
 def _goal(result: PlanResult) -> str:
     problem = result.problem
-    if problem.request_limit == 1:
-        return "least time per token of one request"
+    single = {
+        Objective.REQUEST: "least time of one request, prompt and answer",
+        Objective.TTFT: "least time to the first token of one request",
+        Objective.LATENCY: "least time per token of one request",
+    }
+    if problem.goal in single:
+        return single[problem.goal]
     limit = problem.max_time_per_token_s
     most = (
         "most tokens a second"
@@ -118,16 +126,14 @@ def _where_time_goes(prediction: CutPrediction) -> str:
 def _sliced(result: PlanResult) -> str:
     """Says it when a prompt that nobody waits behind goes through the stages in slices, and what that brings."""
     assert result.prediction is not None
-    costs, cut = Costs(result.problem), result.prediction.cut
-    slices = prompt_slices(stage_costs(costs, cut), result.problem.prompt_tokens)
-    if len(slices) < 2:
+    first = PromptTimes(Costs(result.problem)).first_token(result.prediction.cut)
+    whole_s = result.prediction.prefill.round_s
+    if result.prediction.load.batch > 1:
+        whole_s = score(Costs(result.problem).prefill(Load()), result.prediction.cut).round_s
+    if len(first.slices) < 2 or first.seconds >= whole_s * (1 - _SMALL_SHARE):
         return ""
-    pipeline = ring(costs, cut, 1)
-    whole_s, sliced_s = (simulate(pipeline, traffic(costs.problem, 1, 1, each)).ttft_s for each in ((), slices))
-    if sliced_s >= whole_s * (1 - _SMALL_SHARE):
-        return ""
-    lengths = ", ".join(map(str, slices))
-    return f"A prompt alone goes in slices of {lengths} tokens: first token after {_ms(sliced_s)}, not {_ms(whole_s)}."
+    lengths, after = ", ".join(map(str, first.slices)), _ms(first.seconds)
+    return f"A prompt alone goes in slices of {lengths} tokens: first token after {after}, not {_ms(whole_s)}."
 
 
 def _detour(result: PlanResult) -> str:
@@ -150,10 +156,16 @@ def _detour(result: PlanResult) -> str:
 def _runner_up(result: PlanResult, index: int) -> str:
     assert result.prediction is not None
     other, best = result.alternatives[index], result.prediction
-    if result.problem.request_limit == 1:
-        worse = f"{_ms(other.time_per_token_s)} per token, {_ms(other.time_per_token_s - best.time_per_token_s)} more"
-    else:
-        worse = f"{other.throughput_tps:.2f} tokens/s instead of {best.throughput_tps:.2f}"
+    match result.problem.goal:
+        case Objective.REQUEST:
+            worse = f"{_ms(other.request_s)} a request, {_ms(other.request_s - best.request_s)} more"
+        case Objective.TTFT:
+            worse = f"first token after {_ms(other.ttft_s)}, {_ms(other.ttft_s - best.ttft_s)} later"
+        case Objective.LATENCY:
+            more_s = other.time_per_token_s - best.time_per_token_s
+            worse = f"{_ms(other.time_per_token_s)} per token, {_ms(more_s)} more"
+        case _:
+            worse = f"{other.throughput_tps:.2f} tokens/s instead of {best.throughput_tps:.2f}"
     return f"Runner-up {index + 1}: {other.placement} ({worse})."
 
 

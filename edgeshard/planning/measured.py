@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.profile import ComputeProfile, LayerKind
-from edgeshard.planning.problem import StepShape
+from edgeshard.planning.problem import PlanProblem, StepShape
 from edgeshard.planning.shapes import BlockSpec
+from edgeshard.profiles.doubts import doubts
 from edgeshard.profiles.fit import LayerFit, ProfileFit, fit_profile
 
 
@@ -41,6 +43,21 @@ class MeasuredTimes:
     def step_s(self, hidden_bytes: float) -> float:
         overhead = self.fit.profile.overhead
         return overhead.seconds + overhead.seconds_per_byte * hidden_bytes
+
+
+def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
+    """What speaks against the profiles that a problem is planned with, in words, by box; those left out count too."""
+    found = {
+        name: doubts(times.fit)
+        for name, times in problem.times.items()
+        if isinstance(times, MeasuredTimes) and name in problem.cluster.names and name not in problem.exclude
+    }
+    return {name: words for name, words in found.items() if words}
+
+
+def doubts_line(found: Mapping[str, Sequence[str]]) -> str:
+    """`doubtful` as one text: `b: busy while measured (...); c: ...`."""
+    return "; ".join(f"{name}: {', '.join(words)}" for name, words in found.items())
 
 
 def _seconds(fit: LayerFit, phase: StepShape) -> float:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache
+
+import numpy as np
 
 from edgeshard.domain.model import attended_pairs
 from edgeshard.domain.step import STEP_TOKENS
 from edgeshard.domain.step_cost import StageCost
 from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs, frame_bytes, link_matrices
-from edgeshard.planning.instance import Cut
+from edgeshard.planning.instance import Cut, Floats
 from edgeshard.planning.problem import ComputeTimes, StepShape
 from edgeshard.planning.scoring import stages
 from edgeshard.planning.shapes import BlockSpec
-from edgeshard.planning.slicing import best_slices
+from edgeshard.planning.slicing import SliceTimes, best_slices_of
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a step at which a stage's seconds are told."""
@@ -66,35 +69,47 @@ def _stage_cost(
     longest: int,
     hop: tuple[float, float, float],
 ) -> StageCost:
+    kinds = Counter(blocks)
+
     def blocks_s(phase: StepShape) -> float:
-        return sum(times.block_s(block, phase) for block in blocks)
+        return sum(count * times.block_s(block, phase) for block, count in kinds.items())
 
     def rest_s(tokens: int, phase: StepShape, sampled: int) -> float:
         seconds = times.step_s(tokens * token_bytes)
         seconds += times.embedding_s(phase) if has_embedding else 0.0
         return seconds + (times.head_s(StepShape(sampled, 1, 1, 1)) if has_head else 0.0)
 
-    before = max(longest // 2, 1)
+    before = max(longest // 2, 2)
     tokens = 32 * _PAIRS_AT
     decode_pair_s = _slope(
         blocks_s(StepShape.of_spans([(1, 0)] * _PAIRS_AT)),
         blocks_s(StepShape.of_spans([(1, before)] * _PAIRS_AT)),
         _PAIRS_AT * before,
     )
+    # From one position behind the chunk on: the mask comes with the first, and is no cost of a pair.
     prefill_pair_s = _slope(
-        blocks_s(StepShape.of_spans([(tokens, 0)])), blocks_s(StepShape.of_spans([(tokens, before)])), tokens * before
+        blocks_s(StepShape.of_spans([(tokens, 1)])),
+        blocks_s(StepShape.of_spans([(tokens, before)])),
+        tokens * (before - 1),
     )
+    masked_s = blocks_s(StepShape.of_spans([(tokens, 1)])) - tokens * prefill_pair_s
+    prefill_behind_s = _slope(blocks_s(StepShape.of_spans([(tokens, 0)])), masked_s, tokens)
     decode_s, prefill_s = [], []
     for rows in ROWS:
         many, one = StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])
-        decode_s.append(max(0.0, blocks_s(many) - rows * decode_pair_s) + rest_s(rows, many, rows))
-        pairs = attended_pairs(rows, 0)
-        prefill_s.append(max(0.0, blocks_s(one) - pairs * prefill_pair_s) + rest_s(rows, one, 1))
-    return StageCost(ROWS, tuple(decode_s), tuple(prefill_s), decode_pair_s, prefill_pair_s, *hop)
+        decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
+        prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
+    return StageCost(ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, *hop, prefill_behind_s)
 
 
-def _slope(near_s: float, far_s: float, pairs: int) -> float:
-    return max(0.0, far_s - near_s) / pairs
+def _slope(near_s: float, far_s: float, count: int) -> float:
+    return max(0.0, far_s - near_s) / count
+
+
+def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Never less for more rows. A pair's cost is that of one step, and in another attention may hide behind the reading
+    of weights: taking it off there would leave too little."""
+    return tuple(max(0.0, *seconds[: end + 1]) for end in range(len(seconds)))
 
 
 def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
@@ -126,15 +141,19 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
     units = tokens // unit
     if units < 2 or len(stages) < 2:
         return (tokens,)
-    computing = [partial(_slice_s, stage, unit) for stage in stages]
-    sending = [partial(_hop_s, stage, unit) for stage in stages[:-1]]
-    lengths = [length * unit for length in best_slices(computing, units, sending).lengths]
+    work = np.stack([_slice_table(stage, unit, units) for stage in stages], axis=2)
+    counts = unit * np.arange(units + 1)
+    sent = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
+    sent[0] = 0.0
+    lengths = [length * unit for length in best_slices_of(SliceTimes(work, sent)).lengths]
     return (*lengths[:-1], lengths[-1] + tokens - units * unit)
 
 
-def _slice_s(stage: StageCost, unit: int, first: int, count: int) -> float:
-    return stage.step_s([(first * unit, count * unit)])
-
-
-def _hop_s(stage: StageCost, unit: int, count: int) -> float:
-    return stage.hop_delay_s + stage.transfer_s(count * unit)
+@lru_cache(maxsize=512)
+def _slice_table(stage: StageCost, unit: int, units: int) -> Floats:
+    """[units + 1, units + 1] seconds of the slice from a to b, 0 where b <= a."""
+    table = np.zeros((units + 1, units + 1))
+    for first in range(units):
+        for end in range(first + 1, units + 1):
+            table[first, end] = stage.step_s([(first * unit, (end - first) * unit)])
+    return table

@@ -2,8 +2,9 @@
 
     plan(problem) -> PlanResult
 
-Latency minimises the round R of one token of one request. Throughput and auto choose the load (b sequences in each of
-m micro-batches) with the cuts (`search`). Either way the answer is scored by the two phases of a batch, its prompts and
+Request, ttft and latency are about one request alone: all of it, its first token, or the round R of one of its tokens
+(`request_search`). Its prompt goes in the slices that its head would cut. Throughput and auto choose the load (b
+sequences in each of m micro-batches) with the cuts (`search`), scored by the two phases of a batch, its prompts and
 then its tokens:
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
@@ -18,28 +19,31 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.planning.costs import Costs, Load, MemoryUse
 from edgeshard.planning.instance import Cut, Score, Solution
 from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.prompt_time import PromptTimes
+from edgeshard.planning.request_search import RequestSearch, prompt_and_tokens
 from edgeshard.planning.scoring import score, stages, violations
-from edgeshard.planning.search import loads, search_loads
+from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.problem import equal_kinds
 
 ALTERNATIVES = 2
 """Runner-ups shown."""
-RESCORED = 2
-"""Loads for which a cut for prompt and answer together is tried as well."""
 _ROUNDING = 1e-12
 _MANY_NODES = 64
 """Beyond it runner-ups are not worth as many solves again."""
 GAP_OF_LATENCY = "time per token"
-GAP_OF_RATE = "steady decode rate over the loads considered"
+GAP_OF_REQUEST = "time of a request"
+GAP_OF_TTFT = "time to first token"
+GAP_OF_RATE = "token rate, prompts included"
 
 
 @dataclass(frozen=True, slots=True)
 class CutPrediction:
     """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
 
-    `ttft_s` is the time until the last of the micro-batches has its first token, all starting together.
+    `ttft_s` is the time until the last of the micro-batches has its first token, all starting together; for one request
+    alone with its prompt in `slices`. `request_s` is the time until they have all their tokens.
     """
 
     cut: Cut
@@ -48,7 +52,21 @@ class CutPrediction:
     decode: Score
     ttft_s: float
     time_per_token_s: float
+    request_s: float
     throughput_tps: float
+    slices: tuple[int, ...] = ()
+
+    def seconds(self, goal: Objective) -> float:
+        """What an objective minimises; of a throughput, the seconds a token takes."""
+        match goal:
+            case Objective.REQUEST:
+                return self.request_s
+            case Objective.TTFT:
+                return self.ttft_s
+            case Objective.LATENCY:
+                return self.time_per_token_s
+            case _:
+                return 1.0 / self.throughput_tps
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,7 @@ class Alternative:
     load: Load
     ttft_s: float
     time_per_token_s: float
+    request_s: float
     throughput_tps: float
 
 
@@ -103,24 +122,30 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     """The best plan for a problem. Raises InvalidArgumentError naming the field when the problem cannot be."""
     problem.check()
     costs = Costs(problem)
-    if problem.objective is Objective.LATENCY or problem.request_limit == 1:
-        result = _latency(costs)
-    else:
-        result = _throughput(costs)
+    match problem.goal:
+        case Objective.LATENCY:
+            result = _latency(costs)
+        case Objective.THROUGHPUT:
+            result = _throughput(costs)
+        case _:
+            result = _request(costs)
     if result.prediction is None or alternatives < 1:
         return result
     return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
 
 
 def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
-    """The figures of any cut under a load, by the two-phase formula."""
+    """The figures of any cut under a load, by the two-phase formula; one request alone with its prompt in slices."""
     prefill = score(costs.prefill(load), cut, costs.names)
     decode = score(costs.decode(load), cut, costs.names)
     m, new = load.micro_batches, costs.problem.new_tokens
-    ttft = prefill.round_s + (m - 1) * prefill.bottleneck_s
+    ttft, slices = prefill.round_s + (m - 1) * prefill.bottleneck_s, tuple[int, ...]()
+    if costs.problem.goal is not Objective.THROUGHPUT and load.requests == 1:
+        first = PromptTimes(costs).first_token(cut)
+        ttft, slices = first.seconds, first.slices
     per_token = max(decode.round_s, m * decode.bottleneck_s)
-    rate = load.requests * new / (ttft + (new - 1) * per_token)
-    return CutPrediction(cut, load, prefill, decode, ttft, per_token, rate)
+    request = ttft + (new - 1) * per_token
+    return CutPrediction(cut, load, prefill, decode, ttft, per_token, request, load.requests * new / request, slices)
 
 
 def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_objective: str) -> PlanResult:
@@ -154,60 +179,48 @@ def _latency(costs: Costs) -> PlanResult:
     return result_of(costs, prediction, solution.gap, GAP_OF_LATENCY)
 
 
+def _request(costs: Costs) -> PlanResult:
+    problem, load = costs.problem, Load()
+    found = RequestSearch(costs, problem.goal).run()
+    if found is not None:
+        objective = GAP_OF_TTFT if problem.goal is Objective.TTFT else GAP_OF_REQUEST
+        return result_of(costs, predict(costs, load, found.cut), found.gap, objective)
+    fastest = solve_latency(costs.decode(load))
+    if fastest is None or problem.max_time_per_token_s is None:
+        return PlanResult(problem, shortage=shortage_of(costs, load))
+    return PlanResult(problem, shortage=too_slow(fastest.value_s, problem.max_time_per_token_s))
+
+
 def _throughput(costs: Costs) -> PlanResult:
-    """The loads of the search, re-scored with their prompts; the best of them also with a cut made for both phases."""
-    found = search_loads(costs)
-    if not found.candidates:
-        if found.fastest_s is not None and costs.problem.max_time_per_token_s is not None:
-            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, costs.problem.max_time_per_token_s))
+    """The cut and load of the highest rate, prompts included."""
+    found = search_rate(costs)
+    if found.cut is None:
+        limit = costs.problem.max_time_per_token_s
+        if found.fastest_s is not None and limit is not None:
+            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, limit))
         return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
-    limit = costs.problem.max_time_per_token_s
-    predictions = [predict(costs, load, solution.cut) for load, solution in found.candidates]
-    predictions.sort(key=lambda p: -p.throughput_tps)
-    for load in [p.load for p in predictions[:RESCORED]]:
-        amortised = solve_amortised(costs, load)
-        if amortised is not None:
-            predictions.append(predict(costs, load, amortised.cut))
-    for cut in dict.fromkeys(p.cut for p in sorted(predictions, key=lambda p: -p.throughput_tps)[:RESCORED]):
-        fitting = [load for load in loads(costs) if not violations(costs.decode(load), cut)]
-        predictions += [predict(costs, load, cut) for load in fitting]
-    predictions = [p for p in predictions if limit is None or p.time_per_token_s <= limit]
-    best = max(predictions, key=lambda p: p.throughput_tps)
-    steady = best.load.requests / best.time_per_token_s
-    gap = 1.0 - steady / found.rate_bound
+    best = predict(costs, found.load, found.cut)
+    gap = 1.0 - best.throughput_tps / found.rate_bound
     return result_of(costs, best, gap if gap > _ROUNDING else 0.0, GAP_OF_RATE)
-
-
-def solve_amortised(costs: Costs, load: Load) -> Solution | None:
-    """The cut for the mean step of a request, its prompt included. It ranks; the two-phase formula decides."""
-    prefill, decode, new = costs.prefill(load), costs.decode(load), costs.problem.new_tokens
-    if new == 1:
-        return solve_throughput(prefill, load.micro_batches)
-    parts = {
-        name: (getattr(prefill, name) + (new - 1) * getattr(decode, name)) / new
-        for name in ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s")
-    }
-    return solve_throughput(replace(decode, **parts), load.micro_batches)
 
 
 def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
     """The best plans that use other boxes: with one fewer of each kind in use, and the source alone."""
     problem, load = costs.problem, best.load
     found: list[tuple[Costs, CutPrediction]] = []
-    source_alone = Cut((costs.source,), (problem.model.layer_count,))
-    if not violations(costs.decode(load), source_alone):
-        found.append((costs, predict(costs, load, source_alone)))
+    others = [Cut((costs.source,), (problem.model.layer_count,))]
+    if problem.goal.is_single:
+        solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
+        others += [solution.cut for solution in solved if solution is not None]
+    found += [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
     kinds = equal_kinds(costs.decode(load), _MANY_NODES)
     groups = kinds.members if kinds is not None else ()
     for excluded in _one_fewer(costs, best.cut, groups):
         other = Costs(replace(problem, exclude=(*problem.exclude, *excluded)))
-        solution = solve_throughput(other.decode(load), load.micro_batches)
+        solution = _quick_solution(other, load)
         if solution is not None:
             found.append((other, predict(other, load, solution.cut)))
-    if problem.request_limit == 1:
-        found.sort(key=lambda item: item[1].time_per_token_s)
-    else:
-        found.sort(key=lambda item: -item[1].throughput_tps)
+    found.sort(key=lambda item: item[1].seconds(problem.goal))
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
@@ -220,12 +233,24 @@ def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternati
     return tuple(distinct.values())[:count]
 
 
+def _quick_solution(costs: Costs, load: Load) -> Solution | None:
+    """A good cut for the problem's goal by one solve: of one request with its prompt in one piece."""
+    match costs.problem.goal:
+        case Objective.REQUEST:
+            return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
+        case Objective.TTFT:
+            return solve_latency(costs.prefill(load))
+        case _:
+            return solve_throughput(costs.decode(load), load.micro_batches)
+
+
 def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
     return Alternative(
         placement=result_of(costs, prediction, None, "").placement,
         load=prediction.load,
         ttft_s=prediction.ttft_s,
         time_per_token_s=prediction.time_per_token_s,
+        request_s=prediction.request_s,
         throughput_tps=prediction.throughput_tps,
     )
 

@@ -18,12 +18,21 @@ from edgeshard.planning.shapes import BlockSpec, ModelSpec
 
 
 class Objective(StrEnum):
+    REQUEST = "request"
+    """Least time of one request alone, from its prompt to its last token."""
+    TTFT = "ttft"
+    """Least time to the first token of one request alone."""
     LATENCY = "latency"
-    """Least time per token of one request alone."""
+    """Least time per token of one request alone, whatever its prompt."""
     THROUGHPUT = "throughput"
     """Most tokens a second of a full pipeline."""
     AUTO = "auto"
-    """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `latency`."""
+    """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `request`."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is about one request alone."""
+        return self in (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,8 @@ class PlanProblem:
     head_on_source        the source computes norm and head, so that no other box sees a token
     relays                whether a box without layers may pass frames around a slow link
     asynchronous          whether sending overlaps computing
+    sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
+                          `STEP_TOKENS`, each of which passes all stages before the next begins
     times                 measured boxes by name; the others are estimated from their figures
     """
 
@@ -119,6 +130,7 @@ class PlanProblem:
     head_on_source: bool = False
     relays: bool = False
     asynchronous: bool = True
+    sliced: bool = True
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -137,9 +149,16 @@ class PlanProblem:
     @property
     def request_limit(self) -> int | None:
         """Most requests at once; None when only memory and sense limit them."""
-        if self.objective is Objective.LATENCY:
+        if self.objective.is_single:
             return 1
         return 1 if self.concurrency is None and self.objective is Objective.AUTO else self.concurrency
+
+    @property
+    def goal(self) -> Objective:
+        """The objective, `auto` resolved."""
+        if self.objective.is_single or self.request_limit != 1:
+            return Objective.THROUGHPUT if self.objective is Objective.AUTO else self.objective
+        return Objective.REQUEST
 
     @property
     def batch_limit(self) -> int:

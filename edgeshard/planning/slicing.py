@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeshard.planning.fields import check_count, invalid
 from edgeshard.planning.instance import Floats
@@ -37,12 +38,16 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
-    """work_s [units + 1, units + 1, devices] of the slice from a to b; comm_s [units + 1, devices - 1] by length."""
+class SliceTimes:
+    """work_s [units + 1, units + 1, devices] of the slice from a to b, 0 where b <= a; comm_s [units + 1, devices - 1]
+    by length."""
 
-    units: int
     work_s: Floats
     comm_s: Floats
+
+    @property
+    def units(self) -> int:
+        return int(self.work_s.shape[0]) - 1
 
 
 def best_slices(
@@ -51,16 +56,20 @@ def best_slices(
     comm: Sequence[CommSeconds] | CommSeconds | None = None,
     label_limit: int = 20_000,
 ) -> Slices:
-    """The slicing with the least F. `comm` is one function for every hop or one for each.
+    """The slicing with the least F. `comm` is one function for every hop or one for each."""
+    check_count(units, "units")
+    check_count(len(devices), "devices")
+    return best_slices_of(_times(devices, units, comm), label_limit)
+
+
+def best_slices_of(times: SliceTimes, label_limit: int = 20_000) -> Slices:
+    """The slicing with the least F.
 
     Ceilings on a slice's time are tried one after the other, each with a DP over slice ends, as HPipe does: this gives
     an incumbent. Then labels (the devices' finish times at a slice end) are extended, and those no better than another
     in every device dropped, which is exact because F grows with each of them. More than `label_limit` labels end the
     search, and the incumbent is returned with `exact` False.
     """
-    check_count(units, "units")
-    check_count(len(devices), "devices")
-    times = _times(devices, units, comm)
     lengths, value = _by_ceilings(times)
     found = _by_labels(times, value, label_limit)
     if found is None:
@@ -70,7 +79,7 @@ def best_slices(
     return Slices(_longest_first(times, lengths, value), value, exact=True)
 
 
-def _times(devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSeconds] | CommSeconds | None) -> _Times:
+def _times(devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSeconds] | CommSeconds | None) -> SliceTimes:
     count = len(devices)
     hops = list(comm) if isinstance(comm, Sequence) else [comm] * (count - 1)
     if len(hops) != count - 1:
@@ -84,10 +93,10 @@ def _times(devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSecon
         sent[length] = [0.0 if hop is None else hop(length) for hop in hops]
     if not (np.isfinite(work).all() and np.isfinite(sent).all() and work.min() >= 0 and sent.min(initial=0) >= 0):
         raise invalid("devices", "gave a time that is negative or not finite")
-    return _Times(units, work, sent)
+    return SliceTimes(work, sent)
 
 
-def _step(times: _Times, finish: Sequence[float], start: int, end: int) -> tuple[float, ...]:
+def _step(times: SliceTimes, finish: Sequence[float], start: int, end: int) -> tuple[float, ...]:
     """Finish times of the slice [start, end) on each device after those of the slice before it."""
     arrived, found = 0.0, []
     work, comm = times.work_s[start, end], times.comm_s[end - start]
@@ -99,7 +108,7 @@ def _step(times: _Times, finish: Sequence[float], start: int, end: int) -> tuple
     return tuple(found)
 
 
-def _recurrence(times: _Times, lengths: Sequence[int]) -> float:
+def _recurrence(times: SliceTimes, lengths: Sequence[int]) -> float:
     finish: tuple[float, ...] = (0.0,) * times.work_s.shape[2]
     start = 0
     for length in lengths:
@@ -108,7 +117,7 @@ def _recurrence(times: _Times, lengths: Sequence[int]) -> float:
     return finish[-1]
 
 
-def _by_ceilings(times: _Times) -> tuple[tuple[int, ...], float]:
+def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
     """For each ceiling on a slice's time, the slicing of least total work under it; the best by F."""
     units = times.units
     longest = times.work_s.max(axis=2)
@@ -118,23 +127,33 @@ def _by_ceilings(times: _Times) -> tuple[tuple[int, ...], float]:
         ceilings = ceilings[np.linspace(0, len(ceilings) - 1, _CEILINGS).round().astype(int)]
     best: tuple[int, ...] = (units,)
     value = _recurrence(times, best)
-    for ceiling in ceilings:
-        total = np.full(units + 1, np.inf)
-        total[0], before = 0.0, np.zeros(units + 1, dtype=np.int64)
-        for end in range(1, units + 1):
-            costs = np.where(longest[:end, end] <= ceiling, total[:end] + longest[:end, end], np.inf)
-            # The first of equal ones starts earliest: the longest last slice, so the fewest slices.
-            before[end] = int(np.argmin(costs))
-            total[end] = costs[before[end]]
-        if not np.isfinite(total[units]):
-            continue
-        for lengths in (_trace(before, units), _greedy(longest, float(ceiling))):
-            if lengths and (seconds := _recurrence(times, lengths)) < value * (1 - _SLACK):
-                best, value = lengths, seconds
+    before = _before(longest, ceilings)
+    found = {_trace(row, units) for row in before if row[units] >= 0}
+    found |= {_greedy(longest, float(ceiling)) for ceiling in ceilings} - {()}
+    for lengths in sorted(found, key=len):
+        if (seconds := _recurrence(times, lengths)) < value * (1 - _SLACK):
+            best, value = lengths, seconds
     return best, value
 
 
-def _trace(before: np.ndarray[tuple[int], np.dtype[np.int64]], units: int) -> tuple[int, ...]:
+def _before(longest: Floats, ceilings: Floats) -> npt.NDArray[np.int64]:
+    """[ceilings, units + 1]: where the last slice of the least work up to an end begins; -1 where there is none."""
+    units = len(longest) - 1
+    total = np.full((len(ceilings), units + 1), np.inf)
+    total[:, 0] = 0.0
+    before = np.full((len(ceilings), units + 1), -1, dtype=np.int64)
+    rows = np.arange(len(ceilings))
+    for end in range(1, units + 1):
+        allowed = longest[None, :end, end] <= ceilings[:, None]
+        costs = np.where(allowed, total[:, :end] + longest[None, :end, end], np.inf)
+        # The first of equal ones starts earliest: the longest last slice, so the fewest slices.
+        chosen = np.argmin(costs, axis=1)
+        total[:, end] = costs[rows, chosen]
+        before[:, end] = np.where(np.isfinite(total[:, end]), chosen, -1)
+    return before
+
+
+def _trace(before: npt.NDArray[np.int64], units: int) -> tuple[int, ...]:
     lengths: list[int] = []
     end = units
     while end:
@@ -155,7 +174,7 @@ def _greedy(longest: Floats, ceiling: float) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _by_labels(times: _Times, ceiling_s: float, limit: int) -> tuple[int, ...] | None:
+def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ...] | None:
     """Lengths of the least F below `ceiling_s`, empty when there is none; None when the labels became too many."""
     units, count = times.units, times.work_s.shape[2]
     rest = _least_rest(times)
@@ -178,7 +197,7 @@ def _by_labels(times: _Times, ceiling_s: float, limit: int) -> tuple[int, ...] |
     return min(done, key=lambda label: label[0][-1])[1] if done else ()
 
 
-def _least_rest(times: _Times) -> list[tuple[float, ...]]:
+def _least_rest(times: SliceTimes) -> list[tuple[float, ...]]:
     """By slice end and device: a lower bound on the time from that device's finish to the end of everything.
 
     A device still has its own work of all units to come, then the last slice has to pass the devices after it.
@@ -208,7 +227,7 @@ def _undominated(
     return kept
 
 
-def _longest_first(times: _Times, lengths: tuple[int, ...], value: float) -> tuple[int, ...]:
+def _longest_first(times: SliceTimes, lengths: tuple[int, ...], value: float) -> tuple[int, ...]:
     """An equally good slicing whose slices do not grow, where there is one: fewer steps, and steadier ones."""
     longest = times.work_s.max(axis=2)
     ends = np.cumsum(lengths)

@@ -2,49 +2,60 @@
 
 A layer's time is a line in pieces over the rows it computes (weights are read once, then arithmetic takes over), plus a
 share for each pair of a query and a key it sees. Prefill with positions behind it has one more share for each row: it
-takes the masked attention. Weights of the least squares are relative, so that a decode step counts as much as a long
-prompt.
+takes the masked attention. The line's first value, its steps from point to point and the shares are found together, and
+none is negative: more rows and more positions never cost less, however noisy the points. Weights of the least squares
+are relative, so that a decode step counts as much as a long prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import attended_pairs
 from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile, LinkSample, Sample
+from edgeshard.profiles.least_squares import Floats, non_negative
 
-Floats = npt.NDArray[np.float64]
+REWEIGHTED = 3
+"""Rounds in which deviations are taken relative to the fit. Relative to the points, low ones would count for more."""
+NORMAL_DEVIATION = 1.4826
+"""Standard deviation of normal noise over its median absolute deviation, which a spread is."""
+TAIL = 8.0
+"""The slope beyond the last point is that of a line through the points from 1/8 of its rows on: two noisy neighbours
+say little of a slope."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative deviation of the fit from its samples."""
+    """Relative deviation of the fit from its samples: median, largest and root mean square.
+
+    `stated` is what the samples' own spread accounts for, as a root mean square too.
+    """
 
     median: float
     max: float
+    rms: float
+    stated: float
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFit:
-    """Seconds by rows and attended pairs. `nodes` and `values` are the line in pieces, extended by its last slope."""
+    """Seconds by rows and attended pairs: the line in pieces through (nodes, values), and `tail_s` a row beyond it."""
 
     nodes: Floats
     values: Floats
+    tail_s: float
     pair_s: float
     masked_row_s: float
     error: FitError
 
     def seconds(self, rows: float, pairs: float, masked: bool = False) -> float:
         line = float(np.interp(rows, self.nodes, self.values))
-        if rows > self.nodes[-1] and len(self.nodes) > 1:
-            slope = (self.values[-1] - self.values[-2]) / (self.nodes[-1] - self.nodes[-2])
-            line += max(0.0, float(slope)) * (rows - float(self.nodes[-1]))
+        line += self.tail_s * max(0.0, rows - float(self.nodes[-1]))
         return line + self.pair_s * pairs + (self.masked_row_s * rows if masked else 0.0)
 
 
@@ -89,12 +100,6 @@ class ProfileFit:
             raise InvalidArgumentError(f"the profile has no {kind}{size}; profile this model", field="profile")
         return found
 
-    @property
-    def error(self) -> FitError:
-        """The worst of all layers and phases."""
-        errors = [phase.error for fit in self.layers for phase in (fit.prefill, fit.decode)]
-        return FitError(max(error.median for error in errors), max(error.max for error in errors))
-
 
 def fit_profile(profile: ComputeProfile) -> ProfileFit:
     """Raises InvalidArgumentError for a profile without samples."""
@@ -118,40 +123,41 @@ def _fit_phase(samples: Sequence[Sample], pairs_of: Callable[[Sample], float], m
     pairs = np.array([pairs_of(sample) for sample in samples])
     masked = rows * np.array([float(sample.context > 0) for sample in samples])
     nodes = np.unique(rows)
-    hats = np.stack([np.interp(rows, nodes, unit) for unit in np.eye(len(nodes))], axis=1)
     contexts = {sample.context for sample in samples}
     # With one context the pairs add no information to the rows.
     shares = [pairs] if len(contexts) > 1 else []
     if masks and len(contexts - {0}) > 1:
         shares.append(masked)
-    solution = _non_negative_shares(hats, shares, seconds)
-    values, pair_s, masked_row_s = solution[: len(nodes)], 0.0, 0.0
-    if shares:
-        pair_s = float(solution[len(nodes)])
-    if len(shares) > 1:
-        masked_row_s = float(solution[len(nodes) + 1])
-    predicted = hats @ values + pair_s * pairs + masked_row_s * masked
-    deviation = np.abs(predicted - seconds) / seconds
-    error = FitError(float(np.median(deviation)), float(np.max(deviation)))
-    return PhaseFit(nodes, values, pair_s, masked_row_s, error)
+    steps = [np.clip((rows - low) / (high - low), 0.0, 1.0) for low, high in pairwise(nodes)]
+    design = np.column_stack([np.ones_like(rows), *steps, *shares])
+    found = _relative(design, seconds)
+    values = np.cumsum(found[: len(nodes)])
+    pair_s, masked_row_s = (*found[len(nodes) :], 0.0, 0.0)[:2]
+    error = _error(np.abs(design @ found - seconds) / seconds, np.array([sample.spread for sample in samples]))
+    return PhaseFit(nodes, values, _tail(nodes, values), float(pair_s), float(masked_row_s), error)
 
 
-def _non_negative_shares(hats: Floats, shares: list[Floats], seconds: Floats) -> Floats:
-    """Relative least squares; a share below 0 is noise and is left out, the last one first."""
-    kept = list(range(len(shares)))
-    while True:
-        design = np.column_stack([hats, *(shares[index] for index in kept)]) / seconds[:, None]
-        scale = np.linalg.norm(design, axis=0)
-        found = np.linalg.lstsq(design / scale, np.ones_like(seconds), rcond=None)[0] / scale
-        negative = [position for position in range(len(kept)) if found[hats.shape[1] + position] < 0]
-        if not negative:
-            break
-        del kept[negative[-1]]
-    result = np.zeros(hats.shape[1] + len(shares))
-    result[: hats.shape[1]] = np.maximum(found[: hats.shape[1]], 0.0)
-    for position, index in enumerate(kept):
-        result[hats.shape[1] + index] = found[hats.shape[1] + position]
-    return result
+def _error(deviation: Floats, spread: Floats) -> FitError:
+    rms, stated = (float(np.sqrt(np.mean(values**2))) for values in (deviation, NORMAL_DEVIATION * spread))
+    return FitError(float(np.median(deviation)), float(np.max(deviation)), rms, stated)
+
+
+def _relative(design: Floats, seconds: Floats) -> Floats:
+    """Non-negative least squares of relative deviations."""
+    scale = seconds
+    for _ in range(REWEIGHTED):
+        found = non_negative(design / scale[:, None], seconds / scale)
+        scale = np.maximum(design @ found, seconds / 10)
+    return found
+
+
+def _tail(nodes: Floats, values: Floats) -> float:
+    """Seconds a row beyond the last point, all of it work: what is read once is in the line already."""
+    last = nodes >= nodes[-1] / TAIL
+    x, y = nodes[last], np.maximum(values[last], values[-1] / 100)
+    if len(x) == 1:
+        return float(values[-1] / nodes[-1])
+    return float(_relative(np.column_stack([np.ones_like(x), x]), y)[1])
 
 
 OUTLIER_DEVIATIONS = 4.0

@@ -35,6 +35,9 @@ class Grid:
     deep: tuple[int, int] | None = None
     """Tokens and context of one prefill far into a prompt. With little context the time of attention is lost in that of
     the products, and slices of long prompts chosen from such figures are a guess."""
+    deep_decode: tuple[int, int] | None = None
+    """Sequences and context of one decode far behind a prompt, for the same reason. It takes no more KV memory than the
+    other points."""
 
     def within(self, max_context: int) -> Grid:
         """Without the points a model of this context cannot run; at least one of each remains."""
@@ -53,9 +56,14 @@ class Grid:
                 points.append((tokens, context))
         return points
 
-    def decode_points(self) -> list[tuple[int, int]]:
-        return [(n, c) for n in self.decode_batches for c in self.decode_contexts]
+    def decode_points(self, max_context: int) -> list[tuple[int, int]]:
+        points = [(n, c) for n in self.decode_batches for c in self.decode_contexts]
+        if self.deep_decode is not None:
+            sequences, context = self.deep_decode[0], min(self.deep_decode[1], max_context - 1)
+            if context > max(self.decode_contexts):
+                points.append((sequences, context))
+        return points
 
 
-FULL_GRID = Grid(deep=(256, 2048))
-QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 4), (64, 256), _QUICK_EFFORT, deep=(128, 2048))
+FULL_GRID = Grid(deep=(256, 2048), deep_decode=(2, 2048))
+QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 2, 8), (64, 256), _QUICK_EFFORT, deep=(128, 2048), deep_decode=(1, 2048))

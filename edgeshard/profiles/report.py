@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from edgeshard.domain.dtypes import weights_text
 from edgeshard.domain.profile import ComputeProfile, LayerKind
+from edgeshard.profiles.doubts import doubts
 from edgeshard.profiles.fit import LayerFit, fit_profile
-
-UNDISTURBED = 0.95
-"""Share of a core below which a profile is worth another attempt."""
 
 
 def profile_lines(profile: ComputeProfile) -> Iterator[str]:
@@ -18,8 +16,8 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     weights = weights_text(profile.dtype, profile.quantisation)
     yield f"box {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
     yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.quick else "")
-    if profile.processor_share < UNDISTURBED:
-        yield f"warning: the box was busy ({profile.processor_share:.0%} of a core was left); measure again"
+    for doubt in doubts(fitted):
+        yield f"doubtful: {doubt}"
     for fit in fitted.layers:
         yield from _layer(fit)
     overhead, memory = profile.overhead, profile.memory

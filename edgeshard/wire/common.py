@@ -215,6 +215,7 @@ def _cost_to_wire(cost: StageCost) -> pb.StageCost:
         hop_delay_s=cost.hop_delay_s,
         hop_s=cost.hop_s,
         hop_token_s=cost.hop_token_s,
+        prefill_behind_s=cost.prefill_behind_s,
     )
 
 
@@ -230,6 +231,7 @@ def _cost_from_wire(message: pb.StageCost) -> StageCost:
         hop_delay_s=message.hop_delay_s,
         hop_s=message.hop_s,
         hop_token_s=message.hop_token_s,
+        prefill_behind_s=message.prefill_behind_s,
     )
 
 

@@ -96,6 +96,7 @@ def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
         stages=[stage_status_to_wire(stage) for stage in heartbeat.stages],
         memory_available_bytes=heartbeat.memory_available_bytes,
         huge_pages=huge_pages_to_wire(heartbeat.huge_pages) if heartbeat.huge_pages is not None else None,
+        others_share=heartbeat.others_share,
     )
 
 
@@ -106,6 +107,7 @@ def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
         memory_available_bytes=message.memory_available_bytes,
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
+        others_share=message.others_share,
     )
 
 

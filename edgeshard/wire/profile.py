@@ -52,6 +52,7 @@ def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
             else None
         ),
         quantisation=quantisation_to_wire(profile.quantisation),
+        others_share=profile.others_share,
     )
 
 
@@ -77,6 +78,7 @@ def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
         processor_share=_measure(message.processor_share, "processor_share"),
         energy=_energy_from_wire(message.energy) if message.HasField("energy") else None,
         quantisation=quantisation_from_wire(message.quantisation),
+        others_share=_measure(message.others_share, "others_share"),
     )
 
 

@@ -24,6 +24,7 @@ ROW_FIELDS = (
     "time_per_token_s",
     "throughput_tps",
     "ttft_s",
+    "request_s",
     "nodes",
     "placement",
     "gap",

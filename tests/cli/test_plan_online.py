@@ -184,3 +184,15 @@ def test_a_source_that_is_away_and_an_unknown_model(site: Any, plan: Any) -> Non
 def test_without_a_coordinator_the_other_way_is_named() -> None:
     result = CliRunner().invoke(app, ["--coordinator", "127.0.0.1:1", "plan", "--model", "m", "--source", "a"])
     assert result.exit_code == 5 and "--cluster FILE" in result.stderr
+
+
+def test_a_profile_of_a_busy_box_is_named_in_every_view_of_a_plan(measured: Any, plan: Any, data: Any) -> None:
+    assert data()["doubtful"] == {} and "doubtful" not in plan().stderr
+    measured.profiles[1].profile.others_share = 0.4
+    words = "busy while measured (others took 40% of its cores)"
+    assert data()["doubtful"] == {"b": [words]}
+    assert f"Doubtful figures of b: {words}." in plan("--explain").stdout
+    again = "run `edgectl profile --model fairy-tales --dtype bfloat16 b --again` when these boxes are idle"
+    for view in ((), ("--explain",), ("--compare",), ("--sweep", "bandwidth=1:10"), ("--simulate", "together")):
+        assert f"note: doubtful figures of b: {words}; {again}" in plan(*view).stderr
+    assert data("--exclude", "b")["doubtful"] == {} == data("--what-if", "-b")["doubtful"]

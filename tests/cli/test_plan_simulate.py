@@ -29,7 +29,7 @@ def data(*arguments: str) -> Any:
 
 
 def test_rare_requests_see_the_planned_figures() -> None:
-    values = data("--simulate", "rate=0.001,requests=5,prompt=32,new=16")
+    values = data("--objective", "request", "--simulate", "rate=0.001,requests=5,prompt=32,new=16")
     found = values["simulation"]
     assert found["time_per_token_s"]["median"] == pytest.approx(values["time_per_token_s"], rel=0.01)
     assert found["ttft_s"]["median"] == pytest.approx(values["ttft_s"], rel=0.01)
@@ -95,9 +95,10 @@ def test_a_picture_has_a_row_for_every_node_and_link_in_the_order_of_the_ring(tm
 
 def test_a_comparison_is_drawn_too(tmp_path: Path) -> None:
     picture = tmp_path / "out.svg"
-    data("--compare", "--plot", str(picture))
-    text = picture.read_text()
-    assert all(name in text for name in ("edge-solo", "edgeshard-paper", "ms per token by strategy"))
+    for objective, label in (("latency", "ms per token"), ("request", "ms per request"), ("ttft", "ms to first token")):
+        data("--objective", objective, "--compare", "--plot", str(picture))
+        text = picture.read_text()
+        assert all(name in text for name in ("edge-solo", "edgeshard-paper", f"{label} by strategy"))
 
 
 def test_no_plan_is_said_and_exits_1() -> None:

@@ -152,3 +152,16 @@ def test_a_terminal_shows_a_bar_for_each_box() -> None:
     drawn = screen.getvalue()
     assert "40/40" in drawn and "measured" in drawn
     assert "7/40" in drawn and "waiting [in line][2J" in drawn, "neither markup nor escapes of an agent's words count"
+
+
+def test_a_box_that_was_busy_is_marked(edgectl: Any, measured: Any) -> None:
+    measured.profiles[1].profile.others_share = 0.4
+    result = edgectl("profile", "--model", "fairy-tales")
+    assert "busy while measured (others took 40% of its cores)" in " ".join(result.stdout.split())
+    rows = json.loads(edgectl("profile", "--model", "fairy-tales", "-o", "json").stdout)
+    doubts = [row["profile"]["doubts"] for row in rows]
+    assert doubts == [[], ["busy while measured (others took 40% of its cores)"]]
+    described = edgectl("describe", "node", "b").stdout
+    assert "  doubtful: busy while measured (others took 40% of its cores)\n" in described
+    assert "measured again by itself" in described
+    assert "doubtful" not in edgectl("describe", "node", "a").stdout

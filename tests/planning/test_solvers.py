@@ -227,3 +227,22 @@ def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
         for solver in (subset, classes):
             found = solver.solve_round(instance)
             assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_box_that_cannot_send_is_no_stage_but_the_last(asynchronous: bool) -> None:
+    """Without any link out and without a threshold nothing is left of infinity less infinity."""
+    for seed in range(20):
+        made = random_instance(seed, 2 + seed % 4, 4 + seed % 6, asynchronous=asynchronous)
+        hop, back = made.hop_s.copy(), made.return_s.copy()
+        hop[-1] = np.inf
+        if seed % 2:
+            back[-1] = np.inf
+        if seed % 3 == 0:
+            hop[made.source] = np.inf
+        instance = replace(made, hop_s=hop, return_s=back)
+        wanted, _ = brute.best(instance)
+        for solver in (subset, classes, general):
+            found = solver.solve_round(instance)
+            assert (found.value_s if found else float("inf")) == pytest.approx(wanted, rel=SAME), (seed, solver)

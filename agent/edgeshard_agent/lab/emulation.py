@@ -175,7 +175,10 @@ def _layer(
         sample(tokens, context, StepShape(1, tokens, context + (tokens + 1) / 2, context + tokens))
         for tokens, context in grid.prefill_points(model.shape.max_context)
     ]
-    decode = [sample(n, context, StepShape(n, 1, context + 1, context + 1)) for n, context in grid.decode_points()]
+    decode = [
+        sample(n, context, StepShape(n, 1, context + 1, context + 1))
+        for n, context in grid.decode_points(model.shape.max_context)
+    ]
     return LayerProfile(kind, parameters, len(costs), window, 0, tuple(prefill), tuple(decode))
 
 

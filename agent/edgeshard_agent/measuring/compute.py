@@ -32,6 +32,7 @@ from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.layers import BlockSort, block_sorts, outer_parameters
 from edgeshard_agent.measuring.machine import available_bytes
+from edgeshard_agent.measuring.others import others_share, read_cores
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor
 from edgeshard_agent.measuring.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes
@@ -119,11 +120,14 @@ class Profiler:
         cache = self._cache if self._cache is not None else cache_bytes(self._device)
         meter = PowerMeter(find_sensor(self._device))
         sorts = block_sorts(self._config)
-        points = len(self._grid.prefill_points(self._shape.max_context)) + len(self._grid.decode_points())
+        points = len(self._grid.prefill_points(self._shape.max_context)) + len(
+            self._grid.decode_points(self._shape.max_context)
+        )
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
         self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
         meter.rest(_REST_S)
+        cores = read_cores()
         try:
             layers = [self._outer(LayerKind.EMBEDDING, cache)]
             with meter.busy():
@@ -148,12 +152,13 @@ class Profiler:
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
             quantisation=self._quantisation,
+            others_share=others_share(cores, read_cores(), self._threads) if facts.kind == "cpu" else 0.0,
         )
 
     def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
         size = self._model.blocks[sort.first].weight_bytes(self._dtype, self._quantisation)
         grid, limit = self._grid, self._shape.max_context
-        prefill, decode = grid.prefill_points(limit), grid.decode_points()
+        prefill, decode = grid.prefill_points(limit), grid.decode_points(limit)
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(
             max(n + c + 16 for n, c in prefill),

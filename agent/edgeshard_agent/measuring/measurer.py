@@ -82,7 +82,13 @@ class Measurer:
         profile = await measure_apart(job, tell)
         await asyncio.to_thread(self._store.keep, profile)
         weights = weights_text(profile.dtype, profile.quantisation)
-        log.info("measured", model_shape=profile.model_hash, weights=weights, share=profile.processor_share)
+        log.info(
+            "measured",
+            model_shape=profile.model_hash,
+            weights=weights,
+            share=profile.processor_share,
+            others=profile.others_share,
+        )
         return profile
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:

@@ -65,7 +65,7 @@ class ControlClient:
     connected ones, `placeable` once it may place layers on it as well: after `started`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each thing that a heartbeat tells
         self,
         channel: grpc.aio.Channel,
         target: str,
@@ -75,6 +75,7 @@ class ControlClient:
         available_bytes: Callable[[], int],
         huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]],
         on_lost: Callable[[], None] = lambda: None,
+        others_share: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._stub = CoordinatorServiceStub(channel)
         self._target = target
@@ -84,6 +85,7 @@ class ControlClient:
         self._available_bytes = available_bytes
         self._huge_pages = huge_pages
         self._on_lost = on_lost
+        self._others_share = others_share
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._interval_s = 1.0
@@ -211,7 +213,9 @@ class ControlClient:
             if not (self._told_started or self._registration.starting):
                 await self._register()
             huge_pages = await self._huge_pages(self._statuses())
-            heartbeat = Heartbeat(node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages)
+            heartbeat = Heartbeat(
+                node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages, self._others_share()
+            )
             answer = await self._stub.Heartbeat(heartbeat_to_wire(heartbeat), timeout=5)
             if not answer.known:
                 raise UnavailableError("the coordinator does not know this box any more")

@@ -21,6 +21,7 @@ from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
 from edgeshard_coordinator.control.tracing import Traces
+from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import State, Timings
 
@@ -46,6 +47,7 @@ class Coordinator:
         self._store = store
         self._clock = clock
         self._timings = timings
+        self._models = models
         self._hub = ControlHub()
         self.front = RequestFront(self._state, backlog_limit)
         self._calls = MeasureCalls()
@@ -68,7 +70,9 @@ class Coordinator:
 
     async def start(self) -> str:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
-        self.loop.state = await self._store.open(uuid.uuid4().hex, self._timings, self._clock.now())
+        now = self._clock.now()
+        state = await self._store.open(uuid.uuid4().hex, self._timings, now)
+        self.loop.state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
         self._executor.start(self.loop.post)
         await self.loop.start()
         try:

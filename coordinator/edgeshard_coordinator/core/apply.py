@@ -14,6 +14,7 @@ from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
+from edgeshard.profiles.doubts import OTHERS
 from edgeshard_coordinator.core import deployments, measuring
 from edgeshard_coordinator.core.actions import (
     DropConnection,
@@ -157,7 +158,8 @@ def _registered(state: State, event: NodeRegistered) -> State:
     gone = {node.node_id for node in namesakes}
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
     known = nodes.get(new.node_id)
-    state = replace(state, measured=without_nodes(state.measured, gone))
+    retakes = tuple(item for item in state.retakes if item.node_id not in gone)
+    state = replace(state, measured=without_nodes(state.measured, gone), retakes=retakes)
     # While a box starts, what it was before is nearer the truth than what it can say of itself.
     facts = known.facts if new.starting and known is not None else new.facts
     node = KnownNode(new.node_id, new.name, new.address, new.wire_version, facts, new.incarnation, new.starting)
@@ -179,6 +181,7 @@ def _registered_again(state: State, known: KnownNode, node: KnownNode, now: floa
         stages=known.stages,
         released=known.released,
         huge_pages=known.huge_pages,
+        others_at=known.others_at,
         saved=_same_identity(known, node),
     )
     # Links are not probed in the moment after a start, as after a connection.
@@ -202,7 +205,7 @@ def _connected(state: State, event: NodeConnected) -> State:
         raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
     if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
         raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
-    fresh = replace(node, connection=event.connection, heard_at=event.now, released=frozenset())
+    fresh = replace(node, connection=event.connection, heard_at=event.now, others_at=event.now, released=frozenset())
     return replace(_with_node(state, fresh), busy_at=event.now)
 
 
@@ -218,7 +221,9 @@ def _heartbeat(state: State, event: HeartbeatReceived) -> State:
     if node is None or node.incarnation != event.heartbeat.incarnation:
         raise NotFoundError("node_id: this box is not registered; register again", field="node_id")
     heard = event.heartbeat
-    state = _with_node(state, replace(node, heard_at=event.now, stages=heard.stages, huge_pages=heard.huge_pages))
+    others_at = event.now if heard.others_share > OTHERS else node.others_at
+    fresh = replace(node, heard_at=event.now, others_at=others_at, stages=heard.stages, huge_pages=heard.huge_pages)
+    state = _with_node(state, fresh)
     for stage in heard.stages:
         record = state.deployments.get(stage.deployment)
         if stage.phase is StagePhase.FAILED and record is not None and record.epoch == stage.epoch and record.is_live:

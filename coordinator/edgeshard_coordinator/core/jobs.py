@@ -61,6 +61,19 @@ class ProbeTry:
 
 
 @dataclass(frozen=True, slots=True)
+class Retake:
+    """A box's layers that were measured while it was busy: what is asked of it again, not before a time.
+
+    `attempts` counts how often it was asked again already.
+    """
+
+    node_id: NodeId
+    command: MeasureCompute
+    attempts: int
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One box's part of an operator's call is over; `failure` says why it could not be measured, if it could not.
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from edgeshard.domain.commands import ProfileReport
+from edgeshard.domain.commands import MeasureCompute, ProfileReport
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink
+from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
 from edgeshard.profiles.fit import fit_profile
 
 ValueT = TypeVar("ValueT")
@@ -52,6 +52,11 @@ class Measurements:
 
 def key_of(profile: ComputeProfile) -> ProfileKey:
     return profile.model_hash, profile.dtype, profile.quantisation
+
+
+def key_asked(command: MeasureCompute) -> ProfileKey:
+    """Of the profile that a command has measured."""
+    return config_hash(command.config), command.dtype, command.quantisation
 
 
 def check_profile(profile: ComputeProfile) -> None:

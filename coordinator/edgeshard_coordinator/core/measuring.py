@@ -3,28 +3,37 @@
 A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
 site at a time and while no box measures its layers, so that measurements do not disturb each other. The coordinator's
 own measurements wait until the site has been quiet for a while, and are one batch long.
+
+Layers that a box measured while it was busy with something else are measured again, without anybody's asking, when it
+is quiet and no deployment needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
+from typing import Any
 
 from edgeshard.domain.commands import CommandKey, MeasureCompute, Peer, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.profile import config_hash
 from edgeshard.planning.site import node_starting
+from edgeshard.profiles.doubts import busy
 from edgeshard_coordinator.core.actions import Action, SendCommand, TellMeasured
 from edgeshard_coordinator.core.events import MeasureRequested
-from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, SentCommand
+from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake, SentCommand
+from edgeshard_coordinator.core.measurements import key_asked
 from edgeshard_coordinator.core.state import KnownNode, State
 
 PEERS_AT_ONCE = 4
 """Links of one command, and so the longest that a site which turns busy has to wait."""
 LOOKED_AT = 32
 """Boxes whose missing links are looked for in one tick."""
+STAGE_CAME = "STAGE_CAME"
+"""Why a box breaks a measurement of layers off: a stage is to be loaded there."""
 _IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
 
 
@@ -99,6 +108,7 @@ def answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardE
         return state
     command = job.sent.command
     if isinstance(command, MeasureCompute):
+        state = _judged(state, job, command, failure, now)
         following = replace(job, compute=None, sent=None)
     else:
         asked = tuple(peer.node_id for peer in command.peers)
@@ -150,7 +160,28 @@ def settle(state: State, now: float) -> State:
 
 
 def ticked(state: State, active_requests: int, now: float) -> State:
-    """Notice whether the site is busy; when it has been quiet for long enough, begin with links nobody has measured."""
+    """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
+
+    Those are links nobody has measured, when the site has been quiet for long enough, and layers measured on a busy
+    box, when that box has: its measuring disturbs no other.
+    """
+    state = _probing(state, active_requests, now)
+    return state if state.jobs else _retaking(state, now)
+
+
+def restored(state: State, configs: Iterable[Mapping[str, Any]], now: float) -> State:
+    """After a restart: layers of these models that were measured on busy boxes are to be measured again."""
+    by_hash = {config_hash(config): config for config in configs}
+    retakes = [
+        Retake(node_id, MeasureCompute(by_hash[shape], dtype, known.value.quick, True, quantisation), 0, now)
+        for node_id, measured in state.measured.items()
+        for (shape, dtype, quantisation), known in measured.profiles.items()
+        if shape in by_hash and busy(known.value)
+    ]
+    return replace(state, retakes=tuple(retakes))
+
+
+def _probing(state: State, active_requests: int, now: float) -> State:
     if active_requests or any(record.phase in _IN_TRANSITION for record in state.deployments.values()):
         return replace(state, busy_at=now)
     if state.jobs or now - state.busy_at < state.timings.probe_quiet_s:
@@ -220,6 +251,48 @@ def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: flo
 def _peer(state: State, node_id: NodeId) -> Peer:
     node = state.nodes[node_id]
     return Peer(node.node_id, node.name, node.address)
+
+
+def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
+    """After a measurement of layers: due again as long as it was disturbed, but so often only."""
+    key, known = key_asked(command), state.measured.get(job.node_id)
+    kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
+    before = next((item for item in state.retakes if item not in kept), None)
+    if failure is not None:
+        if job.own and before is not None and failure.reason == STAGE_CAME:  # it was no attempt
+            return replace(state, retakes=(*kept, replace(before, attempts=before.attempts - 1)))
+        return state
+    profile = known.profiles.get(key) if known is not None else None
+    if profile is None or not busy(profile.value):
+        return replace(state, retakes=kept)
+    if not job.own or before is None:
+        before = Retake(job.node_id, replace(command, again=True), 0, now + state.timings.retake_first_s)
+    return replace(state, retakes=(*kept, before))
+
+
+def _retaking(state: State, now: float) -> State:
+    """Begin with the first that is due."""
+    for item in state.retakes:
+        if item.attempts < state.timings.retake_attempts and now >= item.not_before and _idle(state, item, now):
+            count = state.probe_count + 1
+            connection = state.nodes[item.node_id].connection
+            job = Job(f"{state.instance}-{count}", item.node_id, connection, item.command, peers=(), own=True)
+            delay = min(state.timings.retake_limit_s, state.timings.retake_first_s * 2.0 ** (item.attempts + 1))
+            later = replace(item, attempts=item.attempts + 1, not_before=now + delay)
+            others = tuple(other for other in state.retakes if other is not item)
+            return replace(state, jobs=(job,), probe_count=count, retakes=(*others, later))
+    return state
+
+
+def _idle(state: State, item: Retake, now: float) -> bool:
+    """Whether the box still has that profile, has been left alone for long enough, and serves no deployment."""
+    node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
+    if node is None or known is None or key_asked(item.command) not in known.profiles:
+        return False
+    if not node.placeable or node.stages or now - node.others_at < state.timings.retake_quiet_s:
+        return False
+    serving = (record for record in state.deployments.values() if record.phase is not Phase.FAILED)
+    return not any(stage.node_id == node.node_id for record in serving for stage in record.placement.stages)
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:

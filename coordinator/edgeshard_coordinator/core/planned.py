@@ -21,6 +21,7 @@ from edgeshard.domain.profile import config_hash
 from edgeshard.planning import explain
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
+from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.pace import stage_costs
 from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, plan, predict, result_of
 from edgeshard.planning.problem import Objective, PlanProblem
@@ -152,7 +153,7 @@ class _Site:
         if spec.micro_batches:
             load = self._load(costs, cut) or Load(1, spec.micro_batches)
             result = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
-        elif problem.objective is Objective.LATENCY:
+        elif problem.goal.is_single:
             load = self._load(costs, cut) or load
         stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
         try:
@@ -190,7 +191,8 @@ class _Site:
         new = max(1, min(TYPICAL_TOKENS, spec.max_new_tokens, context // 2))
         prompt = max(1, min(TYPICAL_TOKENS, context - new))
         options: dict[str, Any] = {
-            "objective": Objective.LATENCY if spec.mode == "sequential" else Objective(spec.objective),
+            "objective": _objective(spec),
+            "sliced": spec.mode != "sequential",
             "prompt_tokens": prompt,
             "new_tokens": new,
             "context_tokens": context,
@@ -257,6 +259,12 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
     )
 
 
+def _objective(spec: DeploymentSpec) -> Objective:
+    """In mode `sequential` one step is under way at a time: what matters is one request."""
+    objective = Objective(spec.objective)
+    return objective if objective.is_single or spec.mode != "sequential" else Objective.REQUEST
+
+
 def _prediction(result: PlanResult) -> Prediction:
     figures = result.prediction
     assert figures is not None
@@ -286,6 +294,8 @@ def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests:
             f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
             f"`{profile_command(spec.model, spec.dtype, problem.quantisation)}`."
         )
+    if found := doubtful(problem):
+        parts.append(f"Doubtful figures of {doubts_line(found)}.")
     if not spec.layers:
         parts.append(_unused(site))
     if spec.mode == "bubbles" and figures.load.micro_batches > 1:

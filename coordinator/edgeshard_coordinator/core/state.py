@@ -10,7 +10,7 @@ from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry
+from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake
 from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.placing import Candidate, held_bytes
 
@@ -40,6 +40,12 @@ class Timings:
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
     """A link whose probe fails is tried again with these delays, and then no more until one of its boxes restarts."""
+    retake_quiet_s: float = 30.0
+    """How long others must have left a box alone before layers that it measured while busy are measured again."""
+    retake_first_s: float = 60.0
+    retake_limit_s: float = 3600.0
+    retake_attempts: int = 6
+    """The same for such a measurement, which a box that is never quiet would repeat for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class KnownNode:
     starting: bool = False
     connection: int = 0
     heard_at: float = 0.0
+    others_at: float = 0.0
+    """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
     stages: tuple[StageStatus, ...] = ()
     huge_pages: HugePages | None = None
     saved: bool = False
@@ -178,6 +186,8 @@ class State:
     """Jobs that ended, until the operator's call is told."""
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
     """Links whose probe failed, by sender and receiver."""
+    retakes: tuple[Retake, ...] = ()
+    """Measurements of layers on boxes that were busy with something else."""
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
     probe_turn: int = 0

@@ -41,7 +41,11 @@ class Oracle:
 
     def __call__(self, threshold_s: float, ceiling_s: float) -> Answer:
         """The plan of least R < `ceiling_s` with every station <= `threshold_s`."""
-        question = _Question(self._instance, self._kinds, threshold_s, ceiling_s, self._prices, self._stage_price)
+        return self.answer(Problem(self._instance, self._kinds, threshold_s), ceiling_s)
+
+    def answer(self, problem: Problem, ceiling_s: float) -> Answer:
+        """The same for a problem made from this instance and these kinds, whatever its limits."""
+        question = _Question(problem, ceiling_s, self._prices, self._stage_price)
         question.solve(self._effort)
         self._prices, self._stage_price = question.prices, question.stage_price
         return Answer(question.cut, min(question.bound, question.value))
@@ -50,17 +54,9 @@ class Oracle:
 class _Question:
     """One threshold: the best plan so far and the best bound so far, brought together."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        kinds: Kinds,
-        threshold_s: float,
-        ceiling_s: float,
-        prices: Floats,
-        stage_price: float,
-    ) -> None:
-        self._instance, self._kinds, self._threshold = instance, kinds, threshold_s
-        self._problem = Problem(instance, kinds, threshold_s)
+    def __init__(self, problem: Problem, ceiling_s: float, prices: Floats, stage_price: float) -> None:
+        instance = problem.instance
+        self._instance, self._kinds, self._problem = instance, problem.kinds, problem
         self.cut: Cut | None = None
         self.value = ceiling_s
         self.bound = -INFINITY

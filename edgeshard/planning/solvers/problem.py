@@ -123,7 +123,10 @@ class Problem:
         out = np.zeros(self.count)
         if not instance.asynchronous:
             out = np.minimum(self.occupied.min(axis=1), self._back_station)
-        time_left = self.limit - self.overhead - out
+        # Without a way out, or any at this threshold, a box is no stage but the last.
+        can_send = np.isfinite(out)
+        out[~can_send] = 0.0
+        time_left = np.where(can_send, self.limit - self.overhead - out, -INFINITY)
         room = capacity - instance.stage_bytes
         starts = np.arange(layers + 1)
         self.reach: Integers = np.empty((self.count, layers + 1), dtype=np.int64)
@@ -148,13 +151,27 @@ class Problem:
         seconds_first = self.overhead[0] + instance.embed_s[source] + self.done[0]
         first_s = seconds_first + (instance.head_s[source] if at_source else 0.0)
         fits = (self._held + (both if at_source else instance.embed_bytes) <= room[0]) & (starts <= most[0])
-        fits &= first_s + out[0] <= self.limit
+        fits &= (first_s + out[0] <= self.limit) & can_send[0]
         fits[[0, layers]] = False
         self.first: Floats = np.where(fits, first_s, INFINITY)
         alone = float(seconds_first[-1] + instance.head_s[source])
         allowed = instance.min_nodes <= 1 <= instance.max_nodes and within(alone, self.threshold_s)
         allowed = allowed and self._held[-1] + both <= room[0] and layers <= most[0]
         self.alone = alone if allowed else INFINITY
+
+    def restrict(self, other: Problem) -> None:
+        """Leave out the stages and links that another problem of the same boxes, layers and memory does not have.
+
+        Where sending is part of a station, what is left may be more than the other problem allows, never less.
+        """
+        self.reach = np.minimum(self.reach, other.reach)
+        self.relay &= other.relay
+        missing = np.isinf(other.occupied)
+        self.occupied = np.where(missing, INFINITY, self.occupied)
+        self.hop = np.where(missing, INFINITY, self.hop)
+        self.first = np.where(np.isinf(other.first), INFINITY, self.first)
+        self.finish = np.where(np.isinf(other.finish), INFINITY, self.finish)
+        self.alone = INFINITY if np.isinf(other.alone) else self.alone
 
     @cached_property
     def widest(self) -> int:

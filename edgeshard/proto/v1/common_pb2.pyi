@@ -202,7 +202,7 @@ class Placement(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ...) -> None: ...
 
 class StageCost(_message.Message):
-    __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s")
+    __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s", "prefill_behind_s")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class StageCost(_message.Message):
     HOP_DELAY_S_FIELD_NUMBER: _ClassVar[int]
     HOP_S_FIELD_NUMBER: _ClassVar[int]
     HOP_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_BEHIND_S_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
     decode_s: _containers.RepeatedScalarFieldContainer[float]
     prefill_s: _containers.RepeatedScalarFieldContainer[float]
@@ -219,7 +220,8 @@ class StageCost(_message.Message):
     hop_delay_s: float
     hop_s: float
     hop_token_s: float
-    def __init__(self, rows: _Optional[_Iterable[int]] = ..., decode_s: _Optional[_Iterable[float]] = ..., prefill_s: _Optional[_Iterable[float]] = ..., decode_pair_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ..., hop_delay_s: _Optional[float] = ..., hop_s: _Optional[float] = ..., hop_token_s: _Optional[float] = ...) -> None: ...
+    prefill_behind_s: float
+    def __init__(self, rows: _Optional[_Iterable[int]] = ..., decode_s: _Optional[_Iterable[float]] = ..., prefill_s: _Optional[_Iterable[float]] = ..., decode_pair_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ..., hop_delay_s: _Optional[float] = ..., hop_s: _Optional[float] = ..., hop_token_s: _Optional[float] = ..., prefill_behind_s: _Optional[float] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("time_to_first_token_s", "time_per_token_s", "throughput_tps", "bottleneck", "gap")

@@ -184,18 +184,20 @@ class TakeDump(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes", "huge_pages")
+    __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes", "huge_pages", "others_share")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
     memory_available_bytes: int
     huge_pages: _common_pb2.HugePages
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ...) -> None: ...
+    others_share: float
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("known",)

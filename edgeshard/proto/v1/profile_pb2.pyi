@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ComputeProfile(_message.Message):
-    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation")
+    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation", "others_share")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class ComputeProfile(_message.Message):
     PROCESSOR_SHARE_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     model_hash: str
     dtype: _common_pb2.DataType
@@ -33,7 +34,8 @@ class ComputeProfile(_message.Message):
     processor_share: float
     energy: EnergyProfile
     quantisation: str
-    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
+    others_share: float
+    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ...) -> None: ...
 
 class LayerProfile(_message.Message):
     __slots__ = ("kind", "parameters", "layers", "window", "rotated_bytes", "prefill", "decode")

@@ -226,6 +226,31 @@ async def test_measurements_outlive_the_coordinator(site: Any, measuring: Any) -
         assert restored.links.keys() == known.links.keys()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_layers_measured_on_a_busy_box_are_measured_again(open_site: Any, measuring: Any, restarts: bool) -> None:
+    site = await open_site(retake_quiet_s=0.2, retake_first_s=1e9 if restarts else 0.2)
+    (a,) = await site.connected("a")
+    quiet = measuring(a)
+
+    def measured(command: Command) -> ProfileReport | None:
+        assert isinstance(command, MeasureCompute)
+        return ProfileReport(a.node_id, compute=(quiet if command.again else replace(quiet, others_share=0.3),))
+
+    a.measured = measured
+    await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
+    if restarts:
+        await site.restart()
+        (again,) = await site.connected("a")
+        again.measured = measured
+
+    def of_a_quiet_box(state: Any) -> bool:
+        return [known.value for known in state.measured[a.node_id].profiles.values()] == [quiet]
+
+    await site.until(of_a_quiet_box)
+    assert not site.state.retakes or site.state.jobs, "the answer comes behind the report"
+    await site.until(lambda state: not state.retakes and not state.jobs)
+
+
 async def test_a_report_that_cannot_be_used_is_refused(site: Any, failing: Any, measuring: Any) -> None:
     (a,) = await site.connected("a")
     profile = measuring(a)

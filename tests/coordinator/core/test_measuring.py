@@ -8,115 +8,34 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import Action, SaveMeasurements, SendCommand, TellMeasured
-from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import (
-    ActionIssued,
     CommandAnswered,
     DeployRequested,
-    Event,
-    MeasureRequested,
-    NodeConnected,
     NodeDisconnected,
     NodeRegistered,
     ProfileReported,
-    Ticked,
 )
 from edgeshard_coordinator.core.jobs import Measured
 from edgeshard_coordinator.core.measurements import key_of
 from edgeshard_coordinator.core.measuring import PEERS_AT_ONCE, settle
 from edgeshard_coordinator.core.placing import SimplePlacer
-from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import (
     DeploymentRecord,
     KnownNode,
     ServedOperation,
-    State,
     Timings,
-    validate_state,
 )
 
-from edgeshard.domain.commands import CommandResult, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.commands import CommandResult, ProfileReport
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DeadlineError, InternalError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.profile import MeasuredLink
+from tests.support.desk import LINK, Desk, node
 
-LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
-COMPUTE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, quick=True, again=False)
 QUIET_S = Timings().probe_quiet_s
-
-
-class Desk:
-    """The core with nobody around it: events go in, and the commands that came out wait to be answered."""
-
-    def __init__(self, make_registration: Any, names: str) -> None:
-        self.make_registration = make_registration
-        self.now = 100.0
-        # No heartbeats here: nobody counts as silent.
-        self.state = State(instance="run", timings=Timings(heartbeat_timeout_s=1e9))
-        self.sent: list[SendCommand] = []
-        self.told: list[Measured] = []
-        self.saved: list[SaveMeasurements] = []
-        self.connections = 0
-        for name in names:
-            self.connect(name)
-
-    def feed(self, event: Event) -> None:
-        self.state = apply(self.state, event)
-        validate_state(self.state)
-        while actions := reconcile(self.state, self.now):
-            for action in actions:
-                self.state = apply(self.state, ActionIssued(action, self.now))
-                validate_state(self.state)
-                self._keep(action)
-
-    def _keep(self, action: Action) -> None:
-        match action:
-            case SendCommand():
-                self.sent.append(action)
-            case TellMeasured(measured):
-                self.told.append(measured)
-            case SaveMeasurements():
-                self.saved.append(action)
-
-    def connect(self, name: str, incarnation: str = "i1", **changes: Any) -> None:
-        self.connections += 1
-        self.feed(NodeRegistered(self.make_registration(name, incarnation, **changes), self.now))
-        self.feed(NodeConnected(node(name), incarnation, self.connections, self.now))
-
-    def wait(self, seconds: float, active_requests: int = 0) -> None:
-        """Time goes by, tick by tick."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now += 0.25
-            self.feed(Ticked(self.now, active_requests))
-
-    def ask(
-        self, *names: str, uid: str = "call", compute: MeasureCompute | None = COMPUTE, every: bool = False
-    ) -> None:
-        self.feed(MeasureRequested(uid, tuple(node(name) for name in names), compute, every, self.now))
-
-    def answer(self, reached: bool = True, failure: Any = None) -> SendCommand:
-        """The oldest command under way is done; a probe that `reached` nobody brings no links."""
-        action = self.sent.pop(0)
-        if isinstance(action.command, ProbeLinks) and reached and failure is None:
-            links = tuple(MeasuredLink(action.node_id, peer.node_id, LINK) for peer in action.command.peers)
-            self.feed(ProfileReported(ProfileReport(action.node_id, links=links), self.now))
-        self.feed(CommandAnswered(action.node_id, CommandResult(action.operation_id, failure), self.now))
-        return action
-
-    def under_way(self) -> list[tuple[str, str]]:
-        return [(action.node_id[-1], type(action.command).__name__) for action in self.sent]
-
-    def links(self) -> int:
-        return sum(len(known.links) for known in self.state.measured.values())
-
-
-def node(name: str) -> NodeId:
-    return NodeId(f"id-{name}")
 
 
 @pytest.fixture

@@ -295,3 +295,14 @@ def test_a_note_says_when_the_boxes_compute_different_bits(
     note = place(boxes, measured(a=1e-3, b=1e-3), layers="a=0:4,b=4:12").note
     assert told in note and ("Bits fingerprints differ" in note) == bool(told)
     assert "Bits" not in place([boxes[0]], measured(a=1e-3)).note
+
+
+def test_a_note_names_the_boxes_that_were_busy_while_measured(place: Any, measured: Any) -> None:
+    known = dict(measured(a=1e-2, b=1e-3, c=5e-3))
+    assert "Doubtful" not in place(ABC, known).note
+    ((key, reported),) = known[NodeId("id-c")].profiles.items()
+    busy = replace(reported, value=replace(reported.value, others_share=0.4))
+    known[NodeId("id-c")] = replace(known[NodeId("id-c")], profiles={key: busy})
+    for layers in ("", "a=0:1,c=1:12"):
+        note = place(ABC, known, **({"layers": layers} if layers else {})).note
+        assert "Doubtful figures of c: busy while measured (others took 40% of its cores)." in note

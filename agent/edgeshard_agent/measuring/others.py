@@ -1,0 +1,60 @@
+"""What other processes, and a hypervisor, take of the cores that this one computes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import psutil
+
+_SHORTEST_S = 0.9
+"""The system counts in hundredths of a second, so over less a share is mostly rounding."""
+_PARTS = ("user", "nice", "system", "irq", "softirq", "steal")
+_REST = ("idle", "iowait")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Seconds since some start: all of a number of cores, what of it they were busy, and what this process took."""
+
+    cores: frozenset[int]
+    total_s: float
+    busy_s: float
+    own_s: float
+
+
+def read_cores() -> Reading:
+    """Of the cores this process may run on. What a hypervisor stole of them counts as busy."""
+    every = psutil.cpu_times(percpu=True)
+    cores = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every)))
+    times = [every[core] for core in cores if core < len(every)]
+    busy, rest = (sum(getattr(core, part, 0.0) for core in times for part in parts) for parts in (_PARTS, _REST))
+    return Reading(cores, busy + rest, busy, time.process_time())
+
+
+def others_share(before: Reading, after: Reading, threads: int) -> float:
+    """What others took beyond the cores that `threads` threads leave free, as a part of the threads' cores."""
+    elapsed = after.total_s - before.total_s
+    if before.cores != after.cores or elapsed <= 0:
+        return 0.0
+    count = len(after.cores)
+    taken = count * (after.busy_s - before.busy_s - (after.own_s - before.own_s)) / elapsed
+    threads = min(threads, count)
+    return min(1.0, max(0.0, taken - (count - threads)) / threads)
+
+
+class OthersWatch:
+    """The share since the last reading, over a second or so at least; 0 before there is one."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._last = read_cores()
+        self._share = 0.0
+
+    def share(self) -> float:
+        now = read_cores()
+        if now.cores != self._last.cores or now.total_s - self._last.total_s >= _SHORTEST_S * len(now.cores):
+            self._share = others_share(self._last, now, self._threads)
+            self._last = now
+        return self._share

@@ -1,0 +1,290 @@
+"""What noise in profiles does to fitted costs and to plans: random sites with planted times, and samples that deviate.
+
+Every box has true times of its own: a block takes as long as its weights take to read or its rows to compute, with a
+soft or a sharp bend between them, plus attention. A profile has these times at the profiler's points, each times a
+random factor within 1 - noise and 1 + noise. One cut is made from the fit of such profiles, another from the true
+times, and both are scored with the true times: for the least time of a token or of a prompt of one request, or for the
+highest rate under a load. Exits 1 where a fitted cost falls or a plan loses more than LIMITS.
+
+    python -m bench.fit_noise [--sites 200] [--noise 0.1] [--quick] [--seed 1]    JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.model import attended_pairs
+from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.devices import Cluster, parse_cluster
+from edgeshard.planning.instance import Instance
+from edgeshard.planning.measured import MeasuredTimes
+from edgeshard.planning.pace import stage_costs
+from edgeshard.planning.problem import ComputeTimes, Objective, PlanProblem, StepShape
+from edgeshard.planning.scoring import score
+from edgeshard.planning.shapes import BlockSpec, ModelSpec, model_from_config
+from edgeshard.planning.solvers import solve_throughput
+from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Grid
+
+LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}
+"""Of how much worse a plan may be than the one from the true times, by the noise of the samples."""
+WIDTH, VOCABULARY, LONGEST = 2048, 32_000, 8192
+ROOM_BYTES = 3e8
+"""For KV cache and workspace."""
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedTimes:
+    """ComputeTimes of a made-up box. Seconds: `read_s` of a block's weights, the others of a row, a pair or a byte.
+
+    `bend` is 1 where reading and computing add up, and large where the longer hides the shorter.
+    """
+
+    read_s: float
+    row_s: float
+    bend: float
+    decode_pair_s: float
+    prefill_pair_s: float
+    masked_row_s: float
+    embedded_row_s: float
+    head_blocks: float
+    overhead: StepOverhead
+
+    def rows_s(self, rows: float) -> float:
+        return float((self.read_s**self.bend + (self.row_s * rows) ** self.bend) ** (1 / self.bend))
+
+    def prefill_s(self, tokens: float, context: float, batch: float = 1) -> float:
+        masked = self.masked_row_s * batch * tokens if context > 0 else 0.0
+        return self.rows_s(batch * tokens) + masked + self.prefill_pair_s * batch * attended_pairs(tokens, context)
+
+    def decode_s(self, batch: float, context: float) -> float:
+        return self.rows_s(batch) + self.decode_pair_s * batch * (context + 1)
+
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float:
+        if phase.tokens == 1:
+            return self.decode_s(phase.batch, max(0.0, phase.kv_tokens - 1))
+        return self.prefill_s(phase.tokens, max(0.0, phase.context - (phase.tokens + 1) / 2), phase.batch)
+
+    def embedding_s(self, phase: StepShape) -> float:
+        return self.embedded_row_s * phase.step_tokens
+
+    def head_s(self, phase: StepShape) -> float:
+        return self.head_blocks * self.rows_s(phase.batch)
+
+    def step_s(self, hidden_bytes: float) -> float:
+        return self.overhead.seconds + self.overhead.seconds_per_byte * hidden_bytes
+
+
+def made_times(typical_s: float, chance: Random) -> PlantedTimes:
+    """A box within a factor of 2 of the site's typical time to read a block, of any ratio of arithmetic to reading."""
+    read_s = typical_s * 2 ** chance.uniform(-1, 1)
+    row_s = read_s / 2 ** chance.uniform(1, 7)
+    return PlantedTimes(
+        read_s=read_s,
+        row_s=row_s,
+        bend=chance.choice([1.0, 2.0, 8.0]),
+        decode_pair_s=read_s * 10 ** chance.uniform(-5.5, -4),
+        prefill_pair_s=row_s * 10 ** chance.uniform(-4.5, -3.5),
+        masked_row_s=row_s * chance.choice([0.0, 0.1, 0.3]),
+        embedded_row_s=read_s / 1000,
+        head_blocks=chance.uniform(0.3, 3),
+        overhead=StepOverhead(chance.uniform(2e-4, 2e-3), 1e-10 * 10 ** chance.random()),
+    )
+
+
+def profile_of(true: PlantedTimes, model: ModelSpec, grid: Grid, noise: float, chance: Random) -> ComputeProfile:
+    """What the profiler would report, every sample off by a factor within 1 - noise and 1 + noise."""
+
+    def sample(count: int, context: int, seconds: float) -> Sample:
+        return Sample(count, context, seconds * chance.uniform(1 - noise, 1 + noise), noise / 2)
+
+    block = model.blocks[0]
+    prefill = tuple(sample(n, c, true.prefill_s(n, c)) for n, c in grid.prefill_points(LONGEST))
+    decode = tuple(sample(n, c, true.decode_s(n, c)) for n, c in grid.decode_points(LONGEST))
+    embedded = tuple(sample(n, 0, true.embedded_row_s * n) for n in grid.prefill_tokens)
+    head = tuple(sample(n, 0, true.head_blocks * true.rows_s(n)) for n in grid.decode_batches)
+    layers = (
+        LayerProfile(LayerKind.EMBEDDING, model.embedding_parameters, 1, 0, 0, embedded, embedded),
+        LayerProfile(LayerKind.BLOCK, block.parameters, model.layer_count, 0, 0, prefill, decode),
+        LayerProfile(LayerKind.HEAD, model.head_parameters, 1, 0, 0, head, head),
+    )
+    overhead = replace(true.overhead, seconds=true.overhead.seconds * chance.uniform(1 - noise, 1 + noise))
+    memory = MemoryProfile(8 << 30, 8 << 30, 0, unified=True)
+    return ComputeProfile("box", "shape", DType.FLOAT16, "cpu", 1, layers, overhead, memory)
+
+
+def made_model(chance: Random) -> ModelSpec:
+    config = {
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": chance.randint(4, 16),
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": LONGEST,
+        "rms_norm_eps": 1e-5,
+    }
+    return model_from_config("made", config)
+
+
+def made_cluster(model: ModelSpec, chance: Random) -> Cluster:
+    """Two to five boxes, of which none or one holds the whole model."""
+    names = [f"box{number}" for number in range(chance.randint(2, 5))]
+    weights = 2.0 * (sum(block.parameters for block in model.blocks) + 2 * model.head_parameters)
+    sizes = {name: weights * chance.uniform(0.4, 1.0) + ROOM_BYTES for name in names}
+    rates = {name: 10 ** chance.uniform(7.5, 9) for name in names}
+    return parse_cluster(
+        {
+            "source": names[0],
+            "device": [
+                {"name": name, "memory_bytes": sizes[name], "bandwidth_bytes_per_s": 1e11, "flops": 1e13}
+                | {"up_bps": rates[name], "down_bps": rates[name]}
+                for name in names
+            ],
+            "link": {"bandwidth_bps": 1e9, "latency_s": 10 ** chance.uniform(-4, -2)},
+        }
+    )
+
+
+def made_problem(chance: Random) -> tuple[PlanProblem, Mapping[str, PlantedTimes]]:
+    model = made_model(chance)
+    cluster = made_cluster(model, chance)
+    typical_s = 1e-4 * 100 ** chance.random()
+    true = {name: made_times(typical_s, chance) for name in cluster.names}
+    problem = PlanProblem(
+        model=model,
+        cluster=cluster,
+        objective=Objective.LATENCY,
+        prompt_tokens=round(16 * 2 ** chance.uniform(0, 7.5)),
+        new_tokens=round(16 * 2 ** chance.uniform(0, 5)),
+        dtype=DType.FLOAT16,
+    )
+    return problem, true
+
+
+def with_times(problem: PlanProblem, times: Mapping[str, ComputeTimes]) -> PlanProblem:
+    return replace(problem, times=MappingProxyType(dict(times)))
+
+
+def question(problem: PlanProblem, chance: Random) -> tuple[str, Callable[[Costs], Instance], int]:
+    """One that the solvers answer exactly, by its name: the instance to solve, and the micro-batches in flight."""
+    load = Load(chance.randint(1, 8), chance.randint(2, 6))
+    name = chance.choice(["token", "prompt", "rate"])
+    if name == "rate" and solve_throughput(Costs(problem).decode(load), load.micro_batches) is not None:
+        return name, lambda costs: costs.decode(load), load.micro_batches
+    if name == "prompt":
+        return name, lambda costs: costs.prefill(Load()), 1
+    return "token", lambda costs: costs.decode(Load()), 1
+
+
+def loss(
+    problem: PlanProblem,
+    asked: tuple[str, Callable[[Costs], Instance], int],
+    true: Mapping[str, PlantedTimes],
+    noisy: Mapping[str, ComputeTimes],
+) -> float | None:
+    """How much worse the cut from the noisy times is, by the true ones, 0.1 for 10 %; None where nothing fits."""
+    _, instance, in_flight = asked
+    real, seen = (instance(Costs(with_times(problem, times))) for times in (true, noisy))
+    best, found = (solve_throughput(each, in_flight) for each in (real, seen))
+    if best is None or found is None:
+        return None
+    scores = [score(real, solution.cut) for solution in (best, found)]
+    least, got = (max(each.round_s, in_flight * each.bottleneck_s) for each in scores)
+    return got / least - 1
+
+
+def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[str]:
+    """Every fitted cost that falls where rows or positions grow, and every step of a plan's stages that does."""
+    rows, contexts = [1, 2, 3, 6, 16, 40, 64, 200, 512, 513, 1024, 4096], [0, 1, 64, 512, 5000]
+    for name, measured in times.items():
+        for fit in measured.fit.layers:
+            for context in contexts:
+                yield from _falls(f"{name} prefill", [fit.prefill_s(n, context) for n in rows])
+                yield from _falls(f"{name} decode", [fit.decode_s(n, context) for n in rows])
+            for count in rows:
+                yield from _falls(f"{name} prefill by context", [fit.prefill_s(count, c) for c in contexts])
+                yield from _falls(f"{name} decode by context", [fit.decode_s(count, c) for c in contexts])
+        yield from _falls(f"{name} overhead", [measured.step_s(2048.0 * n) for n in rows])
+    costs = Costs(with_times(problem, times))
+    solution = solve_throughput(costs.decode(Load()), 1)
+    for stage in stage_costs(costs, solution.cut) if solution is not None else ():
+        for first in contexts:
+            yield from _falls("a stage's chunk", [stage.step_s([(first, n)]) for n in rows[1:]])
+            yield from _falls("a stage's decode", [stage.step_s([(first, 1)] * n) for n in rows])
+        for count in rows[1:]:
+            yield from _falls("a stage by context", [stage.step_s([(first, count)]) for first in contexts])
+
+
+def _falls(what: str, seconds: list[float]) -> Iterator[str]:
+    for less, more in pairwise(seconds):
+        if more * _ROUNDING < less:
+            yield f"{what}: {more:.3g} s after {less:.3g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What came of one random site: its plan's loss, None where nothing fits, and the costs that fall."""
+
+    question: str
+    loss: float | None
+    falling: tuple[str, ...]
+
+
+def made_site(number: int, noise: float, grid: Grid, seed: int) -> Site:
+    chance = Random(f"{seed}/{number}/{noise}")
+    problem, true = made_problem(chance)
+    asked = question(problem, chance)
+    noisy = {
+        name: MeasuredTimes.of(profile_of(times, problem.model, grid, noise, chance)) for name, times in true.items()
+    }
+    return Site(asked[0], loss(problem, asked, true, noisy), tuple(falls(problem, noisy)))
+
+
+def run(noise: float, sites: int, grid: Grid, seed: int) -> dict[str, Any]:
+    """The figures of so many sites; those where nothing fits are not counted."""
+    made = (made_site(number, noise, grid, seed) for number in itertools.count())
+    found = list(itertools.islice((site for site in made if site.loss is not None), sites))
+    losses = sorted(site.loss for site in found if site.loss is not None)
+    return {
+        "noise": noise,
+        "plans": len(losses),
+        "questions": dict(Counter(site.question for site in found)),
+        "falling_costs": sum(len(site.falling) for site in found),
+        "same_plan": sum(value <= _ROUNDING - 1 for value in losses),
+        "p90_loss": losses[int(0.9 * (len(losses) - 1))],
+        "worst_loss": losses[-1],
+        "limit": LIMITS.get(noise),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sites", type=int, default=200)
+    parser.add_argument(
+        "--noise", type=float, action="append", help="of 0.03, 0.1 and 0.3 one or more; all when absent"
+    )
+    parser.add_argument("--quick", action="store_true", help="the points of a quick profile")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    grid = QUICK_GRID if options.quick else FULL_GRID
+    rows = [run(noise, options.sites, grid, options.seed) for noise in options.noise or LIMITS]
+    print(json.dumps({"benchmark": "fit_noise", "grid": "quick" if options.quick else "full", "rows": rows}, indent=2))
+    return int(any(row["falling_costs"] or row["worst_loss"] > (row["limit"] or 1e9) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""The cut that serves one request soonest: its first token (`ttft`), or its whole answer (`request`). Pure.
+
+    request = time to first token + (G - 1) time per token
+
+A prompt goes in the slices that the head would cut for that very placement, so the first token's time is no sum over
+stages, and no DP finds the best cut. Where the cuts are few, all of them are bounded at once (`PromptFloor`) and scored
+in the order of their bounds until none left can win: exact. Elsewhere candidates come from solvers of sums (the prompt
+unsliced, slices one after the other, decoding alone) and are improved step by step; solvers of the bound's sums
+certify how much better any cut could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgeshard.planning.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.pace import slice_unit
+from edgeshard.planning.problem import Objective
+from edgeshard.planning.prompt_floor import PromptFloor
+from edgeshard.planning.prompt_time import PromptTimes
+from edgeshard.planning.scoring import score, violations
+from edgeshard.planning.solvers import solve_latency, solve_throughput
+from edgeshard.planning.solvers.problem import INFINITY, equal_kinds
+
+MOST_CUTS = 200_000
+"""Up to so many all are looked at."""
+MOST_SCORED = 400
+"""Cuts whose slices are searched, a few milliseconds each, before the rest keeps its bound."""
+MOST_STEPS = 60
+"""The same for improving candidates where there are too many cuts to look at all."""
+_MANY = 1_000_000
+"""So many micro-batches that max(R, m B) is m B."""
+_SLICES = (4, 16)
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best cut found; `bound_s` is no more than the objective of any cut that may be used."""
+
+    cut: Cut
+    value_s: float
+    bound_s: float
+
+    @property
+    def gap(self) -> float:
+        gap = 1.0 - self.bound_s / self.value_s if self.value_s > 0 else 0.0
+        return gap if gap > _ROUNDING else 0.0
+
+
+class RequestSearch:
+    """For one request alone; `limit_s` leaves out cuts whose time per token is longer."""
+
+    def __init__(self, costs: Costs, objective: Objective, times: PromptTimes | None = None) -> None:
+        self._costs, self._times = costs, times or PromptTimes(costs)
+        self._tokens = costs.problem.new_tokens - 1 if objective is Objective.REQUEST else 0
+        self._limit_s = costs.problem.max_time_per_token_s
+        self._prefill, self._decode = costs.prefill(Load()), costs.decode(Load())
+
+    def value_s(self, cut: Cut) -> float:
+        """The objective of a cut; infinite beyond `max_time_per_token`."""
+        per_token_s = score(self._decode, cut).round_s
+        if self._limit_s is not None and per_token_s > self._limit_s:
+            return float("inf")
+        return self._times.first_token(cut).seconds + self._tokens * per_token_s
+
+    def run(self) -> Found | None:
+        """None where no cut keeps every limit."""
+        floor = PromptFloor.of(self._costs)
+        kinds = kinds_of_all([self._prefill, self._decode, floor.first, floor.last, floor.whole])
+        if count_cuts(self._decode, kinds) <= MOST_CUTS:
+            return self._among(floor, every_cut(self._decode, kinds))
+        return self._improved(floor)
+
+    def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> Found | None:
+        """The best of all cuts, looked at in the order of their bounds."""
+        kept, bounds = list[Cuts](), list[Floats]()
+        for part in parts:
+            per_token_s, _ = scores(self._decode, part)
+            bound = floor.seconds(part) + self._tokens * per_token_s
+            if self._limit_s is not None:
+                bound = np.where(per_token_s <= self._limit_s, bound, INFINITY)
+            kept.append(part)
+            bounds.append(bound)
+        if not kept:
+            return None
+        firsts = np.cumsum([0, *map(len, kept)])
+        bound = np.concatenate(bounds)
+        best: Cut | None = None
+        value = INFINITY
+        for number, place in enumerate(np.argsort(bound, kind="stable").tolist()):
+            if bound[place] >= value * (1 - _ROUNDING) or number == MOST_SCORED:
+                return None if best is None else Found(best, value, min(value, float(bound[place])))
+            number_of = int(np.searchsorted(firsts, place, side="right")) - 1
+            cut = kept[number_of].cut(place - int(firsts[number_of]))
+            if (seconds := self.value_s(cut)) < value:
+                best, value = cut, seconds
+        return None if best is None else Found(best, value, value)
+
+    def _improved(self, floor: PromptFloor) -> Found | None:
+        """The best of the solvers' candidates and of what comes of changing it, with a certified bound."""
+        bound_s = self._bound_s(floor)
+        candidates = dict.fromkeys(self._candidates())
+        values = {cut: self.value_s(cut) for cut in candidates}
+        values = {cut: value for cut, value in values.items() if value < INFINITY}
+        if not values:
+            return None
+        best = min(values, key=values.__getitem__)
+        steps = 0
+        improved = True
+        while improved and steps < MOST_STEPS:
+            improved = False
+            for cut in self._near(floor, best, values[best]):
+                steps += 1
+                values[cut] = self.value_s(cut)
+                if values[cut] < values[best] * (1 - _ROUNDING):
+                    best, improved = cut, True
+                    break
+                if steps >= MOST_STEPS:
+                    break
+        return Found(best, values[best], min(bound_s, values[best]))
+
+    def _bound_s(self, floor: PromptFloor) -> float:
+        """No cut is better: the last slice's way and the tokens' ways, or all slices on the busiest station."""
+        both = solve_latency(_sum(floor.last, self._decode, self._tokens))
+        stations = solve_throughput(floor.whole, _MANY)
+        tokens = solve_latency(self._decode) if self._tokens else None
+        if both is None or stations is None:
+            return INFINITY
+        tokens_s = self._tokens * tokens.bound_s if tokens is not None else 0.0
+        return max(both.bound_s, stations.bound_s / _MANY + tokens_s)
+
+    def _candidates(self) -> Iterator[Cut]:
+        mean = self._costs.problem.prompt_tokens
+        for instance, micro_batches in (
+            (prompt_and_tokens(self._costs, self._tokens), 1),
+            (self._decode, 1),
+            *((_sum(_part(self._prefill, count), self._decode, self._tokens / count), count) for count in _SLICES),
+        ):
+            solution = solve_latency(instance) if micro_batches == 1 else solve_throughput(instance, micro_batches)
+            if solution is not None:
+                yield solution.cut
+            if mean < 2 * slice_unit(mean):
+                return  # one piece: the sum is the objective
+
+    def _near(self, floor: PromptFloor, cut: Cut, value_s: float) -> Iterator[Cut]:
+        """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
+        found: dict[int, list[Cut]] = {}
+        for other in dict.fromkeys(_changed(cut, self._decode)):
+            if not violations(self._decode, other):
+                found.setdefault(len(other.nodes), []).append(other)
+        bounded = []
+        for same in found.values():
+            cuts = Cuts.of(same)
+            bound = floor.seconds(cuts) + self._tokens * scores(self._decode, cuts)[0]
+            bounded += [(float(low), index, other) for index, (low, other) in enumerate(zip(bound, same, strict=True))]
+        bounded.sort(key=lambda item: item[:2])
+        return (other for low, _, other in bounded if low < value_s)
+
+
+def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:
+    """A request's prompt in one piece and so many tokens after it, over one cut."""
+    return _sum(costs.prefill(Load()), costs.decode(Load()), tokens)
+
+
+def _sum(prompt: Instance, token: Instance, tokens: float) -> Instance:
+    """The costs of a prompt and so many tokens after it, each over the same cut."""
+    names = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
+    return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})
+
+
+def _part(prompt: Instance, count: int) -> Instance:
+    """One of so many equal slices, about."""
+    return replace(prompt, compute_s=prompt.compute_s / count, hop_s=prompt.hop_s / count)
+
+
+def _changed(cut: Cut, instance: Instance) -> Iterator[Cut]:
+    """One border moved, one box left out, put in or exchanged for another."""
+    nodes, ends = cut.nodes, cut.ends
+    count = len(nodes)
+    for index in range(count - 1):
+        for by in (1, -1, 2, -2, 4, -4, 8, -8):
+            yield Cut(nodes, (*ends[:index], ends[index] + by, *ends[index + 1 :]))
+    for index in range(1, count):
+        yield Cut((*nodes[:index], *nodes[index + 1 :]), (*ends[: index - 1], *ends[index:]))
+        yield Cut((*nodes[:index], *nodes[index + 1 :]), (*ends[:index], *ends[index + 1 : -1], instance.layers))
+    free = _distinct(instance, [node for node in range(instance.nodes) if node not in nodes])
+    for node in free:
+        for index in range(1, count):
+            yield Cut((*nodes[:index], node, *nodes[index + 1 :]), ends)
+        for index in range(count):
+            first = ends[index - 1] if index else 0
+            middle = (first + ends[index]) // 2
+            if first < middle < ends[index]:
+                yield Cut((*nodes[: index + 1], node, *nodes[index + 1 :]), (*ends[:index], middle, *ends[index:]))
+    for a in range(1, count):
+        for b in range(a + 1, count):
+            swapped = list(nodes)
+            swapped[a], swapped[b] = swapped[b], swapped[a]
+            yield Cut(tuple(swapped), ends)
+
+
+def _distinct(instance: Instance, nodes: Sequence[int]) -> list[int]:
+    """One of each kind of equal boxes: any other of it would do the same."""
+    kinds = equal_kinds(instance, instance.nodes)
+    assert kinds is not None  # there are at most as many kinds as boxes
+    return [next(node for node in members if node in nodes) for members in kinds.members if set(members) & set(nodes)]

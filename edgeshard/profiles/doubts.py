@@ -1,0 +1,55 @@
+"""What speaks against a profile: the box was busy while it was measured, or no cost goes through its points. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from edgeshard.domain.profile import ComputeProfile, LayerKind
+from edgeshard.profiles.fit import ProfileFit
+
+UNDISTURBED = 0.95
+"""Share of a core that the profiler must have had."""
+OTHERS = 0.05
+"""Share of the cores that others may take: daemons of the system take 1 or 2 %."""
+STEADY = 0.1
+"""Typical spread of repeats on a box of its own: a few per cent, rarely twice that."""
+MISSED = 0.1
+"""Root mean square by which a fit may miss its points whatever they state. No layer is exactly lines and shares: where
+attention hides behind the reading of weights at some points and not at others, it is 5 to 8 % off."""
+
+
+def busy(profile: ComputeProfile) -> tuple[str, ...]:
+    """What shows that the box did other work while it was measured, in words; empty for a quiet box."""
+    return tuple(_busy(profile))
+
+
+def doubts(fit: ProfileFit) -> tuple[str, ...]:
+    """Why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
+    signs = busy(fit.profile)
+    found = [f"busy while measured ({', '.join(signs)})"] if signs else []
+    return (*found, *_missed(fit))
+
+
+def _busy(profile: ComputeProfile) -> Iterator[str]:
+    if profile.others_share > OTHERS:
+        yield f"others took {profile.others_share:.0%} of its cores"
+    if profile.processor_share < UNDISTURBED:
+        yield f"{profile.processor_share:.0%} of a core was left"
+    blocks = [layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK)]
+    spreads = [sample.spread for layer in blocks for sample in (*layer.prefill, *layer.decode)]
+    if spreads and statistics.median(spreads) > STEADY:
+        yield f"repeats differ by {statistics.median(spreads):.0%}"
+
+
+def _missed(fit: ProfileFit) -> Iterator[str]:
+    for layer in fit.layers:
+        if layer.profile.kind is LayerKind.EMBEDDING:  # rows are looked up in microseconds, whatever the fit
+            continue
+        for name, phase in (("prefill", layer.prefill), ("decode", layer.decode)):
+            error = phase.error
+            if error.rms > max(MISSED, error.stated):
+                yield (
+                    f"the {name} fit of its {layer.profile.kind} misses the points by {error.rms:.0%}, "
+                    f"and their repeats differ by {error.stated:.0%}"
+                )
