@@ -16,7 +16,7 @@ from edgeshard.planning.instance import Cut, Floats
 from edgeshard.planning.problem import ComputeTimes, StepShape
 from edgeshard.planning.scoring import stages
 from edgeshard.planning.shapes import BlockSpec
-from edgeshard.planning.slicing import SliceTimes, best_slices_of
+from edgeshard.planning.slicing import SliceTimes, best_slices
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a step at which a stage's seconds are told."""
@@ -145,7 +145,7 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
     counts = unit * np.arange(units + 1)
     sent = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
     sent[0] = 0.0
-    lengths = [length * unit for length in best_slices_of(SliceTimes(work, sent)).lengths]
+    lengths = [length * unit for length in best_slices(SliceTimes(work, sent)).lengths]
     return (*lengths[:-1], lengths[-1] + tokens - units * unit)
 
 

@@ -9,19 +9,14 @@ In the recurrence a hop only delays. A link slow enough to be a bottleneck goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeshard.planning.fields import check_count, invalid
+from edgeshard.planning.fields import invalid
 from edgeshard.planning.instance import Floats
-
-StageSeconds = Callable[[int, int], float]
-"""(first unit, units) -> seconds of one slice on a device."""
-CommSeconds = Callable[[int], float]
-"""(units) -> seconds of one slice from a device to the next."""
 
 _CEILINGS = 128
 """Ceilings of the slice time tried, spread over all there are: each costs a DP, and only their spread matters."""
@@ -40,29 +35,25 @@ class Slices:
 @dataclass(frozen=True, slots=True)
 class SliceTimes:
     """work_s [units + 1, units + 1, devices] of the slice from a to b, 0 where b <= a; comm_s [units + 1, devices - 1]
-    by length."""
+    by length. Raises InvalidArgumentError for a time that cannot be."""
 
     work_s: Floats
     comm_s: Floats
+
+    def __post_init__(self) -> None:
+        hops, devices = self.comm_s.shape[1], self.work_s.shape[2]
+        if hops != devices - 1:
+            raise invalid("comm", f"has {hops} hops for {devices} devices; it must have {devices - 1}")
+        for times in (self.work_s, self.comm_s):
+            if not np.isfinite(times).all() or times.min(initial=0) < 0:
+                raise invalid("devices", "gave a time that is negative or not finite")
 
     @property
     def units(self) -> int:
         return int(self.work_s.shape[0]) - 1
 
 
-def best_slices(
-    devices: Sequence[StageSeconds],
-    units: int,
-    comm: Sequence[CommSeconds] | CommSeconds | None = None,
-    label_limit: int = 20_000,
-) -> Slices:
-    """The slicing with the least F. `comm` is one function for every hop or one for each."""
-    check_count(units, "units")
-    check_count(len(devices), "devices")
-    return best_slices_of(_times(devices, units, comm), label_limit)
-
-
-def best_slices_of(times: SliceTimes, label_limit: int = 20_000) -> Slices:
+def best_slices(times: SliceTimes, label_limit: int = 20_000) -> Slices:
     """The slicing with the least F.
 
     Ceilings on a slice's time are tried one after the other, each with a DP over slice ends, as HPipe does: this gives
@@ -77,23 +68,6 @@ def best_slices_of(times: SliceTimes, label_limit: int = 20_000) -> Slices:
     if found and (better := _recurrence(times, found)) < value * (1 - _SLACK):
         lengths, value = found, better
     return Slices(_longest_first(times, lengths, value), value, exact=True)
-
-
-def _times(devices: Sequence[StageSeconds], units: int, comm: Sequence[CommSeconds] | CommSeconds | None) -> SliceTimes:
-    count = len(devices)
-    hops = list(comm) if isinstance(comm, Sequence) else [comm] * (count - 1)
-    if len(hops) != count - 1:
-        raise invalid("comm", f"has {len(hops)} hops for {count} devices; it must have {count - 1}")
-    work = np.zeros((units + 1, units + 1, count))
-    for start in range(units):
-        for end in range(start + 1, units + 1):
-            work[start, end] = [device(start, end - start) for device in devices]
-    sent = np.zeros((units + 1, count - 1))
-    for length in range(1, units + 1):
-        sent[length] = [0.0 if hop is None else hop(length) for hop in hops]
-    if not (np.isfinite(work).all() and np.isfinite(sent).all() and work.min() >= 0 and sent.min(initial=0) >= 0):
-        raise invalid("devices", "gave a time that is negative or not finite")
-    return SliceTimes(work, sent)
 
 
 def _step(times: SliceTimes, finish: Sequence[float], start: int, end: int) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from bench.hpipe import balanced_partition, half_layers, slicing_seconds
+from bench.hpipe import balanced_partition, half_layers, slice_times, slicing_seconds
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.simulator import simulate
 from edgeshard.planning.slicing import best_slices
@@ -39,7 +39,7 @@ def test_no_slicing_is_better(seed: int) -> None:
     else:
         devices = [growing(*(float(x) for x in rng.uniform((0, 0.1, 0), (1, 2, 0.3)))) for _ in range(count)]
     hops = [partial(lambda rate, length: rate * length, float(rng.uniform(0, 0.5))) for _ in range(count - 1)]
-    found = best_slices(devices, units, hops)
+    found = best_slices(slice_times(devices, units, hops))
     assert found.exact
     assert sum(found.lengths) == units
     assert found.ttft_s == pytest.approx(slicing_seconds(devices, found.lengths, hops))
@@ -51,13 +51,13 @@ def test_no_slicing_is_better(seed: int) -> None:
 def test_slices_never_grow_where_later_ones_cost_more(seed: int) -> None:
     rng = np.random.default_rng(seed)
     device = growing(float(rng.uniform(0.1, 2)), float(rng.uniform(0.5, 2)), float(rng.uniform(0.02, 0.4)))
-    lengths = best_slices([device] * int(rng.integers(2, 7)), 24).lengths
+    lengths = best_slices(slice_times([device] * int(rng.integers(2, 7)), 24)).lengths
     assert len(lengths) > 1
     assert list(lengths) == sorted(lengths, reverse=True)
 
 
 def test_strong_growth_makes_the_first_slice_longer_than_the_last() -> None:
-    lengths = best_slices([growing(0.5, 0.2, 0.2)] * 3, 32).lengths
+    lengths = best_slices(slice_times([growing(0.5, 0.2, 0.2)] * 3, 32)).lengths
     assert lengths[0] > lengths[-1]
 
 
@@ -67,7 +67,7 @@ def test_equal_devices_and_eight_slices_take_ten_twenty_fourths() -> None:
 
 
 def test_an_overhead_as_large_as_the_work_leaves_the_prompt_whole() -> None:
-    assert best_slices([growing(100.0, 0.1, 0.0)] * 3, 16).lengths == (16,)
+    assert best_slices(slice_times([growing(100.0, 0.1, 0.0)] * 3, 16)).lengths == (16,)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -88,9 +88,9 @@ def test_the_simulator_gives_the_recurrence(seed: int) -> None:
 
 def test_too_many_labels_leave_a_good_slicing_that_claims_nothing() -> None:
     devices = [growing(0.3, each, attention) for each, attention in ((1, 0.02), (1.1, 0.05), (0.9, 0.1), (1.1, 0.01))]
-    found = best_slices(devices, 24, lambda length: 0.1 * length, label_limit=3)
+    found = best_slices(slice_times(devices, 24, lambda length: 0.1 * length), label_limit=3)
     assert not found.exact
-    best = best_slices(devices, 24, lambda length: 0.1 * length)
+    best = best_slices(slice_times(devices, 24, lambda length: 0.1 * length))
     assert best.exact
     assert best.ttft_s <= found.ttft_s < slicing_seconds(devices, (24,), lambda length: 0.1 * length)
 
@@ -98,13 +98,13 @@ def test_too_many_labels_leave_a_good_slicing_that_claims_nothing() -> None:
 @pytest.mark.parametrize("device", [growing(-1.0, 0.1, 0.0), growing(float("nan"), 1.0, 0.0)])
 def test_a_time_that_cannot_be_is_refused(device: Callable[[int, int], float]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        best_slices([device], 4)
+        best_slices(slice_times([device], 4))
     assert caught.value.field == "devices"
 
 
 def test_as_many_hops_as_gaps_are_asked_for() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        best_slices([growing(0, 1, 0)] * 3, 4, [lambda length: 0.0])
+        best_slices(slice_times([growing(0, 1, 0)] * 3, 4, [lambda length: 0.0]))
     assert caught.value.field == "comm"
 
 
