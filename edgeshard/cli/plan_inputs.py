@@ -93,6 +93,11 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
         raise InvalidArgumentError(
             "--relays: a site runs no box without layers yet; leave it out, or plan a --cluster FILE", field="relays"
         )
+    if asked.more.get("head_on_source"):
+        raise InvalidArgumentError(
+            "--head-on-source: a site runs the head on the last box only; leave it out, or plan a --cluster FILE",
+            field="head_on_source",
+        )
     site = run(_fetch_site(connect, asked.model))
     for option in ("exclude", "reserve", "max_share"):
         _check_known(site, option, asked.exclude if option == "exclude" else asked.more.get(option, ()))
