@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -11,16 +11,16 @@ from edgeshard.planning.instance import Cut
 from edgeshard.planning.solvers.problem import Kinds
 
 _ALL_PAIRS = 12
-"""Stages up to which any two boxes are swapped, not only neighbours."""
+"""Stages up to which any two boxes are swapped or share layers, not only neighbours."""
 _MOVED = (1, 2, 4, 8)
-"""Layers moved across a border at once."""
+"""Layers moved at once."""
 
 _Stages = tuple[list[int], list[int]]
 """Boxes, and the layers of each."""
 
 
 def neighbours(cut: Cut, kinds: Kinds) -> list[Cut]:
-    """A border moved; a box dropped, added, swapped with another, or replaced by an unused one of each kind."""
+    """Layers moved; a box dropped, added, swapped with another, or replaced by an unused one of each kind."""
     nodes = list(cut.nodes)
     shares = [end - start for start, end in zip((0, *cut.ends), cut.ends, strict=False)]
     spare = [next((node for node in members if node not in cut.nodes), None) for members in kinds.members[1:]]
@@ -37,9 +37,10 @@ def neighbours(cut: Cut, kinds: Kinds) -> list[Cut]:
 
 
 def _moved(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
-    for left in range(len(nodes) - 1):
-        for moved in _MOVED:
-            for giver, taker in ((left, left + 1), (left + 1, left)):
+    """Layers from one stage to another; those between shift along."""
+    for giver, taker in permutations(range(len(nodes)), 2):
+        if len(nodes) <= _ALL_PAIRS or abs(giver - taker) == 1:
+            for moved in _MOVED:
                 if shares[giver] > moved:
                     changed = list(shares)
                     changed[giver] -= moved

@@ -16,6 +16,7 @@ the best known exists, and it or its rectangle is split, until none can be bette
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
 
 import numpy as np
 
@@ -31,16 +32,19 @@ from edgeshard.planning.solvers.problem import INFINITY, Kinds, Problem, single_
 
 TOLERANCE = 1e-3
 """Cuts that could be better by no more than this part are left; the gap says so."""
-QUESTIONS = (30, 300)
+QUESTIONS = (30, 400)
 """The fewest and the most; in between as many as make WORK."""
-WORK = 600_000
-"""Questions times kinds squared times layers. With 12 kinds and 80 layers one takes 0.1 s, with 4 kinds 10 ms."""
+WORK = 2_200_000
+"""Questions times kinds ** 2.5 times layers. With 12 kinds and 80 layers one takes 0.1 s, with 5 kinds 5 ms."""
+_STEPS = 5000
+"""Questions and splits in all."""
 _OF_A_RANGE = 4
 """Questions about a range of b before it is split."""
 _NARROWING = 10
 """Questions for the least station of a phase."""
 _NEAR = 0.005
-"""A least station is known to this part."""
+"""A least station is told to this part of itself, or to what makes this part of the time needed."""
+_NEAR_OF_SINGLE_BOXES = 0.02
 _THIN = 0.1
 """A rectangle that matters by less than this part of the tolerance is not split."""
 
@@ -122,9 +126,10 @@ class RateBound:
         self._costs, self._pool = costs, pool
         few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
         self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
+        self._few, self._near = few, _NEAR if few else _NEAR_OF_SINGLE_BOXES
         self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
-        one = len(self._kinds.members) ** 2 * pool.rates.least.layers
-        self._left = min(QUESTIONS[1], max(QUESTIONS[0], WORK // one))
+        one = len(self._kinds.members) ** 2.5 * pool.rates.least.layers
+        self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
         self._more = costs.problem.new_tokens - 1
         self._limit = costs.problem.request_limit
         self._limit_s = costs.problem.max_time_per_token_s
@@ -142,12 +147,17 @@ class RateBound:
             self._ask(region, region.rectangles[0], INFINITY)
             self._keep_time(region)
         self._pool.climb()
-        while self._left > 0:
+        for _ in range(_STEPS):
+            if self._left <= 0:
+                break
             region = max(self._regions, key=lambda one: self._most(one)[0])
             most, m, rectangle = self._most(region)
             if not self._goal or most <= self._goal or region.closed:
                 break
+            before = self._pool.best.rate
             self._narrow(region, m, rectangle)
+            if self._pool.best.rate > before:
+                self._pool.climb()
         self._pool.climb()
         self.bound = max(self._pool.best.rate, *(self._most(region)[0] for region in self._regions))
 
@@ -209,28 +219,29 @@ class RateBound:
         rectangle.known_prefill = True
         self._pool.offer(answer.cut)
 
-    def _raise(self, region: _Region) -> None:
-        """The least P and the least Q of any cut, as far as a few questions tell."""
+    def _raise(self, region: _Region, m: int, needed: float) -> None:
+        """The least P and the least Q of any cut, as far as it matters to a D of `needed` seconds at m."""
         region.raised = True
         phases = self._at(region)
         p, q = min(one.p_low for one in region.rectangles), min(one.q_low for one in region.rectangles)
-        if self._costs.problem.request_limit != 1:
-            p = self._least_station(region, phases.prefill, p)
+        if m > 1:
+            p = self._least_station(region, phases.prefill, p, self._near * needed / (m - 1))
         if self._more:
-            q = self._least_station(region, phases.decode, q)
+            q = self._least_station(region, phases.decode, q, self._near * needed / (self._more * m))
         for rectangle in region.rectangles:
             rectangle.p_low, rectangle.q_low = max(rectangle.p_low, p), max(rectangle.q_low, q)
 
-    def _least_station(self, region: _Region, phase: Instance, low: float) -> float:
-        """A proven lower bound of one phase's busiest station; the cuts found on the way are offered."""
+    def _least_station(self, region: _Region, phase: Instance, low: float, near: float) -> float:
+        """A proven lower bound of one phase's busiest station, to about `near`; the cuts found are offered."""
         best = self._pool.best.cut
         if best is None:
             return low
         oracle = Oracle(phase, self._kinds, self._effort)
         high = score(phase, best).bottleneck_s
-        threshold = high * (1 - _NEAR)
+        near = max(near, self._near * high)
+        threshold = high - near
         for _ in range(_NARROWING):
-            if high * (1 - _NEAR) <= low:
+            if high - low <= near:
                 break
             answer = oracle(threshold, INFINITY)
             self._count(region)
@@ -239,8 +250,8 @@ class RateBound:
                 high = score(phase, answer.cut).bottleneck_s
             elif answer.bound_s == INFINITY:
                 low = threshold
-            else:
-                break
+            else:  # none was found, but there may be one
+                high = threshold
             threshold = (low + high) / 2
         return low
 
@@ -257,9 +268,6 @@ class RateBound:
 
     def _narrow(self, region: _Region, m: int, rectangle: _Rectangle) -> None:
         """Take from a rectangle what cannot be better at m; ask about the rest; split what the answer leaves open."""
-        if not region.raised:
-            self._raise(region)
-            return
         needed = float(self._requests(region, np.array([float(m)]))[0]) * (self._more + 1)
         needed /= self._goal
         steady = self._more * m
@@ -270,6 +278,10 @@ class RateBound:
             q = (needed - rectangle.prefill_s - (m - 1) * rectangle.p_low) / steady
         if region.high_b > region.low_b and region.asked >= _OF_A_RANGE:
             self._split_batches(region)
+        elif not self._few and rectangle.known and self._split_memory(region, m, rectangle):
+            pass  # of many kinds a question is dear: first the loads that are too large
+        elif not region.raised:
+            self._raise(region, m, needed)
         elif p < rectangle.p_high * (1 - SLACK):
             region.rectangles.append(rectangle.split(p=p))
         elif q < rectangle.q_high * (1 - SLACK):
@@ -278,7 +290,7 @@ class RateBound:
             self._ask(region, rectangle, needed - (m - 1) * rectangle.p_low)
         elif not rectangle.known_prefill and steady:
             self._ask_prefill(region, rectangle, needed - (m - 1) * rectangle.p_low - steady * rectangle.q_low)
-        elif not self._split_memory(region, m, rectangle):
+        elif not (rectangle.known and self._split_memory(region, m, rectangle)):
             self._bisect(region, m, rectangle, needed)
 
     def _bisect(self, region: _Region, m: int, rectangle: _Rectangle, needed: float) -> None:
@@ -310,10 +322,12 @@ class RateBound:
         most = max(region.low_m, int(figures.micro_batches[0]))
         if most >= m:
             return False
+        # Somewhere between what it fits and what it does not, so that few regions end where memory binds.
+        middle = max(most + 1, ceil(sqrt((most + 1) * m)))
         self._regions.append(
-            _Region(region.low_b, region.high_b, most + 1, region.high_m, region.copies(), raised=True)
+            _Region(region.low_b, region.high_b, middle, region.high_m, region.copies(), raised=self._few)
         )
-        region.high_m = most
+        region.high_m = middle - 1
         return True
 
     def _keep_time(self, region: _Region) -> None:

@@ -131,6 +131,12 @@ class Figures:
         """[K] tokens a second at the most micro-batches."""
         return self._rate(self.batch * self.micro_batches, self.micro_batches)
 
+    def first(self, rates: Floats) -> int:
+        """Which of the highest rates to take: the one whose stations are least busy, which has most to spare."""
+        same = np.flatnonzero(rates >= rates.max() * (1 - SAME))
+        busy = self.prefill_busiest_s[same] + (self.new_tokens - 1) * self.decode_busiest_s[same]
+        return int(same[np.argmin(busy)])
+
     def at_most(self, batch: int) -> Floats:
         """[K] what no b from this one to `batch` exceeds."""
         most = self.micro_batches
@@ -233,7 +239,7 @@ class Best:
                 continue
             figures = rates.figures(places, low)
             found = figures.rates()
-            index = int(np.argmax(found))
+            index = figures.first(found)
             if found[index] > self.rate * (1 + SAME):
                 self.rate, self.cut = float(found[index]), places.cuts.cut(index)
                 self.batch, self.micro_batches = low, _fewest(figures, index)
