@@ -155,7 +155,7 @@ def _tail(nodes: Floats, values: Floats) -> float:
     """Seconds a row beyond the last point, all of it work: what is read once is in the line already."""
     last = nodes >= nodes[-1] / TAIL
     x, y = nodes[last], np.maximum(values[last], values[-1] / 100)
-    if len(x) == 1:
+    if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, where pairs explain everything
         return float(values[-1] / nodes[-1])
     return float(_relative(np.column_stack([np.ones_like(x), x]), y)[1])
 

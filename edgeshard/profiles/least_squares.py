@@ -30,13 +30,14 @@ def non_negative(design: Floats, wanted: Floats) -> Floats:
         while True:
             tried = np.zeros(count)
             tried[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
-            falling = free & (tried <= 0)
-            if not falling.any():
+            falling = np.flatnonzero(free & (tried <= 0))
+            if not len(falling):
                 break
-            # As far towards it as nothing turns negative.
-            share = float(np.min(found[falling] / np.maximum(found[falling] - tried[falling], _ROUNDING)))
-            found = found + share * (tried - found)
-            free &= found > _ROUNDING
+            # As far towards it as nothing turns negative; what reaches 0 first leaves.
+            shares = found[falling] / np.maximum(found[falling] - tried[falling], _ROUNDING)
+            found = found + float(np.min(shares)) * (tried - found)
+            free[falling[np.argmin(shares)]] = False
+            free &= found > 0
             found[~free] = 0.0
         found = tried
     result: Floats = found / scale

@@ -111,6 +111,14 @@ def test_no_fit_falls_whatever_the_samples(seed: int) -> None:
     assert fit.decode_s(24, 0) - fit.decode_s(16, 0) == pytest.approx(fit.decode_s(16, 0) - fit.decode_s(8, 0))
 
 
+def test_attention_alone_is_fitted_as_such() -> None:
+    prefill = tuple(Sample(n, c, 1e-9 * attended_pairs(n, c)) for n in (1, 16, 64) for c in (0, 64, 512))
+    decode = tuple(Sample(n, c, 1e-8 * n * (c + 1)) for n in (1, 2, 8) for c in (64, 512))
+    fit = fit_layer(LayerProfile(LayerKind.BLOCK, 1, 1, 0, 0, prefill, decode))
+    assert fit.decode_s(16, 4095) == pytest.approx(1e-8 * 16 * 4096)
+    assert fit.prefill_s(512, 512) == pytest.approx(1e-9 * attended_pairs(512, 512))
+
+
 def test_one_sample_more_work_is_more_time_in_proportion() -> None:
     alone = (Sample(4, 64, 2e-3),)
     fit = fit_layer(LayerProfile(LayerKind.BLOCK, 1, 1, 0, 0, alone, alone))
