@@ -72,7 +72,7 @@ core does not spin ([operating.md](operating.md)), so that only pinned agents ca
 
 <!-- not run: wants two idle cores -->
 ```console
-$ python -m bench.idle_spin -o .benchmarks/spin.json
+$ python -m bench.idle_spin --rounds 6 --tokens 48 -o .benchmarks/spin.json
 $ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --single-box .benchmarks/box.json \\
     --idle-spin .benchmarks/spin.json
 ```
