@@ -7,7 +7,7 @@ are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,12 @@ class Instance:
     @property
     def nodes(self) -> int:
         return int(self.compute_s.shape[0])
+
+
+def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
+    """The seconds of a prompt and so many tokens after it, over one cut, under the memory of `token`."""
+    names = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
+    return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

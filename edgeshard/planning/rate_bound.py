@@ -22,7 +22,7 @@ import numpy as np
 
 from edgeshard.planning.all_cuts import Cuts
 from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.rate_scoring import most_micro_batches
 from edgeshard.planning.rate_search import Pool
 from edgeshard.planning.scoring import SLACK, score
@@ -51,11 +51,7 @@ _THIN = 0.1
 
 def whole_answer(prefill: Instance, decode: Instance, new_tokens: int) -> Instance:
     """The seconds of a prompt and its whole answer as one phase, under the memory of `decode`."""
-    more = new_tokens - 1
-    if not more:
-        return prefill
-    names = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
-    return replace(decode, **{name: getattr(prefill, name) + more * getattr(decode, name) for name in names})
+    return with_tokens(prefill, decode, new_tokens - 1) if new_tokens > 1 else prefill
 
 
 @dataclass(slots=True)

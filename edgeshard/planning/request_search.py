@@ -11,21 +11,22 @@ certify how much better any cut could be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgeshard.planning.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
 from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.instance import Cut, Floats, Instance, with_tokens
+from edgeshard.planning.neighbours import neighbours
 from edgeshard.planning.pace import slice_unit
 from edgeshard.planning.problem import Objective
 from edgeshard.planning.prompt_floor import PromptFloor
 from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import solve_latency, solve_throughput
-from edgeshard.planning.solvers.problem import INFINITY, equal_kinds
+from edgeshard.planning.solvers.problem import INFINITY, Kinds
 
 MOST_CUTS = 200_000
 """Up to so many all are looked at."""
@@ -75,7 +76,7 @@ class RequestSearch:
         kinds = kinds_of_all([self._prefill, self._decode, floor.first, floor.last, floor.whole])
         if count_cuts(self._decode, kinds) <= MOST_CUTS:
             return self._among(floor, every_cut(self._decode, kinds))
-        return self._improved(floor)
+        return self._improved(floor, kinds)
 
     def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> Found | None:
         """The best of all cuts, looked at in the order of their bounds."""
@@ -102,7 +103,7 @@ class RequestSearch:
                 best, value = cut, seconds
         return None if best is None else Found(best, value, value)
 
-    def _improved(self, floor: PromptFloor) -> Found | None:
+    def _improved(self, floor: PromptFloor, kinds: Kinds) -> Found | None:
         """The best of the solvers' candidates and of what comes of changing it, with a certified bound."""
         bound_s = self._bound_s(floor)
         candidates = dict.fromkeys(self._candidates())
@@ -115,7 +116,7 @@ class RequestSearch:
         improved = True
         while improved and steps < MOST_STEPS:
             improved = False
-            for cut in self._near(floor, best, values[best]):
+            for cut in self._near(floor, kinds, best, values[best]):
                 steps += 1
                 values[cut] = self.value_s(cut)
                 if values[cut] < values[best] * (1 - _ROUNDING):
@@ -127,7 +128,7 @@ class RequestSearch:
 
     def _bound_s(self, floor: PromptFloor) -> float:
         """No cut is better: the last slice's way and the tokens' ways, or all slices on the busiest station."""
-        both = solve_latency(_sum(floor.last, self._decode, self._tokens))
+        both = solve_latency(with_tokens(floor.last, self._decode, self._tokens))
         stations = solve_throughput(floor.whole, _MANY)
         tokens = solve_latency(self._decode) if self._tokens else None
         if both is None or stations is None:
@@ -136,22 +137,25 @@ class RequestSearch:
         return max(both.bound_s, stations.bound_s / _MANY + tokens_s)
 
     def _candidates(self) -> Iterator[Cut]:
-        mean = self._costs.problem.prompt_tokens
+        tokens = self._costs.problem.prompt_tokens
         for instance, micro_batches in (
             (prompt_and_tokens(self._costs, self._tokens), 1),
             (self._decode, 1),
-            *((_sum(_part(self._prefill, count), self._decode, self._tokens / count), count) for count in _SLICES),
+            *(
+                (with_tokens(_part(self._prefill, count), self._decode, self._tokens / count), count)
+                for count in _SLICES
+            ),
         ):
             solution = solve_latency(instance) if micro_batches == 1 else solve_throughput(instance, micro_batches)
             if solution is not None:
                 yield solution.cut
-            if mean < 2 * slice_unit(mean):
+            if tokens < 2 * slice_unit(tokens) and self._limit_s is None:
                 return  # one piece: the sum is the objective
 
-    def _near(self, floor: PromptFloor, cut: Cut, value_s: float) -> Iterator[Cut]:
+    def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value_s: float) -> Iterator[Cut]:
         """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
         found: dict[int, list[Cut]] = {}
-        for other in dict.fromkeys(_changed(cut, self._decode)):
+        for other in dict.fromkeys(neighbours(cut, kinds)):
             if not violations(self._decode, other):
                 found.setdefault(len(other.nodes), []).append(other)
         bounded = []
@@ -165,48 +169,9 @@ class RequestSearch:
 
 def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:
     """A request's prompt in one piece and so many tokens after it, over one cut."""
-    return _sum(costs.prefill(Load()), costs.decode(Load()), tokens)
-
-
-def _sum(prompt: Instance, token: Instance, tokens: float) -> Instance:
-    """The costs of a prompt and so many tokens after it, each over the same cut."""
-    names = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
-    return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})
+    return with_tokens(costs.prefill(Load()), costs.decode(Load()), tokens)
 
 
 def _part(prompt: Instance, count: int) -> Instance:
     """One of so many equal slices, about."""
     return replace(prompt, compute_s=prompt.compute_s / count, hop_s=prompt.hop_s / count)
-
-
-def _changed(cut: Cut, instance: Instance) -> Iterator[Cut]:
-    """One border moved, one box left out, put in or exchanged for another."""
-    nodes, ends = cut.nodes, cut.ends
-    count = len(nodes)
-    for index in range(count - 1):
-        for by in (1, -1, 2, -2, 4, -4, 8, -8):
-            yield Cut(nodes, (*ends[:index], ends[index] + by, *ends[index + 1 :]))
-    for index in range(1, count):
-        yield Cut((*nodes[:index], *nodes[index + 1 :]), (*ends[: index - 1], *ends[index:]))
-        yield Cut((*nodes[:index], *nodes[index + 1 :]), (*ends[:index], *ends[index + 1 : -1], instance.layers))
-    free = _distinct(instance, [node for node in range(instance.nodes) if node not in nodes])
-    for node in free:
-        for index in range(1, count):
-            yield Cut((*nodes[:index], node, *nodes[index + 1 :]), ends)
-        for index in range(count):
-            first = ends[index - 1] if index else 0
-            middle = (first + ends[index]) // 2
-            if first < middle < ends[index]:
-                yield Cut((*nodes[: index + 1], node, *nodes[index + 1 :]), (*ends[:index], middle, *ends[index:]))
-    for a in range(1, count):
-        for b in range(a + 1, count):
-            swapped = list(nodes)
-            swapped[a], swapped[b] = swapped[b], swapped[a]
-            yield Cut(tuple(swapped), ends)
-
-
-def _distinct(instance: Instance, nodes: Sequence[int]) -> list[int]:
-    """One of each kind of equal boxes: any other of it would do the same."""
-    kinds = equal_kinds(instance, instance.nodes)
-    assert kinds is not None  # there are at most as many kinds as boxes
-    return [next(node for node in members if node in nodes) for members in kinds.members if set(members) & set(nodes)]

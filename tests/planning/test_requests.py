@@ -153,6 +153,18 @@ def test_the_time_per_token_asked_for_is_kept() -> None:
     assert none.shortage is not None and none.shortage.constraint == "max_time_per_token"
 
 
+def test_a_limit_that_only_another_cut_keeps_is_kept_without_counting_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt in one piece: the best sum breaks the limit, the quickest token does not."""
+    monkeypatch.setattr(request_search, "MOST_CUTS", 0)
+    problem = orin_and_3090(prompt_tokens=100, new_tokens=2)
+    free = plan(replace(problem, objective=Objective.REQUEST)).prediction
+    fast = plan(replace(problem, objective=Objective.LATENCY)).prediction
+    assert free is not None and fast is not None and fast.time_per_token_s < free.time_per_token_s
+    limit = (free.time_per_token_s + fast.time_per_token_s) / 2
+    bounded = plan(replace(problem, objective=Objective.REQUEST, max_time_per_token_s=limit)).prediction
+    assert bounded is not None and bounded.time_per_token_s <= limit
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_serving_one_request_gives_the_prediction(seed: int) -> None:
     """The simulated head cuts the same slices, and boxes and links serve them in the same order."""
