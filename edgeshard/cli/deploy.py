@@ -76,6 +76,12 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Most new tokens of one request.")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan for such answers; by default, for those it has seen.")
+    ] = None,
     concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None,
     mode: Annotated[
         str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")
@@ -117,6 +123,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "head_quantisation": head_quantisation,
         "max_context": max_context,
         "max_new_tokens": max_new_tokens,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
         "concurrency": concurrency,
         "mode": mode,
         "micro_batches": micro_batches,

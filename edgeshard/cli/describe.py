@@ -63,14 +63,15 @@ def model(context: typer.Context, name: Name, output: OutputOption = Output.TABL
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
 def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and why, which box holds what, the prediction, and each box's
-    counters: steps, tokens, the part of the last seconds it was idle, steps waiting, KV cache in use.
+    """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
+    requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
+    the last seconds it was idle, steps waiting, KV cache in use.
     """
     from edgeshard.cli.views import PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
 
     async def work() -> None:
         async with connect_of(context).client() as client:
-            found = await client.deployment(name)
+            found = await client.deployment(name, outlook=True)
         _show(
             found,
             found.spec.name,

@@ -113,11 +113,11 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         },
     )
     if cluster is not None:
-        problem = offline_problem(cluster, asked)
+        problem, notes = offline_problem(cluster, asked)
     else:
         problem, notes = online_problem(connect_of(context), asked)
-        for note in notes:
-            typer.echo(f"note: {note}", err=True)
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
     with_changes = changed(problem, asked.what_if)
     if sweep is not None:
         views.show_sweep(with_changes, sweep, plot, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from edgeshard.cli.connect import Connect, run
 from edgeshard.cli.output import human_rate, human_seconds
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
+from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.planning.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.problem import Objective, PlanProblem
@@ -52,6 +54,10 @@ class Asked:
         weights = {"quantisation": self.quantisation}
         return {"objective": Objective(self.objective), **workload, **weights, **self.more}
 
+    @property
+    def lengths_missing(self) -> list[str]:
+        return [key for key in ("prompt_tokens", "new_tokens") if self.workload.get(key) is None]
+
     def weights_dtype(self, default: DType | None) -> DType:
         return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16
 
@@ -59,8 +65,11 @@ class Asked:
         return DType.parse(self.kv_dtype, "kv_dtype") if self.kv_dtype is not None else default
 
 
-def offline_problem(path: Path, asked: Asked) -> PlanProblem:
-    """The boxes of a file and a model known by name or of a file. Raises InvalidArgumentError naming what is wrong."""
+def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """The boxes of a file and a model known by name or of a file, and what there is to know of the figures, in words.
+
+    Raises InvalidArgumentError naming what is wrong.
+    """
     cluster, model = read_cluster(path), read_model(asked.model)
     if asked.source is not None:
         cluster.index(asked.source, "source")
@@ -76,7 +85,7 @@ def offline_problem(path: Path, asked: Asked) -> PlanProblem:
         **asked.fields(cluster.workload),
     )
     problem.check()
-    return problem
+    return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
 
 
 def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
@@ -110,10 +119,29 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
         exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
         dtype=dtype,
         kv_dtype=asked.cache_dtype(None),
-        **_of_nodes(found.cluster, asked.fields(found.cluster.workload)),
+        **_of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic))),
     )
     problem.check()
-    return problem, _notes(found, problem, asked)
+    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
+
+
+def _seen_workload(traffic: Traffic) -> Workload:
+    """The mean lengths of what the model's deployments served; the defaults where they served nothing."""
+    if not traffic.requests:
+        return Workload()
+    return Workload(math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean))
+
+
+def _lengths_notes(problem: PlanProblem, asked: Asked, traffic: Traffic) -> tuple[str, ...]:
+    """Which lengths were not given, and what is planned for instead."""
+    if not asked.lengths_missing:
+        return ()
+    options = " and ".join("--" + key.replace("_", "-") for key in asked.lengths_missing)
+    taken = " and ".join(str(getattr(problem, key)) for key in asked.lengths_missing)
+    why = "the default"
+    if traffic.requests:
+        why = f"as in the latest of {traffic.requests} requests that deployments of {asked.model} served"
+    return (f"{options} not given: planned for {taken}, {why}",)
 
 
 async def _fetch_site(connect: Connect, model: str) -> Site:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageStatus
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.traffic import Outlook
 
 if TYPE_CHECKING:
     from edgeshard.client import StoredModel
@@ -172,7 +173,66 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens",
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),
+        **traffic_fields(deployment),
     }
+
+
+def traffic_fields(deployment: Deployment) -> dict[str, str]:
+    """What it served, how its placement does for that, and what would do better."""
+    seen, outlook = deployment.traffic, deployment.outlook
+    if not seen.requests:
+        return {"Traffic": "none yet"}
+    spans = [
+        f"{what} of {round(lengths.mean)} tokens on average, half up to {lengths.up_to(0.5)}, 9 of 10 up to "
+        f"{lengths.up_to(0.9)}"
+        for what, lengths in (("prompts", seen.prompts), ("answers", seen.answers))
+    ]
+    fields = {"Traffic": f"{seen.requests} requests: {'; '.join(spans)}"}
+    if outlook is None:
+        return fields
+    if outlook.expected is not None:
+        fields["Expected"] = f"{_expected_text(outlook.expected)} for {lengths_text(outlook.expected)}"
+    if outlook.better is not None:
+        fields["Better"] = _better_text(deployment, outlook, outlook.better)
+    return fields | ({"Not weighed": outlook.note} if outlook.note else {})
+
+
+def _better_text(deployment: Deployment, outlook: Outlook, better: Prediction) -> str:
+    layers = ",".join(f"{stage.node}={stage.layers}" for stage in outlook.layers)
+    gain = f"{100 * outlook.gain:.0f} % {'more' if better.objective == 'throughput' else 'less'}"
+    how = "delete it and deploy it again"
+    spec = deployment.spec
+    if spec.layers:
+        how += " without layers"
+    if (spec.prompt_tokens, spec.new_tokens) != (None, None):
+        how += f" with --prompt-tokens {better.prompt_tokens} --new-tokens {better.new_tokens}"
+    return f"{layers}: {_expected_text(better)}, {gain}; {how}"
+
+
+def _expected_text(prediction: Prediction) -> str:
+    """The figure that the objective is about."""
+    match prediction.objective:
+        case "throughput":
+            return f"{prediction.throughput_tps:.2f} tokens/s"
+        case "ttft":
+            return f"first token after {human_seconds(prediction.time_to_first_token_s)}"
+        case "latency":
+            return f"{human_seconds(prediction.time_per_token_s)} per token"
+        case _:
+            return f"{human_seconds(prediction.request_s)} a request"
+
+
+def lengths_text(prediction: Prediction) -> str:
+    """`8 requests at once of 812 tokens in and 96 out`."""
+    many = f"{prediction.requests} requests at once" if prediction.requests > 1 else "one request"
+    return f"{many} of {prediction.prompt_tokens} tokens in and {prediction.new_tokens} out"
+
+
+_LENGTHS_FROM = {
+    LengthsFrom.GIVEN: "as given",
+    LengthsFrom.SEEN: "as its traffic was",
+    LengthsFrom.DEFAULT: "the default: no lengths were given and no traffic was seen",
+}
 
 
 def prediction_fields(placement: Placement) -> dict[str, str]:
@@ -183,6 +243,7 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
         fields = {
             "Predicted": f"{human_seconds(predicted.time_per_token_s)} per token, {predicted.throughput_tps:.2f} "
             f"tokens/s, first token after {human_seconds(predicted.time_to_first_token_s)}",
+            "Planned for": f"{predicted.objective}, {lengths_text(predicted)} ({_LENGTHS_FROM[predicted.lengths]})",
             "Bottleneck": predicted.bottleneck,
             "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),
         }

@@ -27,8 +27,9 @@ from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.wire.common import deployment_from_wire, node_from_wire, placement_from_wire, spec_to_wire
+from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
+from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -231,9 +232,12 @@ class Client:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
 
-    async def deployment(self, name: str) -> Deployment:
-        """One deployment; raises NotFoundError."""
-        response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name))
+    async def deployment(self, name: str, outlook: bool = False) -> Deployment:
+        """One deployment; with `outlook` also how it does for the traffic it has seen, beside other placements.
+
+        Raises NotFoundError.
+        """
+        response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name, outlook=outlook))
         return deployment_from_wire(response.deployment)
 
     async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:

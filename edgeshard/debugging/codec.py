@@ -218,10 +218,19 @@ def _fields(kind: Any) -> tuple[str, ...]:
 def _check_public(kind: Any, field: str, hint: Any, where: str) -> None:
     if kind.__module__ in _PRIVATE_MODULES:
         raise TypeError(f"{where}: {kind.__name__} is a user's, and must not be in a dump")
-    if field in PRIVATE_KEYS and hint not in _COUNTS:
+    if field in PRIVATE_KEYS and not _is_count(hint):
         raise TypeError(f"{where}: what is named {field} is a user's or secret, and must not be in a dump")
     if field == TAG:
         raise TypeError(f"{where}: a field must not be named {TAG}, as the class is in a dump")
+
+
+def _is_count(hint: Any) -> bool:
+    """Whether it is a number, within bounds or absent though it may be."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, types.UnionType):
+        return all(item is type(None) or _is_count(item) for item in get_args(hint))
+    return hint in _COUNTS
 
 
 def _is_text(kind: Any) -> bool:

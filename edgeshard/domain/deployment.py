@@ -14,6 +14,7 @@ from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.placement import ExplicitStage, Placement, parse_layers
+from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 
 EVERY_NODE = "*"
 """The key of `quantisation` for all boxes that are not named."""
@@ -26,11 +27,12 @@ class DeploymentSpec(BaseModel):
 
     `layers` places it by hand; without it the coordinator chooses. `max_context` 0 means the model's own limit.
     `concurrency` requests of `max_context` tokens fit the KV pool at once; with `kv_overcommit` twice as many are
-    admitted, and the youngest is set back when memory runs out. `prefix_cache` shares the KV of equal beginnings among
-    a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
-    `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it runs.
-    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights the LM
-    head is as `head_quantisation` says, int8 when None; "none" keeps the dtype.
+    admitted, and the youngest is set back when memory runs out. `prompt_tokens` and `new_tokens` are typical lengths of
+    a prompt and an answer, which it is planned for; None: those of its traffic so far. `prefix_cache` shares the KV of
+    equal beginnings among a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that
+    are generating. `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it
+    runs. `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights
+    the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -44,6 +46,8 @@ class DeploymentSpec(BaseModel):
     kv_dtype: DType | None = None
     max_context: Annotated[int, Field(ge=0, le=2**31)] = 0
     max_new_tokens: Positive = 1024
+    prompt_tokens: Positive | None = None
+    new_tokens: Positive | None = None
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 8
     max_time_per_token_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_inter_token_latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -94,6 +98,7 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
             field="head_quantisation",
             reason="INVALID_SPEC",
         )
+    _check_lengths(spec)
     most = 1 if spec.mode == "sequential" else spec.concurrency
     if spec.micro_batches > most:
         raise InvalidArgumentError(
@@ -103,6 +108,30 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
             reason="TOO_MANY_MICRO_BATCHES",
         )
     return spec
+
+
+def _check_lengths(spec: DeploymentSpec) -> None:
+    """A typical request must be one that the deployment takes."""
+    if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
+        raise InvalidArgumentError(
+            f"new_tokens: {spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer",
+            field="new_tokens",
+            reason="TOO_MANY_NEW_TOKENS",
+        )
+    if spec.max_context:
+        check_typical(spec, spec.max_context)
+
+
+def check_typical(spec: DeploymentSpec, max_context: int) -> None:
+    """Raise InvalidArgumentError naming the typical length that does not fit in `max_context` tokens."""
+    prompt, new = spec.prompt_tokens or 1, spec.new_tokens or 1
+    if prompt + new > max_context:
+        field = "prompt_tokens" if spec.prompt_tokens is not None else "new_tokens"
+        raise InvalidArgumentError(
+            f"{field}: {prompt} tokens in and {new} out exceed the context of {max_context} tokens; give fewer",
+            field=field,
+            reason="CONTEXT_TOO_LONG",
+        )
 
 
 class DeploymentPhase(StrEnum):
@@ -129,3 +158,6 @@ class Deployment:
     failure: EdgeShardError | None = None
     stages: tuple[StageStatus, ...] = ()
     active_requests: int = 0
+    traffic: Traffic = NO_TRAFFIC
+    outlook: Outlook | None = None
+    """None unless it was asked for, and where no request was seen."""

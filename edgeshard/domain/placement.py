@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from edgeshard.domain.errors import PlacementError
 from edgeshard.domain.ids import NodeId, NodeName
@@ -38,12 +39,23 @@ class PlacedStage:
     workspace_bytes: int = 0
 
 
+class LengthsFrom(StrEnum):
+    """Where the lengths come from that a placement is planned for."""
+
+    GIVEN = "given"
+    SEEN = "seen"
+    """The deployment's own traffic, of an earlier time under the same name."""
+    DEFAULT = "default"
+    """Nobody gave any, and no traffic was seen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What the planner expects of a placement. Seconds, and tokens per second over all requests.
 
     `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
-    one; None when nothing was proven.
+    one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
+    `new_tokens` out, which are as `lengths` says; they take `request_s` from their prompts to the last token.
     """
 
     time_to_first_token_s: float
@@ -51,6 +63,29 @@ class Prediction:
     throughput_tps: float
     bottleneck: str
     gap: float | None = None
+    objective: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    lengths: LengthsFrom = LengthsFrom.DEFAULT
+    request_s: float = 0.0
+
+    def gain_of(self, other: Prediction) -> float:
+        """How much better `other` is: the share of the seconds it saves or, of a rate, by which it is higher."""
+        if self.objective == "throughput":
+            return other.throughput_tps / self.throughput_tps - 1.0
+        return 1.0 - other.seconds / self.seconds
+
+    @property
+    def seconds(self) -> float:
+        """What the objective is about, where it is about one request alone."""
+        match self.objective:
+            case "ttft":
+                return self.time_to_first_token_s
+            case "latency":
+                return self.time_per_token_s
+            case _:
+                return self.request_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
+from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,17 @@ class NodeDetails:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """All that a plan is made from. `profiles` are those of one model, `config` is its decoded config.json.
+    """All that a plan is made from.
 
-    Both are empty where no model was asked for.
+    `profiles` are those of one model, `config` is its decoded config.json and `traffic` what its deployments served;
+    all are empty where no model was asked for.
     """
 
     nodes: tuple[Node, ...]
     links: tuple[StoredLink, ...]
     profiles: tuple[StoredProfile, ...]
     config: Mapping[str, Any]
+    traffic: Traffic = NO_TRAFFIC
 
     def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
         """Each box's with weights kept so."""

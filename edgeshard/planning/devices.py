@@ -44,13 +44,14 @@ class Link:
 class Workload:
     """What is asked of the model: tokens in and out of a request, sequences in one micro-batch, requests at once.
 
-    None for `batch` or `concurrency` leaves them to the planner.
+    None for `batch` or `concurrency` leaves them to the planner. `assumed` where nobody gave the lengths.
     """
 
     prompt_tokens: int = 128
     new_tokens: int = 128
     batch: int | None = None
     concurrency: int | None = None
+    assumed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ def _workload(values: Fields) -> Workload:
         new_tokens=values.count("new_tokens", 128),
         batch=values.count("batch", None),
         concurrency=values.count("concurrency", None),
+        assumed=not (values.given("prompt_tokens") or values.given("new_tokens")),
     )
 
 

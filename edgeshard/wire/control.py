@@ -44,16 +44,13 @@ from edgeshard.wire.common import (
     facts_to_wire,
     huge_pages_from_wire,
     huge_pages_to_wire,
-    placement_from_wire,
-    placement_to_wire,
     quantisation_from_wire,
     quantisation_to_wire,
-    spec_from_wire,
-    spec_to_wire,
     stage_status_from_wire,
     stage_status_to_wire,
 )
 from edgeshard.wire.debug import dump_part_from_wire, dump_part_to_wire
+from edgeshard.wire.deployment import placement_from_wire, placement_to_wire, spec_from_wire, spec_to_wire
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,

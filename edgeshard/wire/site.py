@@ -28,6 +28,7 @@ from edgeshard.wire.common import (
     quantisation_from_wire,
     quantisation_to_wire,
 )
+from edgeshard.wire.deployment import traffic_from_wire, traffic_to_wire
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,
@@ -121,6 +122,7 @@ def site_to_wire(site: Site) -> pb.GetSiteResponse:
         links=[stored_link_to_wire(link) for link in site.links],
         profiles=[stored_profile_to_wire(profile) for profile in site.profiles],
         config_json=json.dumps(dict(site.config)).encode() if site.config else b"",
+        traffic=traffic_to_wire(site.traffic),
     )
 
 
@@ -131,6 +133,7 @@ def site_from_wire(message: pb.GetSiteResponse) -> Site:
         links=tuple(stored_link_from_wire(link) for link in message.links),
         profiles=tuple(stored_profile_from_wire(profile) for profile in message.profiles),
         config=_config_from_wire(message.config_json),
+        traffic=traffic_from_wire(message.traffic),
     )
 
 

@@ -17,7 +17,7 @@ from edgeshard.domain.dtypes import DType, IntegerFormat
 from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
 from edgeshard.domain.placement import parse_layers
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
-from edgeshard.wire.common import spec_to_wire
+from edgeshard.wire.deployment import spec_to_wire
 
 
 def spec_sent(site: Any) -> Any:

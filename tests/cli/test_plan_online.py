@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
 from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.traffic import NO_TRAFFIC
 from edgeshard.proto.v1 import admin_pb2
 
 
@@ -197,3 +198,15 @@ def test_a_profile_of_a_busy_box_is_named_in_every_view_of_a_plan(measured: Any,
     for view in ((), ("--explain",), ("--compare",), ("--sweep", "bandwidth=1:10"), ("--simulate", "together")):
         assert f"note: doubtful figures of b: {words}; {again}" in plan(*view).stderr
     assert data("--exclude", "b")["doubtful"] == {} == data("--what-if", "-b")["doubtful"]
+
+
+def test_lengths_nobody_gave_are_those_of_the_models_traffic(measured: Any, plan: Any, data: Any) -> None:
+    def note(*arguments: str) -> str:
+        return " ".join(plan(*arguments).stderr.split())
+
+    assert "--prompt-tokens and --new-tokens not given: planned for 128 and 128, the default" in note()
+    assert "--prompt-tokens not given: planned for 128, the default" in note("--new-tokens", "7")
+    measured.traffic = NO_TRAFFIC.after(300, 20).after(301, 21)
+    assert "planned for 300 and 20, as in the latest of 2 requests that deployments of fairy-tales served" in note()
+    assert " 300 tokens in, 20 out" in plan().stdout and " 64 tokens in, 20 out" in plan("--prompt-tokens", "64").stdout
+    assert not note("--prompt-tokens", "64", "--new-tokens", "8")

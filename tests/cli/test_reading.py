@@ -11,7 +11,11 @@ import yaml
 
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.placement import Prediction
+from edgeshard.domain.ids import NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import ExplicitStage, Prediction
+from edgeshard.domain.traffic import NO_TRAFFIC, Outlook
+from edgeshard.proto.v1 import admin_pb2
 
 
 def test_nodes_as_a_table(edgectl: Any) -> None:
@@ -150,3 +154,41 @@ def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, 
 def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:
     text = edgectl("describe", "deployment", "tales").stdout
     assert "Predicted" not in text and "Note" not in text
+
+
+SEEN = NO_TRAFFIC.after(3000, 90).after(3001, 110)
+EXPECTED = replace(PREDICTED, objective="request", requests=1, prompt_tokens=3000, new_tokens=100, request_s=8.0)
+
+
+def with_outlook(site: Any, outlook: Outlook, **spec: Any) -> None:
+    ready = site.deployment_in(DeploymentPhase.READY)
+    site.states = [replace(ready, traffic=SEEN, outlook=outlook, spec=ready.spec.model_copy(update=spec))]
+
+
+def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edgectl: Any, site: Any) -> None:
+    assert "Traffic:" in (text := edgectl("describe", "deployment", "tales").stdout) and "none yet" in text
+    layers = (ExplicitStage(NodeName("a"), LayerRange(0, 9)),)
+    better = Outlook(EXPECTED, replace(EXPECTED, request_s=2.0), layers, 0.75)
+    with_outlook(site, better)
+    text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
+    assert site.sent(admin_pb2.GetDeploymentRequest)[-1].outlook, "asked for by describe alone, since it costs time"
+    assert "2 requests: prompts of 3001 tokens on average, half up to 4096, 9 of 10 up to 4096;" in text
+    assert "answers of 100 tokens on average, half up to 128" in text
+    assert "8.00 s a request for one request of 3000 tokens in and 100 out" in text
+    assert "a=0:9: 2.00 s a request, 75 % less; delete it and deploy it again" in text and "--prompt" not in text
+    with_outlook(site, better, prompt_tokens=5, layers=layers)
+    text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
+    assert "deploy it again without layers with --prompt-tokens 3000 --new-tokens 100" in text
+    as_json = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)
+    assert as_json["outlook"]["gain"] == 0.75 and as_json["traffic"]["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [("throughput", "81.30 tokens/s"), ("ttft", "first token after 40.0 ms"), ("latency", "12.3 ms per token")],
+)
+def test_what_is_expected_is_what_the_objective_is_about(edgectl: Any, site: Any, objective: str, words: str) -> None:
+    with_outlook(site, Outlook(replace(EXPECTED, objective=objective, requests=8), note="box c is not measured"))
+    text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
+    assert f"Expected: {words} for 8 requests at once of 3000 tokens in and 100 out" in text
+    assert "Not weighed: box c is not measured" in text and "Better" not in text

@@ -37,6 +37,7 @@ from edgeshard.domain.profile import (
 )
 from edgeshard.domain.site import StoredLink
 from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -46,14 +47,9 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
-from edgeshard.wire.common import (
-    deployment_to_wire,
-    dtype_to_wire,
-    node_to_wire,
-    placement_to_wire,
-    spec_from_wire,
-)
+from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
+from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire, traffic_to_wire
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
 from edgeshard.wire.site import stored_link_to_wire
@@ -157,6 +153,7 @@ class ScriptedSite:
     traces: list[StageTrace] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
+    traffic: Traffic = NO_TRAFFIC
     requests: list[Any] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
@@ -269,6 +266,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
             links=self.site.links,
             profiles=self.site.profiles if request.model else [],
             config_json=json.dumps(self.site.config).encode() if request.model else b"",
+            traffic=traffic_to_wire(self.site.traffic),
         )
 
     def Profile(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:

@@ -25,7 +25,6 @@ from edgeshard.domain.profile import (
     StepOverhead,
 )
 from edgeshard.domain.step_cost import StageCost
-from edgeshard.wire.common import placement_from_wire, placement_to_wire
 from edgeshard.wire.control import (
     agent_message_from_wire,
     agent_message_to_wire,
@@ -34,6 +33,7 @@ from edgeshard.wire.control import (
     report_from_wire,
     report_to_wire,
 )
+from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
 
 BLOCK = LayerProfile(
     LayerKind.BLOCK, 1000, 12, 0, 1 << 20, (Sample(64, 0, 0.01, 0.02, 5),), (Sample(1, 128, 0.001, 0.01, 9),)

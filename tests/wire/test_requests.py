@@ -12,7 +12,7 @@ from edgeshard.domain.generation import Generation, Sampling
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.proto.v1 import head_pb2
-from edgeshard.wire.common import spec_from_wire, spec_to_wire
+from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
 from edgeshard.wire.generation import generation_from_wire, generation_to_wire
 from edgeshard.wire.head import head_command_from_wire
 

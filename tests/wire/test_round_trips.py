@@ -29,8 +29,8 @@ from edgeshard.domain.ids import Digest, NodeName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.step import ForwardStep, Tensor, WireStep
 from edgeshard.proto.v1 import stage_pb2
-from edgeshard.wire.common import spec_from_wire, spec_to_wire
 from edgeshard.wire.debug import dump_messages
+from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
 from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
 from edgeshard.wire.status import from_failure, to_failure
 from tests.support.examples import Examples, comparable
@@ -45,6 +45,8 @@ FIELDS: dict[tuple[type, str], Any] = {
     (DeploymentSpec, "mode"): "bubbles",
     (DeploymentSpec, "concurrency"): 9,
     (DeploymentSpec, "micro_batches"): 3,
+    (DeploymentSpec, "prompt_tokens"): 2,
+    (DeploymentSpec, "new_tokens"): 1,
     (ModelManifest, "config_json"): '{"a": 1}',
     (PrepareStage, "stage"): 1,
     (TraceSteps, "seconds"): 2.5,

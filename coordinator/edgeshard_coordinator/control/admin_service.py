@@ -20,14 +20,16 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
     NotFoundError,
 )
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
-from edgeshard.wire.common import deployment_to_wire, node_to_wire, placement_to_wire, spec_from_wire
+from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.debug import dump_messages
+from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire
 from edgeshard.wire.site import (
     measure_request_from_wire,
     node_details_to_wire,
@@ -76,6 +78,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         self._loop = loop
         self._front = front
+        self._traffic = front.traffic
         self._calls = calls
         self._traces = traces
         self._dumps = dumps
@@ -100,7 +103,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return node_details_to_wire(node_details(state, node, self._models, self._loop.now()))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
-        return site_to_wire(site_details(self._loop.state, self._models, request.model, self._loop.now()))
+        site = site_details(self._loop.state, self._models, request.model, self._loop.now())
+        return site_to_wire(replace(site, traffic=self._traffic.of_model(ModelName(request.model))))
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
         """A caller that goes away changes nothing: boxes measure on, and what they report is kept."""
@@ -148,7 +152,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         record = self._loop.state.deployments.get(DeploymentName(request.name))
         if record is None:
             raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
-        return pb.GetDeploymentResponse(deployment=deployment_to_wire(self._view(record)))
+        found = self._view(record)
+        if request.outlook and found.traffic.requests:
+            found = replace(found, outlook=await self._outlook(record, found.traffic))
+        return pb.GetDeploymentResponse(deployment=deployment_to_wire(found))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
         """Returns once the deletion is on disk; the deployment is listed as deleting until its boxes let go."""
@@ -225,7 +232,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def _place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
         # A planner may take seconds. What it reads is the state itself, which is frozen: nothing is copied.
-        return await self._solver.run(lambda: self._placer.place(spec, manifest, state.candidates(), state.measured))
+        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
+        return await self._solver.run(
+            lambda: self._placer.place(spec, manifest, state.candidates(), state.measured, traffic)
+        )
+
+    async def _outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
+        state = self._loop.state
+        manifest, _ = self._models.get(record.manifest_digest)
+        return await self._solver.run(
+            lambda: self._placer.outlook(
+                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement
+            )
+        )
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
         def is_saved(state: State) -> bool:
@@ -235,7 +254,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await self._loop.until(is_saved)
 
     def _view(self, record: DeploymentRecord) -> Deployment:
-        return deployment_view(self._loop.state, record, self._front.active_requests(record.name))
+        view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))
+        return replace(view, traffic=self._traffic.of(record.name, record.model))
 
     def _check_unused(self, name: str) -> None:
         _, digest = self._models.get(name)

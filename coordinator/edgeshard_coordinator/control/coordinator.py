@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from contextlib import suppress
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.errors import InternalError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
@@ -21,9 +23,12 @@ from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
 from edgeshard_coordinator.control.tracing import Traces
+from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import State, Timings
+
+TRAFFIC_SAVED_EVERY_S = 15.0
 
 
 class Coordinator:
@@ -47,9 +52,10 @@ class Coordinator:
         self._store = store
         self._clock = clock
         self._timings = timings
+        self._saver: asyncio.Task[None] | None = None
         self._models = models
         self._hub = ControlHub()
-        self.front = RequestFront(self._state, backlog_limit)
+        self.front = RequestFront(self._state, TrafficBook(), backlog_limit)
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
@@ -73,6 +79,8 @@ class Coordinator:
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
         self.loop.state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
+        self.front.traffic.restore(await self._store.load_traffic())
+        self._saver = asyncio.create_task(self._keep_traffic())
         self._executor.start(self.loop.post)
         await self.loop.start()
         try:
@@ -95,8 +103,24 @@ class Coordinator:
         self._hub.close_all()
         await self._server.stop()
 
+    async def _keep_traffic(self) -> None:
+        """Now and then, since no request waits for it; a coordinator that is killed forgets what came since."""
+        while True:
+            await asyncio.sleep(TRAFFIC_SAVED_EVERY_S)
+            await self._save_traffic()
+
+    async def _save_traffic(self) -> None:
+        changed = self.front.traffic.changed()
+        with suppress(InternalError):  # The disk refuses; what matters more says so, and the next time writes this too.
+            if changed:
+                await self._store.save_traffic(changed)
+                self.front.traffic.saved(changed)
+
     async def _stop_state(self) -> None:
+        if self._saver is not None:
+            self._saver.cancel()
         await self._admin.operations.stop()
         await self.loop.stop()
         await self._executor.drain()
+        await self._save_traffic()
         await self._store.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,18 @@ from pydantic import TypeAdapter
 from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import ComputeProfile, LinkProfile
+from edgeshard.domain.traffic import Traffic
 from edgeshard_coordinator.core.deployments import restored_record
 from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
 
 log = structlog.get_logger()
 
+TRAFFIC_KEPT = 1_000
+"""Names whose lengths are remembered; the ones written longest ago go first."""
 OPERATIONS_KEPT = 10_000
 """Answers of the latest operations; a client that repeats a call does so within minutes."""
 _FIRST_SCHEMA = """
@@ -58,7 +61,15 @@ CREATE TABLE links (
     PRIMARY KEY (sender, receiver)
 );
 """
-_MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS)
+_TRAFFIC = """
+CREATE TABLE traffic (
+    name TEXT NOT NULL,
+    model TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (name, model)
+);
+"""
+_MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC)
 """The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
 
 ResultT = TypeVar("ResultT")
@@ -95,6 +106,7 @@ class _SavedNode:
 
 _DEPLOYMENT = TypeAdapter(_SavedDeployment)
 _NODE = TypeAdapter(_SavedNode)
+_TRAFFIC_BODY = TypeAdapter(Traffic)
 
 
 class StateStore:
@@ -127,6 +139,15 @@ class StateStore:
     async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
         """Replace a box's measurements; `now` is in monotonic seconds."""
         await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
+
+    async def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
+        """What deployments served, by their name and model."""
+        return await self._run(self._load_traffic)
+
+    async def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
+        """Write these in place of those on disk; others stay."""
+        rows = [(name, model, _TRAFFIC_BODY.dump_json(item).decode()) for (name, model), item in traffic.items()]
+        await self._run(lambda: self._save_traffic(rows))
 
     async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
         return await self._run(lambda: self._find_operation(operation_id))
@@ -255,6 +276,20 @@ class StateStore:
             database.execute("DELETE FROM links WHERE sender = ?", (node_id,))
             database.executemany("INSERT INTO profiles VALUES (?, ?, ?)", profiles)
             database.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", links)
+
+    def _load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
+        rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
+        return {
+            (DeploymentName(name), ModelName(model)): _TRAFFIC_BODY.validate_json(body) for name, model, body in rows
+        }
+
+    def _save_traffic(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        with _Transaction(self._open_database) as database:
+            database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)
+            database.execute(
+                "DELETE FROM traffic WHERE rowid NOT IN (SELECT rowid FROM traffic ORDER BY rowid DESC LIMIT ?)",
+                (TRAFFIC_KEPT,),
+            )
 
     def _find_operation(self, operation_id: OperationId) -> ServedOperation | None:
         row = self._open_database.execute(

@@ -25,6 +25,7 @@ from edgeshard.domain.generation import Finished, FinishReason, Generation, Gene
 from edgeshard.domain.head import CancelRequest, HeadCommand, StartRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.placement import Placement
+from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 QUEUED_PER_SLOT = 4
@@ -132,8 +133,9 @@ class RunningRequest:
 class RequestFront:
     """`state` gives the newest state. Every method returns at once."""
 
-    def __init__(self, state: Callable[[], State], backlog_limit: int = BACKLOG_LIMIT) -> None:
+    def __init__(self, state: Callable[[], State], traffic: TrafficBook, backlog_limit: int = BACKLOG_LIMIT) -> None:
         self._state = state
+        self.traffic = traffic
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -218,7 +220,10 @@ class RequestFront:
             self.dropped_messages += 1
             return
         self._remove(request)
-        request.deliver(Finished(reason, text, len(request.prompt_tokens or ()), len(request.emitted)))
+        prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
+        if (record := self._state().deployments.get(attachment.deployment)) is not None:
+            self.traffic.count(record.name, record.model, prompt_tokens, new_tokens)
+        request.deliver(Finished(reason, text, prompt_tokens, new_tokens))
 
     def on_failed(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, failure: EdgeShardError) -> None:
         request = self._current(attachment, request_id, epoch)

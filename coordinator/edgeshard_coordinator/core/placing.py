@@ -25,6 +25,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.planning.costs import Load
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.site import node_starting
@@ -61,8 +62,25 @@ class Placer(Protocol):
         manifest: ModelManifest,
         candidates: Sequence[Candidate],
         measured: Mapping[NodeId, Measurements],
+        traffic: Traffic = NO_TRAFFIC,
     ) -> Placement:
-        """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer."""
+        """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer.
+
+        `traffic` is that of an earlier deployment of this name and model.
+        """
+        ...
+
+    def outlook(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        placement: Placement,
+    ) -> Outlook:
+        """How a placement does for its traffic, and whether another would do better. `candidates` count the memory that
+        it holds as free."""
         ...
 
 

@@ -13,11 +13,12 @@ from typing import Any
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.dtypes import Quantisation
-from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.placement import ExplicitStage, Placement, Prediction
+from edgeshard.domain.placement import ExplicitStage, LengthsFrom, Placement, Prediction
 from edgeshard.domain.profile import config_hash
+from edgeshard.domain.traffic import NO_TRAFFIC, WORTH_SAYING, Outlook, Traffic
 from edgeshard.planning import explain
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
@@ -30,6 +31,7 @@ from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.shortage import Shortage
 from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, profile_command, site_cluster, site_problem
+from edgeshard_coordinator.core.lengths import typical_request
 from edgeshard_coordinator.core.measurements import Measurements, links_of, profiles_for
 from edgeshard_coordinator.core.placing import (
     Candidate,
@@ -40,8 +42,6 @@ from edgeshard_coordinator.core.placing import (
     usable_nodes,
 )
 
-TYPICAL_TOKENS = 128
-"""Tokens of a prompt and of an answer that a placement is planned and predicted for, where the context allows."""
 _MIXED = "boxes that keep their weights in different ways are not planned together"
 
 
@@ -59,9 +59,44 @@ class PlanningPlacer:
         manifest: ModelManifest,
         candidates: Sequence[Candidate],
         measured: Mapping[NodeId, Measurements],
+        traffic: Traffic = NO_TRAFFIC,
     ) -> Placement:
-        placement = self._with_starting(spec, _Site(spec, manifest, candidates, measured), candidates)
+        placement = self._with_starting(spec, _Site(spec, manifest, candidates, measured, traffic), candidates)
         return replace(placement, note=f"{placement.note} {_mixed_bits(placement, candidates)}".strip())
+
+    def outlook(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        placement: Placement,
+    ) -> Outlook:
+        held = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
+        seen = spec.model_copy(update={"prompt_tokens": None, "new_tokens": None})
+        try:
+            here = self._planned(seen.model_copy(update={"layers": held}), manifest, candidates, measured, traffic)
+            best = self._planned(seen.model_copy(update={"layers": ()}), manifest, candidates, measured, traffic)
+        except EdgeShardError as error:
+            return Outlook(note=f"It cannot be weighed against other placements: {error.message}.")
+        if here.predicted is None or best.predicted is None:
+            return Outlook(here.predicted, note=here.note if here.predicted is None else best.note)
+        gain = here.predicted.gain_of(best.predicted)
+        if gain < WORTH_SAYING:
+            return Outlook(here.predicted)
+        layers = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in best.stages)
+        return Outlook(here.predicted, best.predicted, layers, gain)
+
+    def _planned(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+    ) -> Placement:
+        return self._placed(spec, _Site(spec, manifest, candidates, measured, traffic))
 
     def _with_starting(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
         starting = () if spec.layers else _starting(spec, candidates)
@@ -96,9 +131,12 @@ class _Site:
         manifest: ModelManifest,
         candidates: Sequence[Candidate],
         measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
     ) -> None:
         self._spec, self._manifest, self._candidates, self._measured = spec, manifest, candidates, measured
         self._shape: ModelShape = checked_shape(spec, manifest)
+        self._context = spec.max_context or self._shape.max_context
+        self._typical = typical_request(spec, self._context, traffic)
         self._nodes = usable_nodes(spec, candidates)
 
     @property
@@ -136,7 +174,7 @@ class _Site:
             placement,
             micro_batch=load.batch,
             micro_batches=load.micro_batches,
-            predicted=_prediction(result),
+            predicted=_prediction(result, self._typical.source),
             note=_note(spec, site, result, spec.concurrency),
             costs=stage_costs(costs, cut),
         )
@@ -162,7 +200,7 @@ class _Site:
             requests, placement = load.requests, self._with_pool(stages, load, load.requests)
         return replace(
             placement,
-            predicted=_prediction(result),
+            predicted=_prediction(result, self._typical.source),
             note=_note(spec, site, result, requests),
             costs=stage_costs(costs, cut),
         )
@@ -187,15 +225,12 @@ class _Site:
 
     def _problem(self, site: SiteCluster) -> PlanProblem:
         spec = self._spec
-        context = spec.max_context or self._shape.max_context
-        new = max(1, min(TYPICAL_TOKENS, spec.max_new_tokens, context // 2))
-        prompt = max(1, min(TYPICAL_TOKENS, context - new))
         options: dict[str, Any] = {
             "objective": _objective(spec),
             "sliced": spec.mode != "sequential",
-            "prompt_tokens": prompt,
-            "new_tokens": new,
-            "context_tokens": context,
+            "prompt_tokens": self._typical.prompt_tokens,
+            "new_tokens": self._typical.new_tokens,
+            "context_tokens": self._context,
             "concurrency": spec.concurrency,
             "dtype": spec.dtype,
             "quantisation": self._quantisation,
@@ -265,7 +300,7 @@ def _objective(spec: DeploymentSpec) -> Objective:
     return objective if objective.is_single or spec.mode != "sequential" else Objective.REQUEST
 
 
-def _prediction(result: PlanResult) -> Prediction:
+def _prediction(result: PlanResult, lengths: LengthsFrom) -> Prediction:
     figures = result.prediction
     assert figures is not None
     return Prediction(
@@ -274,6 +309,12 @@ def _prediction(result: PlanResult) -> Prediction:
         throughput_tps=figures.throughput_tps,
         bottleneck=explain.bottleneck(result),
         gap=result.gap,
+        objective=result.problem.goal.value,
+        requests=figures.load.requests,
+        prompt_tokens=result.problem.prompt_tokens,
+        new_tokens=result.problem.new_tokens,
+        lengths=lengths,
+        request_s=figures.request_s,
     )
 
 
@@ -281,9 +322,7 @@ def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests:
     """How the placement was chosen, and the sources of its figures; `requests` of full length fit the KV pool."""
     figures, problem = result.prediction, result.problem
     assert figures is not None
-    served = "one request" if figures.load.requests == 1 else f"{figures.load.requests} requests at once"
-    how = "Placed by hand" if spec.layers else "Planned"
-    parts = [f"{how}; predicted for {served} of {problem.prompt_tokens} tokens in and {problem.new_tokens} out."]
+    parts = ["Placed by hand."] if spec.layers else []
     if requests < spec.concurrency:
         parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at their longest; others may wait.")
     limit = spec.max_time_per_token_s

@@ -218,10 +218,13 @@ class State:
         held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
         return max(0, node.facts.memory_budget_bytes - held)
 
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Every known box as the placer sees it, by name. Worth a moment for many boxes: ask for it off the loop."""
+    def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
+        """Every known box as the placer sees it, by name, with the memory of the deployment `without` counted as free.
+
+        Worth a moment for many boxes: ask for it off the loop.
+        """
         held: dict[NodeId, int] = {}
-        for stage in self._placed():
+        for stage in self._placed(without):
             held[stage.node_id] = held.get(stage.node_id, 0) + held_bytes(stage)
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
         return tuple(
@@ -237,9 +240,9 @@ class State:
             for node in ordered
         )
 
-    def _placed(self) -> Iterator[PlacedStage]:
+    def _placed(self, without: DeploymentName | None = None) -> Iterator[PlacedStage]:
         for record in self.deployments.values():
-            if record.phase is not DeploymentPhase.FAILED:
+            if record.phase is not DeploymentPhase.FAILED and record.name != without:
                 yield from record.placement.stages
 
 

@@ -27,15 +27,15 @@ from edgeshard.proto.v1 import profile_pb2 as edgeshard_dot_proto_dot_v1_dot_pro
 from edgeshard.proto.v1 import trace_pb2 as edgeshard_dot_proto_dot_v1_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/admin.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a edgeshard/proto/v1/profile.proto\x1a\x1e\x65\x64geshard/proto/v1/trace.proto\"\x12\n\x10ListNodesRequest\"<\n\x11ListNodesResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x9f\x01\n\x0fGetNodeResponse\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x18.edgeshard.proto.v1.Node\x12\x33\n\x08profiles\x18\x02 \x03(\x0b\x32!.edgeshard.proto.v1.StoredProfile\x12/\n\x05links\x18\x03 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\"t\n\rStoredProfile\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x33\n\x07profile\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.ComputeProfile\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\x1f\n\x0eGetSiteRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb5\x01\n\x0fGetSiteResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Node\x12/\n\x05links\x18\x02 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\x12\x33\n\x08profiles\x18\x03 \x03(\x0b\x32!.edgeshard.proto.v1.StoredProfile\x12\x13\n\x0b\x63onfig_json\x18\x04 \x01(\x0c\"\xa5\x01\n\x0eProfileRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05nodes\x18\x04 \x03(\t\x12\r\n\x05quick\x18\x05 \x01(\x08\x12\r\n\x05\x61gain\x18\x06 \x01(\x08\x12\x14\n\x0cquantisation\x18\x07 \x01(\t\"\xa0\x01\n\x0fProfileResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0c\n\x04what\x18\x04 \x01(\t\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12,\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12\x14\n\x0cmissed_nodes\x18\x07 \x03(\t\"\x13\n\x11ListModelsRequest\"E\n\x12ListModelsResponse\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StoredModel\"\xd0\x01\n\x0bStoredModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x13\n\x0blayer_count\x18\x04 \x01(\r\x12\x17\n\x0fparameter_count\x18\x05 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x04\x12+\n\x05\x64type\x18\x07 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\x13\n\x0bmax_context\x18\x08 \x01(\r\"8\n\x12\x44\x65leteModelRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"?\n\x0bPlanRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\"@\n\x0cPlanResponse\x12\x30\n\tplacement\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\"W\n\rDeployRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x30\n\x04spec\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\"D\n\x0e\x44\x65ployResponse\x12\x32\n\ndeployment\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Deployment\"\x18\n\x16ListDeploymentsRequest\"N\n\x17ListDeploymentsResponse\x12\x33\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x1e.edgeshard.proto.v1.Deployment\"$\n\x14GetDeploymentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"K\n\x15GetDeploymentResponse\x12\x32\n\ndeployment\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Deployment\"=\n\x17\x44\x65leteDeploymentRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x1a\n\x18\x44\x65leteDeploymentResponse\"3\n\x0cTraceRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\">\n\rTraceResponse\x12-\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StageTrace\"\r\n\x0b\x44umpRequest\"X\n\x0c\x44umpResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\"\xab\x02\n\nDeployment\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\x32\n\x05phase\x18\x02 \x01(\x0e\x32#.edgeshard.proto.v1.DeploymentPhase\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x30\n\tplacement\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\x12,\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12/\n\x06stages\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12\x17\n\x0f\x61\x63tive_requests\x18\x07 \x01(\r*\xe8\x01\n\x0f\x44\x65ploymentPhase\x12 \n\x1c\x44\x45PLOYMENT_PHASE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44\x45PLOYMENT_PHASE_LOADING\x10\x01\x12\x1f\n\x1b\x44\x45PLOYMENT_PHASE_ACTIVATING\x10\x02\x12\x1a\n\x16\x44\x45PLOYMENT_PHASE_READY\x10\x03\x12\x1c\n\x18\x44\x45PLOYMENT_PHASE_WAITING\x10\x04\x12\x1b\n\x17\x44\x45PLOYMENT_PHASE_FAILED\x10\x05\x12\x1d\n\x19\x44\x45PLOYMENT_PHASE_DELETING\x10\x06\x32\x9d\t\n\x0c\x41\x64minService\x12X\n\tListNodes\x12$.edgeshard.proto.v1.ListNodesRequest\x1a%.edgeshard.proto.v1.ListNodesResponse\x12R\n\x07GetNode\x12\".edgeshard.proto.v1.GetNodeRequest\x1a#.edgeshard.proto.v1.GetNodeResponse\x12[\n\nListModels\x12%.edgeshard.proto.v1.ListModelsRequest\x1a&.edgeshard.proto.v1.ListModelsResponse\x12^\n\x0b\x44\x65leteModel\x12&.edgeshard.proto.v1.DeleteModelRequest\x1a\'.edgeshard.proto.v1.DeleteModelResponse\x12R\n\x07GetSite\x12\".edgeshard.proto.v1.GetSiteRequest\x1a#.edgeshard.proto.v1.GetSiteResponse\x12T\n\x07Profile\x12\".edgeshard.proto.v1.ProfileRequest\x1a#.edgeshard.proto.v1.ProfileResponse0\x01\x12I\n\x04Plan\x12\x1f.edgeshard.proto.v1.PlanRequest\x1a .edgeshard.proto.v1.PlanResponse\x12O\n\x06\x44\x65ploy\x12!.edgeshard.proto.v1.DeployRequest\x1a\".edgeshard.proto.v1.DeployResponse\x12j\n\x0fListDeployments\x12*.edgeshard.proto.v1.ListDeploymentsRequest\x1a+.edgeshard.proto.v1.ListDeploymentsResponse\x12\x64\n\rGetDeployment\x12(.edgeshard.proto.v1.GetDeploymentRequest\x1a).edgeshard.proto.v1.GetDeploymentResponse\x12m\n\x10\x44\x65leteDeployment\x12+.edgeshard.proto.v1.DeleteDeploymentRequest\x1a,.edgeshard.proto.v1.DeleteDeploymentResponse\x12N\n\x05Trace\x12 .edgeshard.proto.v1.TraceRequest\x1a!.edgeshard.proto.v1.TraceResponse0\x01\x12K\n\x04\x44ump\x12\x1f.edgeshard.proto.v1.DumpRequest\x1a .edgeshard.proto.v1.DumpResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/admin.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a edgeshard/proto/v1/profile.proto\x1a\x1e\x65\x64geshard/proto/v1/trace.proto\"\x12\n\x10ListNodesRequest\"<\n\x11ListNodesResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x9f\x01\n\x0fGetNodeResponse\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x18.edgeshard.proto.v1.Node\x12\x33\n\x08profiles\x18\x02 \x03(\x0b\x32!.edgeshard.proto.v1.StoredProfile\x12/\n\x05links\x18\x03 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\"t\n\rStoredProfile\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x33\n\x07profile\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.ComputeProfile\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\"\x1f\n\x0eGetSiteRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xe3\x01\n\x0fGetSiteResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Node\x12/\n\x05links\x18\x02 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\x12\x33\n\x08profiles\x18\x03 \x03(\x0b\x32!.edgeshard.proto.v1.StoredProfile\x12\x13\n\x0b\x63onfig_json\x18\x04 \x01(\x0c\x12,\n\x07traffic\x18\x05 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Traffic\"\xa5\x01\n\x0eProfileRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12+\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05nodes\x18\x04 \x03(\t\x12\r\n\x05quick\x18\x05 \x01(\x08\x12\r\n\x05\x61gain\x18\x06 \x01(\x08\x12\x14\n\x0cquantisation\x18\x07 \x01(\t\"\xa0\x01\n\x0fProfileResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0c\n\x04what\x18\x04 \x01(\t\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12,\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12\x14\n\x0cmissed_nodes\x18\x07 \x03(\t\"\x13\n\x11ListModelsRequest\"E\n\x12ListModelsResponse\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StoredModel\"\xd0\x01\n\x0bStoredModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x13\n\x0blayer_count\x18\x04 \x01(\r\x12\x17\n\x0fparameter_count\x18\x05 \x01(\x04\x12\x14\n\x0cstored_bytes\x18\x06 \x01(\x04\x12+\n\x05\x64type\x18\x07 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\x13\n\x0bmax_context\x18\x08 \x01(\r\"8\n\x12\x44\x65leteModelRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"?\n\x0bPlanRequest\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\"@\n\x0cPlanResponse\x12\x30\n\tplacement\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\"W\n\rDeployRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x30\n\x04spec\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\"D\n\x0e\x44\x65ployResponse\x12\x32\n\ndeployment\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Deployment\"\x18\n\x16ListDeploymentsRequest\"N\n\x17ListDeploymentsResponse\x12\x33\n\x0b\x64\x65ployments\x18\x01 \x03(\x0b\x32\x1e.edgeshard.proto.v1.Deployment\"5\n\x14GetDeploymentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07outlook\x18\x02 \x01(\x08\"K\n\x15GetDeploymentResponse\x12\x32\n\ndeployment\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Deployment\"=\n\x17\x44\x65leteDeploymentRequest\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x1a\n\x18\x44\x65leteDeploymentResponse\"3\n\x0cTraceRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\">\n\rTraceResponse\x12-\n\x05stage\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StageTrace\"\r\n\x0b\x44umpRequest\"X\n\x0c\x44umpResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\"\x87\x03\n\nDeployment\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\x32\n\x05phase\x18\x02 \x01(\x0e\x32#.edgeshard.proto.v1.DeploymentPhase\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x30\n\tplacement\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\x12,\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12/\n\x06stages\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12\x17\n\x0f\x61\x63tive_requests\x18\x07 \x01(\r\x12,\n\x07traffic\x18\x08 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Traffic\x12,\n\x07outlook\x18\t \x01(\x0b\x32\x1b.edgeshard.proto.v1.Outlook\"\xba\x01\n\x07Outlook\x12\x30\n\x08\x65xpected\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Prediction\x12.\n\x06\x62\x65tter\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Prediction\x12\x31\n\x06layers\x18\x03 \x03(\x0b\x32!.edgeshard.proto.v1.ExplicitStage\x12\x0c\n\x04gain\x18\x04 \x01(\x01\x12\x0c\n\x04note\x18\x05 \x01(\t*\xe8\x01\n\x0f\x44\x65ploymentPhase\x12 \n\x1c\x44\x45PLOYMENT_PHASE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44\x45PLOYMENT_PHASE_LOADING\x10\x01\x12\x1f\n\x1b\x44\x45PLOYMENT_PHASE_ACTIVATING\x10\x02\x12\x1a\n\x16\x44\x45PLOYMENT_PHASE_READY\x10\x03\x12\x1c\n\x18\x44\x45PLOYMENT_PHASE_WAITING\x10\x04\x12\x1b\n\x17\x44\x45PLOYMENT_PHASE_FAILED\x10\x05\x12\x1d\n\x19\x44\x45PLOYMENT_PHASE_DELETING\x10\x06\x32\x9d\t\n\x0c\x41\x64minService\x12X\n\tListNodes\x12$.edgeshard.proto.v1.ListNodesRequest\x1a%.edgeshard.proto.v1.ListNodesResponse\x12R\n\x07GetNode\x12\".edgeshard.proto.v1.GetNodeRequest\x1a#.edgeshard.proto.v1.GetNodeResponse\x12[\n\nListModels\x12%.edgeshard.proto.v1.ListModelsRequest\x1a&.edgeshard.proto.v1.ListModelsResponse\x12^\n\x0b\x44\x65leteModel\x12&.edgeshard.proto.v1.DeleteModelRequest\x1a\'.edgeshard.proto.v1.DeleteModelResponse\x12R\n\x07GetSite\x12\".edgeshard.proto.v1.GetSiteRequest\x1a#.edgeshard.proto.v1.GetSiteResponse\x12T\n\x07Profile\x12\".edgeshard.proto.v1.ProfileRequest\x1a#.edgeshard.proto.v1.ProfileResponse0\x01\x12I\n\x04Plan\x12\x1f.edgeshard.proto.v1.PlanRequest\x1a .edgeshard.proto.v1.PlanResponse\x12O\n\x06\x44\x65ploy\x12!.edgeshard.proto.v1.DeployRequest\x1a\".edgeshard.proto.v1.DeployResponse\x12j\n\x0fListDeployments\x12*.edgeshard.proto.v1.ListDeploymentsRequest\x1a+.edgeshard.proto.v1.ListDeploymentsResponse\x12\x64\n\rGetDeployment\x12(.edgeshard.proto.v1.GetDeploymentRequest\x1a).edgeshard.proto.v1.GetDeploymentResponse\x12m\n\x10\x44\x65leteDeployment\x12+.edgeshard.proto.v1.DeleteDeploymentRequest\x1a,.edgeshard.proto.v1.DeleteDeploymentResponse\x12N\n\x05Trace\x12 .edgeshard.proto.v1.TraceRequest\x1a!.edgeshard.proto.v1.TraceResponse0\x01\x12K\n\x04\x44ump\x12\x1f.edgeshard.proto.v1.DumpRequest\x1a .edgeshard.proto.v1.DumpResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgeshard.proto.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEPLOYMENTPHASE']._serialized_start=2606
-  _globals['_DEPLOYMENTPHASE']._serialized_end=2838
+  _globals['_DEPLOYMENTPHASE']._serialized_start=2950
+  _globals['_DEPLOYMENTPHASE']._serialized_end=3182
   _globals['_LISTNODESREQUEST']._serialized_start=153
   _globals['_LISTNODESREQUEST']._serialized_end=171
   _globals['_LISTNODESRESPONSE']._serialized_start=173
@@ -49,51 +49,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSITEREQUEST']._serialized_start=547
   _globals['_GETSITEREQUEST']._serialized_end=578
   _globals['_GETSITERESPONSE']._serialized_start=581
-  _globals['_GETSITERESPONSE']._serialized_end=762
-  _globals['_PROFILEREQUEST']._serialized_start=765
-  _globals['_PROFILEREQUEST']._serialized_end=930
-  _globals['_PROFILERESPONSE']._serialized_start=933
-  _globals['_PROFILERESPONSE']._serialized_end=1093
-  _globals['_LISTMODELSREQUEST']._serialized_start=1095
-  _globals['_LISTMODELSREQUEST']._serialized_end=1114
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1116
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1185
-  _globals['_STOREDMODEL']._serialized_start=1188
-  _globals['_STOREDMODEL']._serialized_end=1396
-  _globals['_DELETEMODELREQUEST']._serialized_start=1398
-  _globals['_DELETEMODELREQUEST']._serialized_end=1454
-  _globals['_DELETEMODELRESPONSE']._serialized_start=1456
-  _globals['_DELETEMODELRESPONSE']._serialized_end=1477
-  _globals['_PLANREQUEST']._serialized_start=1479
-  _globals['_PLANREQUEST']._serialized_end=1542
-  _globals['_PLANRESPONSE']._serialized_start=1544
-  _globals['_PLANRESPONSE']._serialized_end=1608
-  _globals['_DEPLOYREQUEST']._serialized_start=1610
-  _globals['_DEPLOYREQUEST']._serialized_end=1697
-  _globals['_DEPLOYRESPONSE']._serialized_start=1699
-  _globals['_DEPLOYRESPONSE']._serialized_end=1767
-  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_start=1769
-  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_end=1793
-  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=1795
-  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=1873
-  _globals['_GETDEPLOYMENTREQUEST']._serialized_start=1875
-  _globals['_GETDEPLOYMENTREQUEST']._serialized_end=1911
-  _globals['_GETDEPLOYMENTRESPONSE']._serialized_start=1913
-  _globals['_GETDEPLOYMENTRESPONSE']._serialized_end=1988
-  _globals['_DELETEDEPLOYMENTREQUEST']._serialized_start=1990
-  _globals['_DELETEDEPLOYMENTREQUEST']._serialized_end=2051
-  _globals['_DELETEDEPLOYMENTRESPONSE']._serialized_start=2053
-  _globals['_DELETEDEPLOYMENTRESPONSE']._serialized_end=2079
-  _globals['_TRACEREQUEST']._serialized_start=2081
-  _globals['_TRACEREQUEST']._serialized_end=2132
-  _globals['_TRACERESPONSE']._serialized_start=2134
-  _globals['_TRACERESPONSE']._serialized_end=2196
-  _globals['_DUMPREQUEST']._serialized_start=2198
-  _globals['_DUMPREQUEST']._serialized_end=2211
-  _globals['_DUMPRESPONSE']._serialized_start=2213
-  _globals['_DUMPRESPONSE']._serialized_end=2301
-  _globals['_DEPLOYMENT']._serialized_start=2304
-  _globals['_DEPLOYMENT']._serialized_end=2603
-  _globals['_ADMINSERVICE']._serialized_start=2841
-  _globals['_ADMINSERVICE']._serialized_end=4022
+  _globals['_GETSITERESPONSE']._serialized_end=808
+  _globals['_PROFILEREQUEST']._serialized_start=811
+  _globals['_PROFILEREQUEST']._serialized_end=976
+  _globals['_PROFILERESPONSE']._serialized_start=979
+  _globals['_PROFILERESPONSE']._serialized_end=1139
+  _globals['_LISTMODELSREQUEST']._serialized_start=1141
+  _globals['_LISTMODELSREQUEST']._serialized_end=1160
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1162
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1231
+  _globals['_STOREDMODEL']._serialized_start=1234
+  _globals['_STOREDMODEL']._serialized_end=1442
+  _globals['_DELETEMODELREQUEST']._serialized_start=1444
+  _globals['_DELETEMODELREQUEST']._serialized_end=1500
+  _globals['_DELETEMODELRESPONSE']._serialized_start=1502
+  _globals['_DELETEMODELRESPONSE']._serialized_end=1523
+  _globals['_PLANREQUEST']._serialized_start=1525
+  _globals['_PLANREQUEST']._serialized_end=1588
+  _globals['_PLANRESPONSE']._serialized_start=1590
+  _globals['_PLANRESPONSE']._serialized_end=1654
+  _globals['_DEPLOYREQUEST']._serialized_start=1656
+  _globals['_DEPLOYREQUEST']._serialized_end=1743
+  _globals['_DEPLOYRESPONSE']._serialized_start=1745
+  _globals['_DEPLOYRESPONSE']._serialized_end=1813
+  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_start=1815
+  _globals['_LISTDEPLOYMENTSREQUEST']._serialized_end=1839
+  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_start=1841
+  _globals['_LISTDEPLOYMENTSRESPONSE']._serialized_end=1919
+  _globals['_GETDEPLOYMENTREQUEST']._serialized_start=1921
+  _globals['_GETDEPLOYMENTREQUEST']._serialized_end=1974
+  _globals['_GETDEPLOYMENTRESPONSE']._serialized_start=1976
+  _globals['_GETDEPLOYMENTRESPONSE']._serialized_end=2051
+  _globals['_DELETEDEPLOYMENTREQUEST']._serialized_start=2053
+  _globals['_DELETEDEPLOYMENTREQUEST']._serialized_end=2114
+  _globals['_DELETEDEPLOYMENTRESPONSE']._serialized_start=2116
+  _globals['_DELETEDEPLOYMENTRESPONSE']._serialized_end=2142
+  _globals['_TRACEREQUEST']._serialized_start=2144
+  _globals['_TRACEREQUEST']._serialized_end=2195
+  _globals['_TRACERESPONSE']._serialized_start=2197
+  _globals['_TRACERESPONSE']._serialized_end=2259
+  _globals['_DUMPREQUEST']._serialized_start=2261
+  _globals['_DUMPREQUEST']._serialized_end=2274
+  _globals['_DUMPRESPONSE']._serialized_start=2276
+  _globals['_DUMPRESPONSE']._serialized_end=2364
+  _globals['_DEPLOYMENT']._serialized_start=2367
+  _globals['_DEPLOYMENT']._serialized_end=2758
+  _globals['_OUTLOOK']._serialized_start=2761
+  _globals['_OUTLOOK']._serialized_end=2947
+  _globals['_ADMINSERVICE']._serialized_start=3185
+  _globals['_ADMINSERVICE']._serialized_end=4366
 # @@protoc_insertion_point(module_scope)

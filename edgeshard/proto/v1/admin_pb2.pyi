@@ -72,16 +72,18 @@ class GetSiteRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetSiteResponse(_message.Message):
-    __slots__ = ("nodes", "links", "profiles", "config_json")
+    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic")
     NODES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PROFILES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
     links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
     profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
     config_json: bytes
-    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ...) -> None: ...
+    traffic: _common_pb2.Traffic
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again", "quantisation")
@@ -198,10 +200,12 @@ class ListDeploymentsResponse(_message.Message):
     def __init__(self, deployments: _Optional[_Iterable[_Union[Deployment, _Mapping]]] = ...) -> None: ...
 
 class GetDeploymentRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "outlook")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    OUTLOOK_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    outlook: bool
+    def __init__(self, name: _Optional[str] = ..., outlook: _Optional[bool] = ...) -> None: ...
 
 class GetDeploymentResponse(_message.Message):
     __slots__ = ("deployment",)
@@ -250,7 +254,7 @@ class DumpResponse(_message.Message):
     def __init__(self, node: _Optional[str] = ..., part: _Optional[bytes] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests")
+    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +262,8 @@ class Deployment(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    OUTLOOK_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.DeploymentSpec
     phase: DeploymentPhase
     epoch: int
@@ -265,4 +271,20 @@ class Deployment(_message.Message):
     failure: _common_pb2.Failure
     stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
     active_requests: int
-    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ...) -> None: ...
+    traffic: _common_pb2.Traffic
+    outlook: Outlook
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ...) -> None: ...
+
+class Outlook(_message.Message):
+    __slots__ = ("expected", "better", "layers", "gain", "note")
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    BETTER_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    expected: _common_pb2.Prediction
+    better: _common_pb2.Prediction
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.ExplicitStage]
+    gain: float
+    note: str
+    def __init__(self, expected: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., better: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.ExplicitStage, _Mapping]]] = ..., gain: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...

@@ -224,18 +224,48 @@ class StageCost(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[int]] = ..., decode_s: _Optional[_Iterable[float]] = ..., prefill_s: _Optional[_Iterable[float]] = ..., decode_pair_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ..., hop_delay_s: _Optional[float] = ..., hop_s: _Optional[float] = ..., hop_token_s: _Optional[float] = ..., prefill_behind_s: _Optional[float] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("time_to_first_token_s", "time_per_token_s", "throughput_tps", "bottleneck", "gap")
+    __slots__ = ("time_to_first_token_s", "time_per_token_s", "throughput_tps", "bottleneck", "gap", "objective", "requests", "prompt_tokens", "new_tokens", "lengths", "request_s")
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     TIME_PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     THROUGHPUT_TPS_FIELD_NUMBER: _ClassVar[int]
     BOTTLENECK_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_S_FIELD_NUMBER: _ClassVar[int]
     time_to_first_token_s: float
     time_per_token_s: float
     throughput_tps: float
     bottleneck: str
     gap: float
-    def __init__(self, time_to_first_token_s: _Optional[float] = ..., time_per_token_s: _Optional[float] = ..., throughput_tps: _Optional[float] = ..., bottleneck: _Optional[str] = ..., gap: _Optional[float] = ...) -> None: ...
+    objective: str
+    requests: int
+    prompt_tokens: int
+    new_tokens: int
+    lengths: str
+    request_s: float
+    def __init__(self, time_to_first_token_s: _Optional[float] = ..., time_per_token_s: _Optional[float] = ..., throughput_tps: _Optional[float] = ..., bottleneck: _Optional[str] = ..., gap: _Optional[float] = ..., objective: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lengths: _Optional[str] = ..., request_s: _Optional[float] = ...) -> None: ...
+
+class Lengths(_message.Message):
+    __slots__ = ("mean", "counts")
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    mean: float
+    counts: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, mean: _Optional[float] = ..., counts: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Traffic(_message.Message):
+    __slots__ = ("requests", "prompts", "answers")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    prompts: Lengths
+    answers: Lengths
+    def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ...) -> None: ...
 
 class PlacedStage(_message.Message):
     __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes")
@@ -258,7 +288,7 @@ class PlacedStage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +324,8 @@ class DeploymentSpec(_message.Message):
     PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     HEAD_QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     source: str
@@ -315,7 +347,9 @@ class DeploymentSpec(_message.Message):
     prefix_cache: bool
     micro_batches: int
     head_quantisation: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ...) -> None: ...
+    prompt_tokens: int
+    new_tokens: int
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplicitStage(_message.Message):
     __slots__ = ("node", "layers")

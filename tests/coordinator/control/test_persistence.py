@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.control import persistence
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
@@ -16,8 +17,9 @@ from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progre
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.dtypes import Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.profile import PROFILE_VERSION, LinkProfile
+from edgeshard.domain.traffic import NO_TRAFFIC
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS
 
 NAME = DeploymentName("tale")
@@ -166,11 +168,11 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path,
     await store.save(record)
     await store.close()
     with sqlite3.connect(path) as database:
-        database.executescript("DROP TABLE profiles; DROP TABLE links; PRAGMA user_version=1;")
+        database.executescript("DROP TABLE profiles; DROP TABLE links; DROP TABLE traffic; PRAGMA user_version=1;")
     database.close()
     assert NAME in (await reopened(path)).deployments
     with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("PRAGMA user_version").fetchone() == (3,)
         assert database.execute("SELECT count(*) FROM profiles").fetchone() == (0,)
     database.close()
 
@@ -224,3 +226,23 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(InternalError) as info:
         await reopened(tmp_path / "state.sqlite")
     assert info.value.field == "state-dir"
+
+
+async def test_the_lengths_of_what_was_served_come_back_and_the_oldest_names_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persistence, "TRAFFIC_KEPT", 2)
+    store = StateStore(tmp_path / "state.sqlite")
+    await store.open("one", Timings())
+    keys = [(DeploymentName(name), ModelName("tiny")) for name in ("a", "b", "c")]
+    traffic = NO_TRAFFIC.after(100, 3).after(7, 900)
+    for key in keys:
+        await store.save_traffic({key: traffic})
+    await store.save_traffic({keys[1]: traffic.after(1, 1)})
+    await store.save_traffic({(DeploymentName("d"), ModelName("other")): traffic})
+    await store.close()
+    again = StateStore(tmp_path / "state.sqlite")
+    await again.open("two", Timings())
+    kept = await again.load_traffic()
+    assert kept == {keys[1]: traffic.after(1, 1), (DeploymentName("d"), ModelName("other")): traffic}
+    await again.close()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
@@ -33,7 +34,7 @@ class Site:
 
     def __init__(self) -> None:
         self.epoch = Epoch(3)
-        self.front = RequestFront(self.state)
+        self.front = RequestFront(self.state, TrafficBook())
 
     def state(self) -> State:
         return State(instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch)})

@@ -17,7 +17,9 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from edgeshard.domain.ids import DeploymentName, ModelName
 from edgeshard.proto.v1 import admin_pb2, head_pb2, inference_pb2
+from edgeshard.wire.deployment import traffic_to_wire
 from edgeshard.wire.status import from_rpc_error
 
 DEADLINE_S = 30.0
@@ -254,3 +256,33 @@ async def test_stopping_ends_requests_with_a_typed_error(open_site: Callable[...
         await site.coordinator.stop()
     async with failing(UnavailableError):
         await site.read(call)
+
+
+async def test_lengths_of_what_was_served_are_counted_and_outlive_the_deployment(site: Any) -> None:
+    async def shown(outlook: bool = False) -> Any:
+        request = admin_pb2.GetDeploymentRequest(name="tale", outlook=outlook)
+        return (await site.admin.GetDeployment(request, timeout=DEADLINE_S)).deployment
+
+    _, head = await site.deployed()
+    assert (await shown(outlook=True)).traffic.requests == 0 and not (await shown(outlook=True)).HasField("outlook")
+    for request_id, count in (("r1", 2), ("r2", 0)):
+        call = site.generate(request_id)
+        await head.next_start()
+        await head.accept(request_id)
+        for index in range(count):
+            await head.token(request_id, 3 + index, token=10 + index)
+        await head.finish(request_id)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    found = await shown()
+    assert found.traffic.requests == 1, "a request without a token is none"
+    assert (found.traffic.prompts.mean, found.traffic.answers.mean) == (3, 2) and not found.HasField("outlook")
+    weighed = await shown(outlook=True)
+    assert "not measured" in weighed.outlook.note and not weighed.outlook.HasField("expected")
+    details = await site.admin.GetSite(admin_pb2.GetSiteRequest(model="tiny"), timeout=DEADLINE_S)
+    assert details.traffic == found.traffic
+    other = await site.admin.GetSite(admin_pb2.GetSiteRequest(), timeout=DEADLINE_S)
+    assert other.traffic.requests == 0
+    await site.restart()
+    kept = site.coordinator.front.traffic.of(DeploymentName("tale"), ModelName("tiny"))
+    assert traffic_to_wire(kept) == found.traffic

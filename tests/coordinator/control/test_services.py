@@ -27,8 +27,9 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.model import LayerRange
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, inference_pb2
-from edgeshard.wire.common import deployment_from_wire, facts_to_wire, node_from_wire, placement_from_wire
+from edgeshard.wire.common import facts_to_wire, node_from_wire
 from edgeshard.wire.control import agent_message_to_wire
+from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
 
 DEADLINE_S = 30.0
 

@@ -20,8 +20,9 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.placement import Placement
+from edgeshard.domain.placement import LengthsFrom, Placement
 from edgeshard.domain.profile import LinkProfile
+from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from tests.support.sizes import parameter_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -89,7 +90,8 @@ def test_the_fast_box_gets_what_the_source_need_not_hold(place: Any, measured: A
     assert figures is not None and "compute of" in figures.bottleneck and figures.gap == 0
     # One block at 10 ms and eleven at 1 ms, each 17/16 for one sequence, two delays of 1 ms.
     assert figures.time_per_token_s == pytest.approx(1.0625 * 21e-3 + 2e-3, rel=0.05)
-    assert "Planned; predicted for one request of 64 tokens in and 64 out" in placement.note
+    assert (figures.requests, figures.prompt_tokens, figures.new_tokens) == (1, 64, 64), "half of the context each"
+    assert (figures.objective, figures.lengths) == ("latency", "default") and not placement.note
     assert len(placement.costs) == 2, "the head sizes its steps by what its stages cost"
 
 
@@ -169,7 +171,7 @@ def test_many_requests_are_spread_over_the_boxes(place: Any, measured: Any) -> N
 def test_the_specs_own_number_of_micro_batches_is_placed(place: Any, measured: Any, changes: Any) -> None:
     placement = place(ABC, measured(a=1e-2, b=1e-2, c=1e-2), concurrency=8, micro_batches=3, **changes)
     assert placement.micro_batches == 3 and placement.micro_batch <= 2
-    assert f"predicted for {3 * placement.micro_batch} requests" in placement.note or "latency" in changes.values()
+    assert placement.predicted.requests == 3 * placement.micro_batch or "latency" in changes.values()
 
 
 def test_latency_decides_the_cut_and_concurrency_the_load(place: Any, measured: Any) -> None:
@@ -306,3 +308,56 @@ def test_a_note_names_the_boxes_that_were_busy_while_measured(place: Any, measur
     for layers in ("", "a=0:1,c=1:12"):
         note = place(ABC, known, **({"layers": layers} if layers else {})).note
         assert "Doubtful figures of c: busy while measured (others took 40% of its cores)." in note
+
+
+def served(prompt_tokens: int, new_tokens: int) -> Traffic:
+    return NO_TRAFFIC.after(prompt_tokens, new_tokens).after(prompt_tokens, new_tokens)
+
+
+def outlook_of(
+    manifest: ModelManifest, known: Measured, placement: Placement, traffic: Traffic, **changes: Any
+) -> Outlook:
+    return PlanningPlacer().outlook(spec_of(**changes), manifest, ABC, known, traffic, placement)
+
+
+def test_lengths_given_or_seen_are_planned_for_and_memory_goes_by_the_limits(measured: Any, manifest: Any) -> None:
+    known = measured(a=1e-2, b=1e-2, c=1e-2)
+    plain = PlanningPlacer().place(spec_of(objective="request"), manifest, ABC, known)
+    given = PlanningPlacer().place(spec_of(objective="request", prompt_tokens=100, new_tokens=2), manifest, ABC, known)
+    seen = PlanningPlacer().place(spec_of(objective="request"), manifest, ABC, known, served(100, 2))
+    assert given.predicted is not None and seen.predicted is not None and plain.predicted is not None
+    assert (given.predicted.prompt_tokens, given.predicted.new_tokens, given.predicted.lengths) == (100, 2, "given")
+    assert seen.predicted == replace(given.predicted, lengths=LengthsFrom.SEEN) and seen.stages == given.stages
+    assert plain.kv_blocks == given.kv_blocks, "the pool holds the longest requests whatever is typical"
+
+
+def test_a_placement_that_is_best_for_its_traffic_has_none_better(place: Any, measured: Any, manifest: Any) -> None:
+    known = measured(a=1e-3, b=1e-3, c=1e-3)
+    placement = place(ABC, known, objective="request", prompt_tokens=2, new_tokens=100)
+    assert cuts(placement) == "a=0:12"
+    found = outlook_of(manifest, known, placement, served(2, 100), objective="request")
+    assert found.better is None and found.expected is not None and not found.note
+    assert found.expected.request_s == pytest.approx(placement.predicted.request_s)
+
+
+def test_the_gain_is_between_two_predictions_for_the_traffic_seen(place: Any, measured: Any, manifest: Any) -> None:
+    known = measured(a=1e-2, b=1e-3, c=5e-3)
+    by_hand = place(ABC, known, objective="request", layers="a=0:12")
+    found = outlook_of(manifest, known, by_hand, served(60, 20), objective="request", layers="a=0:12")
+    best = PlanningPlacer().place(spec_of(objective="request"), manifest, ABC, known, served(60, 20))
+    assert found.better is not None and found.expected is not None and best.predicted is not None
+    assert found.better.request_s == best.predicted.request_s
+    assert ",".join(f"{stage.node}={stage.layers}" for stage in found.layers) == cuts(best) == "a=0:1,b=1:12"
+    assert found.gain == pytest.approx(1 - best.predicted.request_s / found.expected.request_s) and found.gain > 0.5
+    rate = outlook_of(manifest, known, by_hand, served(60, 20), objective="throughput", layers="a=0:12")
+    assert rate.better is not None and rate.expected is not None
+    assert rate.gain == pytest.approx(rate.better.throughput_tps / rate.expected.throughput_tps - 1)
+
+
+def test_what_cannot_be_weighed_says_why(place: Any, measured: Any, manifest: Any) -> None:
+    known = measured(a=1e-2, b=1e-3)
+    placement = place(ABC, known, layers="a=0:12")
+    found = outlook_of(manifest, known, placement, served(60, 20))
+    assert found.better is None and found.expected is not None and "not measured for tiny in float32: c" in found.note
+    nothing = outlook_of(manifest, {}, placement, served(60, 20))
+    assert nothing.expected is None and "not measured" in nothing.note

@@ -1,0 +1,256 @@
+"""Specs, placements, deployments and their traffic: message <-> value."""
+
+from __future__ import annotations
+
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.placement import ExplicitStage, LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.step_cost import StageCost
+from edgeshard.domain.traffic import Lengths, Outlook, Traffic
+from edgeshard.proto.v1 import admin_pb2
+from edgeshard.proto.v1 import common_pb2 as pb
+from edgeshard.wire.common import (
+    dtype_from_wire,
+    dtype_to_wire,
+    layers_from_wire,
+    layers_to_wire,
+    stage_status_from_wire,
+    stage_status_to_wire,
+)
+from edgeshard.wire.status import from_failure, to_failure
+
+_DEPLOYMENT_PHASES = {phase: getattr(admin_pb2, f"DEPLOYMENT_PHASE_{phase.name}") for phase in DeploymentPhase}
+_DEPLOYMENT_PHASES_BACK = {number: phase for phase, number in _DEPLOYMENT_PHASES.items()}
+# Fields of a spec that are the same on the wire; None is absent there.
+_SPEC_SCALARS = (
+    "privacy",
+    "objective",
+    "mode",
+    "max_context",
+    "max_new_tokens",
+    "prompt_tokens",
+    "new_tokens",
+    "concurrency",
+    "max_time_per_token_s",
+    "max_inter_token_latency_s",
+    "kv_overcommit",
+    "prefix_cache",
+    "micro_batches",
+    "head_quantisation",
+)
+
+
+def placement_to_wire(placement: Placement) -> pb.Placement:
+    stages = [
+        pb.PlacedStage(
+            index=stage.index,
+            node_id=stage.node_id,
+            node_name=stage.node_name,
+            address=stage.address,
+            layers=layers_to_wire(stage.layers),
+            parameter_bytes=stage.parameter_bytes,
+            kv_bytes=stage.kv_bytes,
+            workspace_bytes=stage.workspace_bytes,
+        )
+        for stage in placement.stages
+    ]
+    return pb.Placement(
+        stages=stages,
+        kv_block_tokens=placement.kv_block_tokens,
+        kv_blocks=placement.kv_blocks,
+        micro_batch=placement.micro_batch,
+        micro_batches=placement.micro_batches,
+        predicted=_prediction_to_wire(placement.predicted) if placement.predicted is not None else None,
+        note=placement.note,
+        costs=[_cost_to_wire(cost) for cost in placement.costs],
+    )
+
+
+def _cost_to_wire(cost: StageCost) -> pb.StageCost:
+    return pb.StageCost(
+        rows=cost.rows,
+        decode_s=cost.decode_s,
+        prefill_s=cost.prefill_s,
+        decode_pair_s=cost.decode_pair_s,
+        prefill_pair_s=cost.prefill_pair_s,
+        hop_delay_s=cost.hop_delay_s,
+        hop_s=cost.hop_s,
+        hop_token_s=cost.hop_token_s,
+        prefill_behind_s=cost.prefill_behind_s,
+    )
+
+
+def _cost_from_wire(message: pb.StageCost) -> StageCost:
+    if not len(message.rows) == len(message.decode_s) == len(message.prefill_s) > 0:
+        raise InvalidArgumentError("costs: rows and their seconds differ in number", field="costs")
+    return StageCost(
+        rows=tuple(message.rows),
+        decode_s=tuple(message.decode_s),
+        prefill_s=tuple(message.prefill_s),
+        decode_pair_s=message.decode_pair_s,
+        prefill_pair_s=message.prefill_pair_s,
+        hop_delay_s=message.hop_delay_s,
+        hop_s=message.hop_s,
+        hop_token_s=message.hop_token_s,
+        prefill_behind_s=message.prefill_behind_s,
+    )
+
+
+def _prediction_to_wire(prediction: Prediction) -> pb.Prediction:
+    return pb.Prediction(
+        time_to_first_token_s=prediction.time_to_first_token_s,
+        time_per_token_s=prediction.time_per_token_s,
+        throughput_tps=prediction.throughput_tps,
+        bottleneck=prediction.bottleneck,
+        gap=prediction.gap,
+        objective=prediction.objective,
+        requests=prediction.requests,
+        prompt_tokens=prediction.prompt_tokens,
+        new_tokens=prediction.new_tokens,
+        lengths=prediction.lengths.value,
+        request_s=prediction.request_s,
+    )
+
+
+def placement_from_wire(message: pb.Placement) -> Placement:
+    stages = tuple(
+        PlacedStage(
+            index=stage.index,
+            node_id=NodeId(stage.node_id),
+            node_name=NodeName(stage.node_name),
+            address=stage.address,
+            layers=layers_from_wire(stage.layers),
+            parameter_bytes=stage.parameter_bytes,
+            kv_bytes=stage.kv_bytes,
+            workspace_bytes=stage.workspace_bytes,
+        )
+        for stage in message.stages
+    )
+    return Placement(
+        stages=stages,
+        kv_block_tokens=message.kv_block_tokens,
+        kv_blocks=message.kv_blocks,
+        micro_batch=message.micro_batch,
+        micro_batches=message.micro_batches,
+        predicted=_prediction_from_wire(message.predicted) if message.HasField("predicted") else None,
+        note=message.note,
+        costs=tuple(_cost_from_wire(cost) for cost in message.costs),
+    )
+
+
+def _prediction_from_wire(message: pb.Prediction) -> Prediction:
+    return Prediction(
+        time_to_first_token_s=message.time_to_first_token_s,
+        time_per_token_s=message.time_per_token_s,
+        throughput_tps=message.throughput_tps,
+        bottleneck=message.bottleneck,
+        gap=message.gap if message.HasField("gap") else None,
+        objective=message.objective,
+        requests=message.requests,
+        prompt_tokens=message.prompt_tokens,
+        new_tokens=message.new_tokens,
+        lengths=LengthsFrom(message.lengths) if message.lengths in list(LengthsFrom) else LengthsFrom.DEFAULT,
+        request_s=message.request_s,
+    )
+
+
+def traffic_to_wire(traffic: Traffic) -> pb.Traffic:
+    return pb.Traffic(
+        requests=traffic.requests,
+        prompts=pb.Lengths(mean=traffic.prompts.mean, counts=traffic.prompts.counts),
+        answers=pb.Lengths(mean=traffic.answers.mean, counts=traffic.answers.counts),
+    )
+
+
+def traffic_from_wire(message: pb.Traffic) -> Traffic:
+    return Traffic(
+        requests=message.requests,
+        prompts=Lengths(message.prompts.mean, tuple(message.prompts.counts)),
+        answers=Lengths(message.answers.mean, tuple(message.answers.counts)),
+    )
+
+
+def _outlook_to_wire(outlook: Outlook) -> admin_pb2.Outlook:
+    return admin_pb2.Outlook(
+        expected=_prediction_to_wire(outlook.expected) if outlook.expected is not None else None,
+        better=_prediction_to_wire(outlook.better) if outlook.better is not None else None,
+        layers=[_explicit_to_wire(stage) for stage in outlook.layers],
+        gain=outlook.gain,
+        note=outlook.note,
+    )
+
+
+def _outlook_from_wire(message: admin_pb2.Outlook) -> Outlook:
+    return Outlook(
+        expected=_prediction_from_wire(message.expected) if message.HasField("expected") else None,
+        better=_prediction_from_wire(message.better) if message.HasField("better") else None,
+        layers=tuple(_explicit_from_wire(stage) for stage in message.layers),
+        gain=message.gain,
+        note=message.note,
+    )
+
+
+def _explicit_to_wire(stage: ExplicitStage) -> pb.ExplicitStage:
+    return pb.ExplicitStage(node=stage.node, layers=layers_to_wire(stage.layers))
+
+
+def _explicit_from_wire(message: pb.ExplicitStage) -> ExplicitStage:
+    return ExplicitStage(NodeName(message.node), layers_from_wire(message.layers))
+
+
+def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
+    return pb.DeploymentSpec(
+        name=spec.name,
+        model=spec.model,
+        source=spec.source,
+        **{name: getattr(spec, name) for name in _SPEC_SCALARS},
+        dtype=dtype_to_wire(spec.dtype),
+        kv_dtype=dtype_to_wire(spec.kv_dtype) if spec.kv_dtype is not None else None,
+        exclude=spec.exclude,
+        reserve=spec.reserve,
+        quantisation=spec.quantisation,
+        layers=[_explicit_to_wire(stage) for stage in spec.layers],
+    )
+
+
+def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
+    """A spec from a message; a field that is absent takes the spec's default. Raises InvalidArgumentError."""
+    values: dict[str, object] = {"name": message.name, "model": message.model, "source": message.source}
+    values |= {name: getattr(message, name) for name in _SPEC_SCALARS if message.HasField(name)}
+    for name in ("dtype", "kv_dtype"):
+        if message.HasField(name):
+            values[name] = dtype_from_wire(getattr(message, name), name)
+    values["exclude"] = tuple(message.exclude)
+    values["reserve"] = dict(message.reserve)
+    values["quantisation"] = dict(message.quantisation)
+    values["layers"] = tuple(_explicit_from_wire(stage) for stage in message.layers)
+    return parse_spec(values)
+
+
+def deployment_to_wire(deployment: Deployment) -> admin_pb2.Deployment:
+    return admin_pb2.Deployment(
+        spec=spec_to_wire(deployment.spec),
+        phase=_DEPLOYMENT_PHASES[deployment.phase],
+        epoch=deployment.epoch,
+        placement=placement_to_wire(deployment.placement),
+        failure=to_failure(deployment.failure) if deployment.failure else None,
+        stages=[stage_status_to_wire(stage) for stage in deployment.stages],
+        active_requests=deployment.active_requests,
+        traffic=traffic_to_wire(deployment.traffic),
+        outlook=_outlook_to_wire(deployment.outlook) if deployment.outlook is not None else None,
+    )
+
+
+def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
+    return Deployment(
+        spec=spec_from_wire(message.spec),
+        phase=_DEPLOYMENT_PHASES_BACK[message.phase],
+        epoch=Epoch(message.epoch),
+        placement=placement_from_wire(message.placement),
+        failure=from_failure(message.failure) if message.HasField("failure") else None,
+        stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+        active_requests=message.active_requests,
+        traffic=traffic_from_wire(message.traffic),
+        outlook=_outlook_from_wire(message.outlook) if message.HasField("outlook") else None,
+    )
