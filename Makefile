@@ -70,7 +70,7 @@ bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner
 bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real boxes (20 minutes)
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
-	$(BIN)/python -m bench.real_plan
+	$(BIN)/python -m bench.promises
 
 soak: $(STAMP) ## a site under load for half an hour: whether its memory stays flat; ARGS="--minutes 60"
 	@mkdir -p .benchmarks
