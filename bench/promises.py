@@ -153,7 +153,7 @@ async def changing(site: Promises, rounds: int) -> dict[str, Any]:
     await site.delete()
     first = await site.deploy()
     quiet = await site.outlook()
-    before = await site.requests(*LONG, 8 * rounds)
+    before = await site.requests(*LONG, 4 * rounds)
     asked = await site.outlook()
     outlook = asked.outlook
     assert outlook is not None and outlook.expected is not None
