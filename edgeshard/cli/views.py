@@ -187,7 +187,8 @@ def traffic_fields(deployment: Deployment) -> dict[str, str]:
         f"{lengths.up_to(0.9)}"
         for what, lengths in (("prompts", seen.prompts), ("answers", seen.answers))
     ]
-    fields = {"Traffic": f"{seen.requests} requests: {'; '.join(spans)}"}
+    many = f"{seen.requests} request{'s' if seen.requests > 1 else ''}"
+    fields = {"Traffic": f"{many}: {'; '.join(spans)}"}
     if outlook is None:
         return fields
     if outlook.expected is not None:

@@ -194,7 +194,7 @@ class LinkSender:
                         self._flight.append(self._put_on_link(self._slow, *taken))
                 while self._flight and self._flight[0].due <= loop.time() + TIMER_S:
                     arrived = self._flight.popleft()
-                    time.sleep(max(0.0, arrived.due - loop.time()))
+                    _sleep(arrived.due - loop.time())
                     await self._write_padding(call, arrived.padding)
                     await self._write_step(call, arrived.step, arrived.frames)
                 if ended.done():
@@ -230,6 +230,12 @@ class LinkSender:
                 # Before the write: after it the receiver may have the step already, which would misalign the clocks.
                 self.recorder.sent(step)
             await _write(call, frame)
+
+
+def _sleep(seconds: float) -> None:
+    """Until a time that has come but for `TIMER_S`."""
+    if seconds > 0:
+        time.sleep(seconds)
 
 
 def _pieces(size: int) -> list[int]:
