@@ -43,7 +43,9 @@ class Measured:
     async def until_counted(self, requests: int) -> None:
         """A client may have its last token a moment before the coordinator counts the request."""
         async with asyncio.timeout(30):
-            while (await self.client.deployment("tales")).traffic.requests < requests:
+            while True:
+                if (await self.client.deployment("tales")).traffic.requests >= requests:
+                    return
                 await asyncio.sleep(0.01)
 
 
