@@ -188,6 +188,8 @@ def traffic_fields(deployment: Deployment) -> dict[str, str]:
         for what, lengths in (("prompts", seen.prompts), ("answers", seen.answers))
     ]
     many = f"{seen.requests} request{'s' if seen.requests > 1 else ''}"
+    if seen.at_once > 1:
+        many += f", {seen.at_once:.1f} at once on average"
     fields = {"Traffic": f"{many}: {'; '.join(spans)}"}
     if outlook is None:
         return fields

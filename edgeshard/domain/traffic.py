@@ -55,24 +55,36 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests a deployment served: how many at all, and the lengths of the latest."""
+    """The requests a deployment served: how many at all, and the lengths of the latest.
+
+    `at_once` is the mean of how many were running, it included, when one of them ended.
+    """
 
     requests: int = 0
     prompts: Lengths = Lengths()
     answers: Lengths = Lengths()
+    at_once: float = 0.0
 
-    def after(self, prompt_tokens: int, new_tokens: int) -> Traffic:
+    def after(self, prompt_tokens: int, new_tokens: int, at_once: int = 1) -> Traffic:
         """With one more request."""
         kept = 1.0 - 1.0 / LATEST
-        return Traffic(self.requests + 1, self.prompts.after(prompt_tokens, kept), self.answers.after(new_tokens, kept))
+        prompts = self.prompts.after(prompt_tokens, kept)
+        return Traffic(
+            requests=self.requests + 1,
+            prompts=prompts,
+            answers=self.answers.after(new_tokens, kept),
+            at_once=self.at_once + (at_once - self.at_once) / prompts.weight,
+        )
 
     @classmethod
     def of_all(cls, items: Iterable[Traffic]) -> Traffic:
-        found = list(items)
+        found = [item for item in items if item.requests]
+        weight = sum(item.prompts.weight for item in found)
         return cls(
-            sum(item.requests for item in found),
-            Lengths.of_all(item.prompts for item in found),
-            Lengths.of_all(item.answers for item in found),
+            requests=sum(item.requests for item in found),
+            prompts=Lengths.of_all(item.prompts for item in found),
+            answers=Lengths.of_all(item.answers for item in found),
+            at_once=sum(item.at_once * item.prompts.weight for item in found) / weight if weight else 0.0,
         )
 
 

@@ -160,6 +160,7 @@ def traffic_to_wire(traffic: Traffic) -> pb.Traffic:
         requests=traffic.requests,
         prompts=pb.Lengths(mean=traffic.prompts.mean, counts=traffic.prompts.counts),
         answers=pb.Lengths(mean=traffic.answers.mean, counts=traffic.answers.counts),
+        at_once=traffic.at_once,
     )
 
 
@@ -168,6 +169,7 @@ def traffic_from_wire(message: pb.Traffic) -> Traffic:
         requests=message.requests,
         prompts=Lengths(message.prompts.mean, tuple(message.prompts.counts)),
         answers=Lengths(message.answers.mean, tuple(message.answers.counts)),
+        at_once=message.at_once,
     )
 
 

@@ -156,7 +156,7 @@ def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> 
     assert "Predicted" not in text and "Note" not in text
 
 
-SEEN = NO_TRAFFIC.after(3000, 90).after(3001, 110)
+SEEN = NO_TRAFFIC.after(3000, 90, 3).after(3001, 110, 3)
 EXPECTED = replace(PREDICTED, objective="request", requests=1, prompt_tokens=3000, new_tokens=100, request_s=8.0)
 
 
@@ -172,7 +172,10 @@ def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edge
     with_outlook(site, better)
     text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
     assert site.sent(admin_pb2.GetDeploymentRequest)[-1].outlook, "asked for by describe alone, since it costs time"
-    assert "2 requests: prompts of 3001 tokens on average, half up to 4096, 9 of 10 up to 4096;" in text
+    assert (
+        "2 requests, 3.0 at once on average: prompts of 3001 tokens on average, half up to 4096, 9 of 10 up to 4096;"
+        in text
+    )
     assert "answers of 100 tokens on average, half up to 128" in text
     assert "8.00 s a request for one request of 3000 tokens in and 100 out" in text
     assert "a=0:9: 2.00 s a request, 75 % less; delete it and deploy it again" in text and "--prompt" not in text

@@ -23,11 +23,12 @@ def test_the_mean_is_that_of_all_lengths_each_weighing_less_than_the_next(tokens
     kept = 1 - 1 / LATEST
     traffic = NO_TRAFFIC
     for count in tokens:
-        traffic = traffic.after(count, 2 * count)
+        traffic = traffic.after(count, 2 * count, 3 * count)
     weights = [kept**age for age in reversed(range(len(tokens)))]
     mean = sum(weight * count for weight, count in zip(weights, tokens, strict=True)) / sum(weights)
     assert traffic.requests == len(tokens)
     assert traffic.prompts.mean == pytest.approx(mean) and traffic.answers.mean == pytest.approx(2 * mean)
+    assert traffic.at_once == pytest.approx(3 * mean)
     assert traffic.prompts.weight == pytest.approx(sum(weights)) and len(traffic.prompts.counts) <= 19
 
 
@@ -58,4 +59,6 @@ def test_deployments_together_are_all_their_lengths(first: list[int], second: li
     both = Lengths.of_all([lengths_of(*first), lengths_of(*second)])
     together = lengths_of(*first, *second)
     assert both.mean == pytest.approx(together.mean) and both.counts == pytest.approx(together.counts)
-    assert Traffic.of_all([]) == NO_TRAFFIC
+    assert Traffic.of_all([]) == Traffic.of_all([NO_TRAFFIC]) == NO_TRAFFIC
+    one, two = NO_TRAFFIC.after(1, 1, 4), NO_TRAFFIC.after(1, 1, 2)
+    assert Traffic.of_all([one, two]).at_once == 3

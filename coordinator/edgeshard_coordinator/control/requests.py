@@ -219,10 +219,11 @@ class RequestFront:
         if request is None:
             self.dropped_messages += 1
             return
+        at_once = len(attachment.requests)
         self._remove(request)
         prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
-            self.traffic.count(record.name, record.model, prompt_tokens, new_tokens)
+            self.traffic.count(record.name, record.model, prompt_tokens, new_tokens, at_once)
         request.deliver(Finished(reason, text, prompt_tokens, new_tokens))
 
     def on_failed(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, failure: EdgeShardError) -> None:

@@ -29,11 +29,11 @@ class TrafficBook:
         """These are on disk; what was counted meanwhile is not."""
         self._changed -= {key for key, traffic in written.items() if self._known[key] is traffic}
 
-    def count(self, name: DeploymentName, model: ModelName, prompt_tokens: int, new_tokens: int) -> None:
+    def count(self, name: DeploymentName, model: ModelName, prompt_tokens: int, new_tokens: int, at_once: int) -> None:
         """A request was served; one without a token counts for nothing."""
         if prompt_tokens > 0 and new_tokens > 0:
             key = name, model
-            self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens)
+            self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once)
             self._changed.add(key)
 
     def of(self, name: DeploymentName, model: ModelName) -> Traffic:

@@ -258,14 +258,16 @@ class Lengths(_message.Message):
     def __init__(self, mean: _Optional[float] = ..., counts: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("requests", "prompts", "answers")
+    __slots__ = ("requests", "prompts", "answers", "at_once")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompts: Lengths
     answers: Lengths
-    def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ...) -> None: ...
+    at_once: float
+    def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ..., at_once: _Optional[float] = ...) -> None: ...
 
 class PlacedStage(_message.Message):
     __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes")

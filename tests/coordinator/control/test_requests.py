@@ -265,6 +265,8 @@ async def test_lengths_of_what_was_served_are_counted_and_outlive_the_deployment
 
     _, head = await site.deployed()
     assert (await shown(outlook=True)).traffic.requests == 0 and not (await shown(outlook=True)).HasField("outlook")
+    waiting = site.generate("r0")
+    await head.next_start()
     for request_id, count in (("r1", 2), ("r2", 0)):
         call = site.generate(request_id)
         await head.next_start()
@@ -277,6 +279,8 @@ async def test_lengths_of_what_was_served_are_counted_and_outlive_the_deployment
     found = await shown()
     assert found.traffic.requests == 1, "a request without a token is none"
     assert (found.traffic.prompts.mean, found.traffic.answers.mean) == (3, 2) and not found.HasField("outlook")
+    assert found.traffic.at_once == 2, "r0 is there all the time"
+    waiting.cancel()
     weighed = await shown(outlook=True)
     assert "not measured" in weighed.outlook.note and not weighed.outlook.HasField("expected")
     details = await site.admin.GetSite(admin_pb2.GetSiteRequest(model="tiny"), timeout=DEADLINE_S)
