@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.edgeshard_paper import prose
@@ -47,11 +47,11 @@ def endless(cluster: Cluster) -> Cluster:
     return replace(cluster, nodes=tuple(nodes))
 
 
-def sweep(model: str) -> Sweep:
-    rows = {mbps: _by_name(model, paper_cluster(slow_mbps=mbps), SWEPT) for mbps in SWEEP_MBPS}
+def sweep(model: str, rates_mbps: Sequence[int] = SWEEP_MBPS) -> Sweep:
+    rows = {mbps: _by_name(model, paper_cluster(slow_mbps=mbps), SWEPT) for mbps in rates_mbps}
     if model not in FREED:
         return Sweep(model, rows, {})
-    free = {mbps: _by_name(model, endless(paper_cluster(slow_mbps=mbps)), PAIRS) for mbps in SWEEP_MBPS}
+    free = {mbps: _by_name(model, endless(paper_cluster(slow_mbps=mbps)), PAIRS) for mbps in rates_mbps}
     return Sweep(model, rows, {mbps: {FREE[name]: row for name, row in found.items()} for mbps, found in free.items()})
 
 
@@ -81,19 +81,25 @@ def section(sweeps: Mapping[str, Sweep]) -> list[str]:
 def _tables(found: Sweep) -> list[str]:
     title, names = TITLES[found.model], [name for name in found.names if _fits(found, name)]
     header = ["Mb/s", *(f"{name}, ms" for name in names), *(f"{name}, tokens/s" for name in names)]
-    rows = []
-    for mbps in SWEEP_MBPS:
-        each = [found.row(mbps, name) for name in names]
-        ms = [number(row.ms_per_token, 1) for row in each]
-        rows.append([str(mbps), *ms, *(number(row.tokens_per_s, _digits(found.model)) for row in each)])
     missing = [name for name in found.names if name not in names]
     size = title.lower()
     return [
         f"### {title}\n",
-        markdown_table(header, rows),
+        markdown_table(header, table_rows(found)),
         *([f"At no bandwidth is there memory for {', '.join(missing)}.\n"] if missing else []),
         f"![Time per token](bandwidth-latency-{size}.svg)\n\n![Throughput](bandwidth-throughput-{size}.svg)\n",
     ]
+
+
+def table_rows(found: Sweep) -> list[list[str]]:
+    """The cells of a model's table, a row for each bandwidth; strategies that never fit are left out."""
+    names, digits = [name for name in found.names if _fits(found, name)], 2 if found.model == MODELS[-1] else 1
+    rows = []
+    for mbps in found.rows:
+        each = [found.row(mbps, name) for name in names]
+        ms = [number(row.ms_per_token, 1) for row in each]
+        rows.append([str(mbps), *ms, *(number(row.tokens_per_s, digits) for row in each)])
+    return rows
 
 
 def _overtaken(found: Sweep, mbps: int) -> bool:
@@ -103,12 +109,8 @@ def _overtaken(found: Sweep, mbps: int) -> bool:
     )
 
 
-def _digits(model: str) -> int:
-    return 2 if model == MODELS[-1] else 1
-
-
 def _fits(found: Sweep, name: str) -> bool:
-    return any(found.row(mbps, name).ms_per_token is not None for mbps in SWEEP_MBPS)
+    return any(found.row(mbps, name).ms_per_token is not None for mbps in found.rows)
 
 
 def pictures(sweeps: Mapping[str, Sweep]) -> dict[str, str]:

@@ -164,7 +164,9 @@ def section(premise: Sequence[Block], found: Sequence[Profiling]) -> list[str]:
         prose.PREMISE.format(factor=PREFILL_OVER_DECODE.value),
         markdown_table(["one block of 7B", *(case.title for case in (ONE, BATCH, LONG))], _premise(premise)),
         "![Profiles](profiling.svg)\n",
-        markdown_table(["model", "requests", "profile", "ms/token", "TTFT, s", "until the last token, s"], _rows(found)),
+        markdown_table(
+            ["model", "requests", "profile", "ms/token", "TTFT, s", "until the last token, s"], table_rows(found)
+        ),
         prose.PROFILING.format(**_words(found)),
         "<details><summary>Placements, where they cost differently</summary>\n",
         markdown_table(["model", "requests", "profile", "plan"], _placements(found)),
@@ -182,7 +184,7 @@ def _premise(premise: Sequence[Block]) -> list[list[str]]:
     return rows
 
 
-def _rows(found: Sequence[Profiling]) -> list[list[str]]:
+def table_rows(found: Sequence[Profiling]) -> list[list[str]]:
     """One row for all profiles of a model and case that cost the same."""
     merged: dict[tuple[str, ...], list[str]] = {}
     for row in found:

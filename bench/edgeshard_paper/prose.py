@@ -8,7 +8,8 @@ INTRODUCTION = """\
 What Zhang et al. report ("EdgeShard", IEEE IoT-J 12(10), 2025) beside what EdgeShard's planner and simulator say of
 the same boxes (`deploy/examples/paper-testbed.toml`): 12 Jetson AGX Orin, 2 Orin NX, one RTX 3090 as the cloud,
 Llama2 in full precision, 32 tokens in, 96 out, 1 Mb/s between source and cloud and 50 Mb/s elsewhere, at most 8
-requests at once. `python -m bench.edgeshard_paper` writes this page and its pictures.
+requests at once. `python -m bench.edgeshard_paper` writes this page and its pictures, and with `--check` says whether
+they would change. HPipe's test bed is [a page of its own](hpipe.md).
 
 **Where the numbers come from.** Boxes are rooflines: the longer of reading the bytes (memory bandwidth) and of
 computing (operations a second), both from data sheets (`edgeshard/planning/catalogue.py`). Nothing is fitted to the
@@ -60,9 +61,9 @@ The paper: from 1 to 10 Mb/s helps steeply, from 10 to 50 little; at 1 Mb/s Clou
 alone. So it is here with 7B: Cloud-Edge-Opt gains {steep:.0f} ms up to 10 Mb/s and {flat:.0f} ms beyond. EdgeShard
 hardly needs this link as long as a neighbour has a better one to the cloud, and meets Cloud-Edge-Opt where the detour
 no longer pays: from 1 to 50 Mb/s its token gets {saved_7b:.0f} % quicker with 7B, {saved_13b:.0f} % with 13B and
-{saved_70b:.1f} % with 70B. The larger the model, the smaller the part of it that the cloud has memory for, and the less
-its link matters. With 13B the pair without a limit of memory gains as 7B does, and overtakes EdgeShard at {overtakes} Mb/s,
-since it may hold what no RTX 3090 can.
+{saved_70b:.1f} % with 70B. The larger the model, the smaller the part of it that the cloud has memory for, and the
+less its link matters. With 13B the pair without a limit of memory gains as 7B does, and overtakes EdgeShard at
+{overtakes} Mb/s, since it may hold what no RTX 3090 can.
 """
 
 SOURCES = """\

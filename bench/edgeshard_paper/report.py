@@ -31,7 +31,7 @@ def page(results: Results, lab: Sequence[LabRow]) -> str:
     parts = [
         prose.INTRODUCTION,
         *_performance(results),
-        *_lab(lab),
+        *lab_section(lab),
         *bandwidth.section(results.sweeps),
         *_sources(results),
         *profiling.section(results.blocks, results.profiling),
@@ -52,25 +52,31 @@ def _row(results: Results, model: str, strategy: str) -> Row:
     return next(row for row in results.performance[model] if row.strategy == strategy)
 
 
+def performance_rows(model: str, found: Sequence[Row]) -> list[list[str]]:
+    """The cells of a model's rows of the first table."""
+    rows = []
+    for row in found:
+        paper = PERFORMANCE.get((model, row.strategy))
+        ms, tps = row.ms_per_token, row.tokens_per_s
+        rows.append(
+            [
+                TITLES[model],
+                row.strategy,
+                "OOM" if ms is None else number(ms),
+                NONE if paper is None else _quoted(paper.ms_per_token),
+                NONE if paper is None else _difference(ms, paper.ms_per_token),
+                "OOM" if tps is None else number(tps),
+                NONE if paper is None else _quoted(paper.tokens_per_s),
+                NONE if paper is None else _difference(tps, paper.tokens_per_s),
+            ]
+        )
+    return rows
+
+
 def _performance(results: Results) -> list[str]:
-    rows, places = [], []
-    for model, found in results.performance.items():
-        for row in found:
-            paper = PERFORMANCE.get((model, row.strategy))
-            ms, tps = row.ms_per_token, row.tokens_per_s
-            rows.append(
-                [
-                    TITLES[model],
-                    row.strategy,
-                    "OOM" if ms is None else number(ms),
-                    NONE if paper is None else _quoted(paper.ms_per_token),
-                    NONE if paper is None else _difference(ms, paper.ms_per_token),
-                    "OOM" if tps is None else number(tps),
-                    NONE if paper is None else _quoted(paper.tokens_per_s),
-                    NONE if paper is None else _difference(tps, paper.tokens_per_s),
-                ]
-            )
-            places.append([TITLES[model], row.strategy, *_placement(row)])
+    tables = results.performance
+    rows = [row for model, found in tables.items() for row in performance_rows(model, found)]
+    places = [[TITLES[model], row.strategy, *_placement(row)] for model, found in tables.items() for row in found]
     solo, ours = _row(results, "llama2-7b", "edge-solo"), _row(results, "llama2-7b", "edgeshard")
     share = (ours.ms_per_token or 0) / (solo.ms_per_token or 1)
     missing = {row.strategy: row.ms_per_token for row in results.free}
@@ -85,7 +91,8 @@ def _performance(results: Results) -> list[str]:
     ]
 
 
-def _lab(lab: Sequence[LabRow]) -> list[str]:
+def lab_section(lab: Sequence[LabRow]) -> list[str]:
+    """Its parts, in order."""
     alone = [
         [*_lab_cells(row, "time_per_token_s", 1e3), _percent(row.deviation("ttft_s"))] for row in lab if _alone(row)
     ]
@@ -159,7 +166,9 @@ def _sources(results: Results) -> list[str]:
     return [
         "## Source: AGX Orin or Orin NX (7B)\n",
         markdown_table(["strategy", "AGX, ms", "NX, ms", "AGX, tokens/s", "NX, tokens/s", "with NX"], rows),
-        markdown_table(["", "here", "paper", "diff."], [[n, number(v), _quoted(q), _difference(v, q)] for n, v, q in pairs]),
+        markdown_table(
+            ["", "here", "paper", "diff."], [[n, number(v), _quoted(q), _difference(v, q)] for n, v, q in pairs]
+        ),
         prose.SOURCES,
     ]
 

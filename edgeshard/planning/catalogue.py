@@ -55,16 +55,19 @@ def _device(
     tera: tuple[float, float],
     source: str,
     watts: tuple[float, float] | None = None,
+    brain_tera: float | None = None,
 ) -> DeviceSpec:
-    """`watts` are idle and busy; None where no public figure stands behind both."""
+    """`watts` are idle and busy; None where no public figure stands behind both. `brain_tera` are TFLOPS in bfloat16
+    where they are not those in float16."""
     single, half = (value * TERA for value in tera)
+    brain = half if brain_tera is None else brain_tera * TERA
     idle_w, busy_w = watts or (None, None)
     return DeviceSpec(
         kind=kind,
         memory_bytes=memory_gb * GB,
         system_bytes=system_gb * GB,
         bandwidth_bytes_per_s=bandwidth_gb_s * GB,
-        flops={DType.FLOAT32: single, DType.FLOAT16: half, DType.BFLOAT16: half},
+        flops={DType.FLOAT32: single, DType.FLOAT16: half, DType.BFLOAT16: brain},
         unified=kind not in _DISCRETE,
         source=source,
         idle_w=idle_w,
@@ -72,7 +75,7 @@ def _device(
     )
 
 
-_DISCRETE = frozenset({"rtx-3090", "rtx-4090", "h100", "h200"})
+_DISCRETE = frozenset({"p100", "rtx-3090", "rtx-4090", "h100", "h200"})
 _NVIDIA = "NVIDIA datasheet, "
 _DERIVED = "derived from the datasheet: cores x clock x vector width; "
 
@@ -123,6 +126,18 @@ _ALL = (
         + "Jetson Orin Nano 8GB (15 W): 68 GB/s; 1024 cores x 0.625 GHz x 2; 40 sparse INT8 TOPS / 4"
         + _MODES.format(15, 7),
         (7, 15),
+    ),
+    _device(
+        "p100",
+        16,
+        2,
+        732.0,
+        (9.3, 18.7),
+        _NVIDIA
+        + "Tesla P100 PCIe 16GB: 732 GB/s; 9.3 fp32; 18.7 fp16; bf16 is computed in fp32"
+        + _BOARD.format(250, "data sheet", 26, "published listings of nvidia-smi"),
+        (26, 250),
+        brain_tera=9.3,
     ),
     _device(
         "rtx-3090",
@@ -198,6 +213,7 @@ CATALOGUE: Mapping[str, DeviceSpec] = {spec.kind: spec for spec in _ALL}
 """By kind, the name used in cluster files and in `--what-if "+2 orin-nx"`."""
 
 _MODEL_NAMES = (
+    (r"(nvidia )?tesla p100-pcie-16gb", "p100"),
     (r"(nvidia )?(geforce )?rtx 3090", "rtx-3090"),
     (r"(nvidia )?(geforce )?rtx 4090", "rtx-4090"),
     (r"(nvidia )?h100( sxm)?( 80gb hbm3)?", "h100"),
