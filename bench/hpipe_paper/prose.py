@@ -36,9 +36,9 @@ what follows what is simulated. Nothing is fitted.
 """
 
 SCHEDULES = """\
-"Equal shares" are over all six boxes, the RTX 3090 first. "By speed" is HPipe's balanced partition
-([docs/papers.md](../papers.md#slices-of-long-prompts)) in that order. "As in" is ours. Which baselines the paper has is
-not in our notes; GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R].
+"Equal shares" are over all six boxes, the RTX 3090 first. "By speed" is HPipe's [balanced
+partition](../../docs/papers.md#slices-of-long-prompts) in that order. "As in" is ours: which baselines the paper has is
+not in our notes. GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R].
 """
 
 FIGURES = """\

@@ -19,10 +19,12 @@ from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import plan
 from edgeshard.planning.problem import Objective
 from edgeshard.planning.prompt_time import PromptTimes
-from edgeshard.planning.rings import hidden_width, ring
+from edgeshard.planning.rings import hidden_width, ring, traffic
+from edgeshard.planning.simulator import simulate
 from edgeshard.planning.timing import Pipeline, StageTimes
 
 MOST_SLICES = 16
+"""Of equal length: shorter ones than HPipe's are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,11 @@ def balanced_batches(costs: Costs) -> Schedule:
 
 def even_slices(costs: Costs) -> Schedule:
     """Equal layers; each prompt in equal slices, as many as bring its first token soonest."""
-    cut, times, tokens = even_cut(costs), PromptTimes(costs), costs.problem.prompt_tokens
+    cut, tokens = even_cut(costs), costs.problem.prompt_tokens
+    pipeline = ring(costs, cut, 1)
     found = min(
         (equal_slices(tokens, count) for count in range(1, MOST_SLICES + 1)),
-        key=lambda slices: times.seconds(cut, slices),
+        key=lambda slices: simulate(pipeline, traffic(costs.problem, 1, 1, slices)).ttft_s,
     )
     return _schedule("equal slices, even layers", costs, cut, found)
 
@@ -150,6 +153,7 @@ ALL = (*BASELINES, hpipe, planned_first_token, planned_rate)
 
 
 def even_cut(costs: Costs) -> Cut:
+    """Equal shares over the boxes in the order of the file, the source first."""
     return cut_of(even(_in_order(costs), costs.problem.model.layer_count))
 
 
