@@ -2,7 +2,7 @@
 
     python -m bench.edgeshard_paper [--output docs/paper] [--check | --lab]
 
-It takes about half a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
+It takes about a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
 change. With --lab the 7B plans are also run by the lab, ten minutes in real processes, and what they take is kept in
 docs/paper/lab.json, from where the page has it.
 """
@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 from bench.edgeshard_paper import by_lab
-from bench.edgeshard_paper.experiments import run_all
 from bench.edgeshard_paper.report import page, pictures
+from bench.edgeshard_paper.results import run_all
+from bench.pages import write_or_check
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 MEASURED = OUTPUT / "lab.json"
@@ -34,19 +35,7 @@ def main() -> int:
         by_lab.write(MEASURED, by_lab.measure_all(row.run for row in by_lab.lab_rows(plans, {})))
     lab = by_lab.lab_rows(plans, by_lab.read(MEASURED))
     files = {"README.md": page(results, lab), **pictures(results)}
-    folder: Path = arguments.output
-    changed = [name for name, text in files.items() if _read(folder / name) != text]
-    if not arguments.check:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in changed:
-            (folder / name).write_text(files[name], encoding="utf-8")
-    for name in changed:
-        print(f"{'differs' if arguments.check else 'wrote'}: {folder / name}", file=sys.stderr)
-    return 1 if arguments.check and changed else 0
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
+    return write_or_check(arguments.output, files, arguments.check)
 
 
 if __name__ == "__main__":

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.edgeshard_paper.paper_numbers import LINK_BPS, MODELS, NEW_TOKENS, PROMPT_TOKENS, REQUESTS, SLOW_LINK_BPS
+from bench.edgeshard_paper.paper_numbers import LINK_BPS, NEW_TOKENS, PROMPT_TOKENS, REQUESTS, SLOW_LINK_BPS
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.mode import Mode
-from edgeshard.planning.baselines import cloud_of, cut_of, even, strategies
+from edgeshard.planning.baselines import STRATEGIES, strategies
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_bandwidth
-from edgeshard.planning.instance import Cut, Instance
+from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import PlanResult, plan
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.rings import ring, traffic
+from edgeshard.planning.scoring import stages
 from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import built_in_model
 from edgeshard.planning.simulator import Simulation, simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 
 TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "paper-testbed.toml"
-SWEEP_MBPS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50)
 SWEPT = ("edge-solo", "cloud-edge-even", "cloud-edge-opt", "edgeshard")
 SOURCES = {"AGX Orin": "agx-1", "Orin NX": "nx-1"}
 
@@ -57,26 +57,6 @@ class Row:
     @property
     def tokens_per_s(self) -> float | None:
         return None if self.throughput.simulation is None else self.throughput.simulation.tokens_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Unlimited:
-    """Milliseconds per token if memory were no limit: what a row that does not fit would reach."""
-
-    model: str
-    strategy: str
-    ms_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class Profiling:
-    """A latency plan made with one of the profiles, and what it then reaches."""
-
-    model: str
-    profile: str
-    placement: str
-    ms_per_token: float
-    ttft_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +103,15 @@ def problem(model: str, cluster: Cluster, objective: Objective) -> PlanProblem:
     )
 
 
-def table(model: str, cluster: Cluster, names: Iterable[str] | None = None) -> list[Row]:
-    """All strategies of a model, or those named."""
+def table(model: str, cluster: Cluster, names: Sequence[str] = STRATEGIES) -> list[Row]:
+    """These strategies of a model."""
     found: dict[Objective, dict[str, Outcome]] = {}
     for objective in (Objective.LATENCY, Objective.THROUGHPUT):
         asked = problem(model, cluster, objective)
-        results = strategies(asked, plan(asked, alternatives=0))
+        results = strategies(asked, plan(asked, alternatives=0), names)
         found[objective] = {name: _outcome(result) for name, result in results.items()}
     latency, throughput = found[Objective.LATENCY], found[Objective.THROUGHPUT]
-    wanted = latency if names is None else names
-    return [Row(model, name, latency[name], throughput[name]) for name in wanted]
+    return [Row(model, name, latency[name], throughput[name]) for name in latency]
 
 
 def _outcome(result: PlanResult) -> Outcome:
@@ -144,69 +123,18 @@ def _outcome(result: PlanResult) -> Outcome:
     return Outcome(result.placement, len(prediction.cut.nodes), prediction.load, run)
 
 
+def placement_of(costs: Costs, cut: Cut) -> str:
+    return ",".join(f"{costs.names[node]}={first}:{end}" for node, first, end in stages(cut))
+
+
 def _run(costs: Costs, cut: Cut, load: Load, mode: Mode) -> Simulation:
     work = traffic(costs.problem, load.batch, load.micro_batches)
     return simulate(ring(costs, cut, load.batch), work, mode)
 
 
-def unlimited(model: str) -> list[Unlimited]:
-    """Cloud-Edge-Even and Cloud-Edge-Opt without the limit of memory."""
-    asked = problem(model, paper_cluster(), Objective.LATENCY)
-    costs = Costs(asked)
-    cloud = cloud_of(costs)
-    if cloud is None:
-        raise LookupError("cloud")
-    halves = cut_of(even([costs.source, cloud], asked.model.layer_count))
-    pair = Costs(replace(asked, exclude=tuple(n for i, n in enumerate(costs.names) if i not in (costs.source, cloud))))
-    free = _endless(pair.decode(Load()))
-    best = solve_latency(free)
-    if best is None:
-        raise EdgeShardError("two boxes without a limit of memory have no plan")
-    return [
-        Unlimited(model, "cloud-edge-even", 1e3 * _run(costs, halves, Load(), Mode.NO_BUBBLES).inter_token_s),
-        Unlimited(model, "cloud-edge-opt", 1e3 * _run(pair, best.cut, Load(), Mode.NO_BUBBLES).inter_token_s),
-    ]
-
-
-def _endless(instance: Instance) -> Instance:
-    return replace(instance, capacity_bytes=instance.capacity_bytes + 1e15)
-
-
-def sweep(model: str) -> dict[int, list[Row]]:
-    """The table's rows at each bandwidth between source and cloud, in Mb/s."""
-    return {mbps: table(model, paper_cluster(slow_mbps=mbps), SWEPT) for mbps in SWEEP_MBPS}
-
-
 def sources(model: str) -> dict[str, list[Row]]:
     """The table's rows by kind of source, each at 1 Mb/s from the cloud."""
     return {name: table(model, paper_cluster(source=node), SWEPT) for name, node in SOURCES.items()}
-
-
-def profiling(model: str) -> list[Profiling]:
-    """Latency plans from the compute times of prefill, of decode and of their mean, all with a token's hops."""
-    costs = Costs(problem(model, paper_cluster(), Objective.LATENCY))
-    prefill, decode = costs.prefill(Load()), costs.decode(Load())
-    computed = ("compute_s", "embed_s", "head_s")
-    profiles = {
-        "prefill": replace(decode, **{name: getattr(prefill, name) for name in computed}),
-        "decode": decode,
-        "mean": replace(decode, **{name: (getattr(prefill, name) + getattr(decode, name)) / 2 for name in computed}),
-        "prefill with its hops": prefill,
-    }
-    found = []
-    for name, instance in profiles.items():
-        solution = solve_latency(instance)
-        if solution is None:
-            continue
-        run = _run(costs, solution.cut, Load(), Mode.NO_BUBBLES)
-        placement = ",".join(
-            f"{costs.names[node]}={first}:{end}"
-            for node, first, end in zip(
-                solution.cut.nodes, (0, *solution.cut.ends[:-1]), solution.cut.ends, strict=True
-            )
-        )
-        found.append(Profiling(model, name, placement, 1e3 * run.inter_token_s, run.ttft_s))
-    return found
 
 
 def modes(model: str) -> Modes:
@@ -244,29 +172,3 @@ def timelines(model: str) -> dict[Mode, Simulation]:
     work = replace(work, new_tokens=5, decode_only=True)
     pipeline = ring(costs, prediction.cut, prediction.load.batch)
     return {mode: simulate(pipeline, work, mode) for mode in (Mode.BUBBLES, Mode.NO_BUBBLES)}
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """All of it."""
-
-    performance: dict[str, list[Row]]
-    unlimited: list[Unlimited]
-    sweep: dict[int, list[Row]]
-    sources: dict[str, list[Row]]
-    profiling: list[Profiling]
-    modes: list[Modes]
-    timelines: dict[Mode, Simulation]
-
-
-def run_all() -> Results:
-    small, *_ = MODELS
-    return Results(
-        performance={model: table(model, paper_cluster()) for model in MODELS},
-        unlimited=unlimited("llama2-13b"),
-        sweep=sweep(small),
-        sources=sources(small),
-        profiling=[row for model in MODELS for row in profiling(model)],
-        modes=[modes(model) for model in MODELS],
-        timelines=timelines(small),
-    )

@@ -42,6 +42,7 @@ def _out_of_memory(tag: str) -> PaperRow:
 
 
 MODELS = ("llama2-7b", "llama2-13b", "llama2-70b")
+TITLES = {"llama2-7b": "7B", "llama2-13b": "13B", "llama2-70b": "70B"}
 STRATEGIES = ("edge-solo", "cloud-edge-even", "cloud-edge-opt", "edgeshard")
 
 PERFORMANCE: dict[tuple[str, str], PaperRow] = {
@@ -70,6 +71,9 @@ SOURCE_OPT_APART_MS = Quoted(60.0, Tag.SOURCE)
 """How far apart Cloud-Edge-Opt's are, "about"."""
 SOURCE_RATE_RATIOS = {"edgeshard": Quoted(2.0, Tag.SOURCE), "cloud-edge-opt": Quoted(6.0, Tag.SOURCE)}
 """Throughput with the AGX as the source over that with the NX."""
+
+PREFILL_OVER_DECODE = Quoted(10.0, Tag.RECALLED)
+"""How much longer a layer's prefill takes than its decode, "about": the premise of figure 10."""
 
 PROMPT_TOKENS, NEW_TOKENS, REQUESTS = 32, 96, 8
 SLOW_LINK_BPS, LINK_BPS = 1e6, 50e6

@@ -8,7 +8,8 @@ INTRODUCTION = """\
 What Zhang et al. report ("EdgeShard", IEEE IoT-J 12(10), 2025) beside what EdgeShard's planner and simulator say of
 the same boxes (`deploy/examples/paper-testbed.toml`): 12 Jetson AGX Orin, 2 Orin NX, one RTX 3090 as the cloud,
 Llama2 in full precision, 32 tokens in, 96 out, 1 Mb/s between source and cloud and 50 Mb/s elsewhere, at most 8
-requests at once. `python -m bench.edgeshard_paper` writes this page and its pictures.
+requests at once. `python -m bench.edgeshard_paper` writes this page and its pictures, and with `--check` says whether
+they would change. HPipe's test bed is [a page of its own](hpipe.md).
 
 **Where the numbers come from.** Boxes are rooflines: the longer of reading the bytes (memory bandwidth) and of
 computing (operations a second), both from data sheets (`edgeshard/planning/catalogue.py`). Nothing is fitted to the
@@ -53,10 +54,16 @@ those of the table above, whose b x m is the plan's.
 """
 
 SWEEP = """\
+Only this link is swept; the others keep 50 Mb/s. "unlimited" are strategies as they would be without a limit of
+memory: the paper has them for 13B, though half of it does not fit the RTX 3090.
+
 The paper: from 1 to 10 Mb/s helps steeply, from 10 to 50 little; at 1 Mb/s Cloud-Edge-Opt falls back to the source
-alone. So it is here: Cloud-Edge-Opt gains {steep:.0f} ms up to 10 Mb/s and {flat:.0f} ms beyond. EdgeShard hardly
-needs this link as long as a neighbour has a better one to the cloud, and meets Cloud-Edge-Opt where the detour no
-longer pays. Only this link is swept, the others keep 50 Mb/s.
+alone. So it is here with 7B: Cloud-Edge-Opt gains {steep:.0f} ms up to 10 Mb/s and {flat:.0f} ms beyond. EdgeShard
+hardly needs this link as long as a neighbour has a better one to the cloud, and meets Cloud-Edge-Opt where the detour
+no longer pays: from 1 to 50 Mb/s its token gets {saved_7b:.0f} % quicker with 7B, {saved_13b:.0f} % with 13B and
+{saved_70b:.1f} % with 70B. The larger the model, the smaller the part of it that the cloud has memory for, and the
+less its link matters. With 13B the pair without a limit of memory gains as 7B does, and overtakes EdgeShard at
+{overtakes} Mb/s, since it may hold what no RTX 3090 can.
 """
 
 SOURCES = """\
@@ -66,11 +73,26 @@ hold the model. EdgeShard's rate depends less on the source than the paper's, an
 batch on the source itself costs a roofline hardly more than a token, while 1 Mb/s costs each sequence the same.
 """
 
+PREMISE = """\
+The paper measures layers by their prefill, their decode, or the mean of both, and finds that it hardly matters which
+[S], though prefill takes {factor:.0f} times as long as decode [R]. A roofline has no such factor for one prompt of 32
+tokens, because both read all weights once, and that is what takes the time. It has one where arithmetic is what takes
+the time: with the prompts of eight requests together, or with prompts ten times as long. One block, prefill / decode:
+"""
+
 PROFILING = """\
-The paper finds that it hardly matters whether layers are profiled by prefill, decode or their mean. So it is here:
-with 32 tokens both read all weights once, and that is what takes the time. Whether *hops* are counted for a prompt
-does matter: "prefill with its hops" plans for the first token alone, and 7B and 13B then take longer for all
-others.
+"prefill", "decode" and "mean" plan with one time for a layer and a token's hops, as the paper does: the least time per
+token or, with eight micro-batches, the highest rate. "both" knows that a request is one prompt and 96 tokens, each
+with its own times and hops, which is what EdgeShard plans with. "prefill with its hops" plans for the first token
+alone. Profiles that cost the same are one row. Prompts go in one piece, as in the paper.
+
+With the paper's 32 tokens it hardly matters which of the first three is used, whatever the batch: as the paper says.
+With prompts of 320 tokens it does, because an AGX Orin's prefill takes ten times as long as its decode and the RTX
+3090's four times. A prefill profile makes the cloud look better than it is for tokens, and hops cheap beside the work:
+7B by prefill then takes {long_prefill:.0f} % longer than by both for one request, and {rate_prefill:.0f} % longer for
+eight. Decode is the better guide ({rate_decode:+.0f} % for eight), because an answer has 96 tokens and one prompt. To
+count a prompt's *hops* for every token is worst: one request takes {long_hops:.1f} times as long. 70B takes nearly all
+boxes, which leaves little to choose.
 """
 
 MODES = """\

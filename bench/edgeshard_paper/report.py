@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.edgeshard_paper import prose
+from bench.edgeshard_paper import bandwidth, profiling, prose
 from bench.edgeshard_paper.by_lab import LabRow
-from bench.edgeshard_paper.experiments import SWEPT, Modes, Results, Row
+from bench.edgeshard_paper.experiments import SWEPT, Modes, Row
 from bench.edgeshard_paper.paper_numbers import (
     NO_BUBBLES_GAIN_TPS,
     PERFORMANCE,
@@ -15,13 +15,14 @@ from bench.edgeshard_paper.paper_numbers import (
     SOURCE_OPT_APART_MS,
     SOURCE_RATE_RATIOS,
     STRATEGIES,
+    TITLES,
     Quoted,
 )
+from bench.edgeshard_paper.results import Results
+from bench.pages import NONE, markdown_table, number
 from edgeshard.domain.mode import Mode
-from edgeshard.planning.svg import bar_chart, line_chart, timeline
+from edgeshard.planning.svg import bar_chart, timeline
 
-TITLES = {"llama2-7b": "7B", "llama2-13b": "13B", "llama2-70b": "70B"}
-NONE = "–"
 DRAWN = (*STRATEGIES, "edgeshard-paper")
 
 
@@ -30,17 +31,13 @@ def page(results: Results, lab: Sequence[LabRow]) -> str:
     parts = [
         prose.INTRODUCTION,
         *_performance(results),
-        *_lab(lab),
-        *_sweep(results),
+        *lab_section(lab),
+        *bandwidth.section(results.sweeps),
         *_sources(results),
-        *_profiling(results),
+        *profiling.section(results.blocks, results.profiling),
         *_modes(results),
     ]
     return "\n".join(parts)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"
 
 
 def _quoted(value: Quoted | None) -> str:
@@ -51,49 +48,51 @@ def _difference(ours: float | None, paper: Quoted | None) -> str:
     return NONE if ours is None or paper is None else f"{100 * (ours / paper.value - 1):+.0f} %"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def _row(results: Results, model: str, strategy: str) -> Row:
     return next(row for row in results.performance[model] if row.strategy == strategy)
 
 
+def performance_rows(model: str, found: Sequence[Row]) -> list[list[str]]:
+    """The cells of a model's rows of the first table."""
+    rows = []
+    for row in found:
+        paper = PERFORMANCE.get((model, row.strategy))
+        ms, tps = row.ms_per_token, row.tokens_per_s
+        rows.append(
+            [
+                TITLES[model],
+                row.strategy,
+                "OOM" if ms is None else number(ms),
+                NONE if paper is None else _quoted(paper.ms_per_token),
+                NONE if paper is None else _difference(ms, paper.ms_per_token),
+                "OOM" if tps is None else number(tps),
+                NONE if paper is None else _quoted(paper.tokens_per_s),
+                NONE if paper is None else _difference(tps, paper.tokens_per_s),
+            ]
+        )
+    return rows
+
+
 def _performance(results: Results) -> list[str]:
-    rows, places = [], []
-    for model, found in results.performance.items():
-        for row in found:
-            paper = PERFORMANCE.get((model, row.strategy))
-            ms, tps = row.ms_per_token, row.tokens_per_s
-            rows.append(
-                [
-                    TITLES[model],
-                    row.strategy,
-                    "OOM" if ms is None else _number(ms),
-                    NONE if paper is None else _quoted(paper.ms_per_token),
-                    NONE if paper is None else _difference(ms, paper.ms_per_token),
-                    "OOM" if tps is None else _number(tps),
-                    NONE if paper is None else _quoted(paper.tokens_per_s),
-                    NONE if paper is None else _difference(tps, paper.tokens_per_s),
-                ]
-            )
-            places.append([TITLES[model], row.strategy, *_placement(row)])
+    tables = results.performance
+    rows = [row for model, found in tables.items() for row in performance_rows(model, found)]
+    places = [[TITLES[model], row.strategy, *_placement(row)] for model, found in tables.items() for row in found]
     solo, ours = _row(results, "llama2-7b", "edge-solo"), _row(results, "llama2-7b", "edgeshard")
     share = (ours.ms_per_token or 0) / (solo.ms_per_token or 1)
-    missing = {item.strategy: item.ms_per_token for item in results.unlimited}
+    missing = {row.strategy: row.ms_per_token for row in results.free}
     return [
         "## Performance\n",
-        _table(["model", "strategy", "ms/token", "paper", "diff.", "tokens/s", "paper", "diff."], rows),
+        markdown_table(["model", "strategy", "ms/token", "paper", "diff.", "tokens/s", "paper", "diff."], rows),
         "![Time per token](latency.svg)\n\n![Throughput](throughput.svg)\n",
         prose.PERFORMANCE.format(share=share, even=missing["cloud-edge-even"], opt=missing["cloud-edge-opt"]),
         "<details><summary>Placements</summary>\n",
-        _table(["model", "strategy", "latency plan", "throughput plan", "b x m"], places),
+        markdown_table(["model", "strategy", "latency plan", "throughput plan", "b x m"], places),
         "</details>\n",
     ]
 
 
-def _lab(lab: Sequence[LabRow]) -> list[str]:
+def lab_section(lab: Sequence[LabRow]) -> list[str]:
+    """Its parts, in order."""
     alone = [
         [*_lab_cells(row, "time_per_token_s", 1e3), _percent(row.deviation("ttft_s"))] for row in lab if _alone(row)
     ]
@@ -101,8 +100,8 @@ def _lab(lab: Sequence[LabRow]) -> list[str]:
     added = [seconds for row in lab if (seconds := _added_for_each_stage(row)) is not None]
     return [
         "## The 7B row by the lab\n",
-        _table(["latency plan of", "paper, ms/token", "predicted", "lab", "off", "TTFT off"], alone),
-        _table(["throughput plan of", "paper, tokens/s", "predicted, 1 x 8", "lab", "off"], many),
+        markdown_table(["latency plan of", "paper, ms/token", "predicted", "lab", "off", "TTFT off"], alone),
+        markdown_table(["throughput plan of", "paper, tokens/s", "predicted, 1 x 8", "lab", "off"], many),
         prose.LAB.format(hop=f"{1e3 * min(added):.1f} to {1e3 * max(added):.1f}" if added else NONE),
     ]
 
@@ -124,8 +123,8 @@ def _lab_cells(row: LabRow, figure: str, unit: float) -> list[str]:
     return [
         row.strategy,
         NONE if row.paper is None else _quoted(row.paper),
-        _number(predicted),
-        NONE if measured is None else _number(unit * getattr(measured, figure)),
+        number(predicted),
+        NONE if measured is None else number(unit * getattr(measured, figure)),
         _percent(row.deviation(figure)),
     ]
 
@@ -141,33 +140,15 @@ def _placement(row: Row) -> list[str]:
     return [row.latency.placement, row.throughput.placement, f"{load.batch} x {load.micro_batches}"]
 
 
-def _sweep(results: Results) -> list[str]:
-    rows = []
-    for mbps, found in results.sweep.items():
-        by_name = {row.strategy: row for row in found}
-        rows.append([str(mbps), *(_number(by_name[name].ms_per_token, 1) for name in SWEPT)])
-        rows[-1] += [_number(by_name[name].tokens_per_s, 1) for name in SWEPT]
-    opt = {
-        mbps: next(row.ms_per_token or 0.0 for row in found if row.strategy == "cloud-edge-opt")
-        for mbps, found in results.sweep.items()
-    }
-    return [
-        "## Bandwidth between source and cloud (7B)\n",
-        _table(["Mb/s", *(f"{name}, ms" for name in SWEPT), *(f"{name}, tokens/s" for name in SWEPT)], rows),
-        "![Time per token](bandwidth-latency.svg)\n\n![Throughput](bandwidth-throughput.svg)\n",
-        prose.SWEEP.format(steep=opt[1] - opt[10], flat=opt[10] - opt[50]),
-    ]
-
-
 def _sources(results: Results) -> list[str]:
     agx, nx = ({row.strategy: row for row in rows} for rows in results.sources.values())
     rows = [
         [
             name,
-            _number(agx[name].ms_per_token),
-            _number(nx[name].ms_per_token),
-            _number(agx[name].tokens_per_s),
-            _number(nx[name].tokens_per_s),
+            number(agx[name].ms_per_token),
+            number(nx[name].ms_per_token),
+            number(agx[name].tokens_per_s),
+            number(nx[name].tokens_per_s),
             nx[name].latency.reason or nx[name].latency.placement,
         ]
         for name in SWEPT
@@ -184,21 +165,11 @@ def _sources(results: Results) -> list[str]:
         pairs.append((f"{name}, tokens/s with AGX over NX", first / second if first and second else None, quoted))
     return [
         "## Source: AGX Orin or Orin NX (7B)\n",
-        _table(["strategy", "AGX, ms", "NX, ms", "AGX, tokens/s", "NX, tokens/s", "with NX"], rows),
-        _table(["", "here", "paper", "diff."], [[n, _number(v), _quoted(q), _difference(v, q)] for n, v, q in pairs]),
+        markdown_table(["strategy", "AGX, ms", "NX, ms", "AGX, tokens/s", "NX, tokens/s", "with NX"], rows),
+        markdown_table(
+            ["", "here", "paper", "diff."], [[n, number(v), _quoted(q), _difference(v, q)] for n, v, q in pairs]
+        ),
         prose.SOURCES,
-    ]
-
-
-def _profiling(results: Results) -> list[str]:
-    rows = [
-        [TITLES[item.model], item.profile, _number(item.ms_per_token), _number(item.ttft_s, 3), item.placement]
-        for item in results.profiling
-    ]
-    return [
-        "## Which profile the plan is made from\n",
-        _table(["model", "profile", "ms/token", "TTFT, s", "latency plan"], rows),
-        prose.PROFILING,
     ]
 
 
@@ -210,7 +181,7 @@ def _modes(results: Results) -> list[str]:
             [
                 TITLES[item.model],
                 f"{item.load.batch} x {item.load.micro_batches}",
-                *(_number(item.rates[mode]) for mode in Mode),
+                *(number(item.rates[mode]) for mode in Mode),
                 f"{item.gain:+.2f}",
                 f"{item.gain_of_best:+.2f} ({item.best_bubbles_load.batch} x {item.best_bubbles_load.micro_batches})",
                 NONE if gain is None else f"+{_quoted(gain)}",
@@ -219,7 +190,7 @@ def _modes(results: Results) -> list[str]:
     bound = max((_bound(item) for item in results.modes), default=0.0)
     return [
         "## Bubbles and no-bubbles\n",
-        _table(
+        markdown_table(
             ["model", "b x m", *(f"{mode.value}, tokens/s" for mode in Mode), "gain", "gain, own plans", "paper"], rows
         ),
         "![Modes](modes.svg)\n\n![Bubbles](timeline-bubbles.svg)\n\n![No bubbles](timeline-no-bubbles.svg)\n",
@@ -235,20 +206,12 @@ def pictures(results: Results) -> dict[str, str]:
     """SVG by file name."""
     ms = {TITLES[model]: _bars(model, rows, in_ms=True) for model, rows in results.performance.items()}
     tps = {TITLES[model]: _bars(model, rows, in_ms=False) for model, rows in results.performance.items()}
-    lines_ms: dict[str, list[tuple[float, float]]] = {name: [] for name in SWEPT}
-    lines_tps: dict[str, list[tuple[float, float]]] = {name: [] for name in SWEPT}
-    for mbps, rows in results.sweep.items():
-        for row in rows:
-            if row.ms_per_token is not None and row.tokens_per_s is not None:
-                lines_ms[row.strategy].append((mbps, row.ms_per_token))
-                lines_tps[row.strategy].append((mbps, row.tokens_per_s))
     modes = {TITLES[item.model]: {mode.value: item.rates[mode] for mode in Mode} for item in results.modes}
-    link = "Mb/s between source and cloud"
     return {
         "latency.svg": bar_chart(ms, "Time per token, latency plans", "ms per token", log_y=True),
         "throughput.svg": bar_chart(tps, "Throughput, at most 8 requests", "tokens/s", log_y=True),
-        "bandwidth-latency.svg": line_chart(lines_ms, "Llama2-7B: time per token", link, "ms per token", log_x=True),
-        "bandwidth-throughput.svg": line_chart(lines_tps, "Llama2-7B: throughput", link, "tokens/s", log_x=True),
+        **bandwidth.pictures(results.sweeps),
+        **profiling.pictures(results.profiling),
         "modes.svg": bar_chart(modes, "Throughput by mode", "tokens/s", log_y=True),
         **{
             f"timeline-{mode.value}.svg": timeline(run.timeline, f"Llama2-7B, five decode steps, {mode.value}")

@@ -24,6 +24,11 @@ class DeviceSpec:
     `system_bytes` of the memory are not for stages: operating system, driver context, the daemon itself. `unified` says
     that processor and accelerator share one memory. `step_overhead_s` is what a step costs whatever its layers; no data
     sheet gives it, so it is 0 unless the cluster file says otherwise. `source` says where the figures are from.
+
+    `idle_w` and `busy_w` are the watts of a box that does nothing, and of one that computes a model; both or neither is
+    known. Those of the catalogue are the whole module of a Jetson, without its carrier board, and the board alone of a
+    discrete GPU, without the computer around it: for the energy of whole boxes, give a cluster file what a meter at the
+    socket shows.
     """
 
     kind: str
@@ -34,6 +39,8 @@ class DeviceSpec:
     unified: bool
     source: str
     step_overhead_s: float = 0.0
+    idle_w: float | None = None
+    busy_w: float | None = None
 
     @property
     def usable_bytes(self) -> float:
@@ -41,25 +48,41 @@ class DeviceSpec:
 
 
 def _device(
-    kind: str, memory_gb: float, system_gb: float, bandwidth_gb_s: float, tera: tuple[float, float], source: str
+    kind: str,
+    memory_gb: float,
+    system_gb: float,
+    bandwidth_gb_s: float,
+    tera: tuple[float, float],
+    source: str,
+    watts: tuple[float, float] | None = None,
+    brain_tera: float | None = None,
 ) -> DeviceSpec:
+    """`watts` are idle and busy; None where no public figure stands behind both. `brain_tera` are TFLOPS in bfloat16
+    where they are not those in float16."""
     single, half = (value * TERA for value in tera)
+    brain = half if brain_tera is None else brain_tera * TERA
+    idle_w, busy_w = watts or (None, None)
     return DeviceSpec(
         kind=kind,
         memory_bytes=memory_gb * GB,
         system_bytes=system_gb * GB,
         bandwidth_bytes_per_s=bandwidth_gb_s * GB,
-        flops={DType.FLOAT32: single, DType.FLOAT16: half, DType.BFLOAT16: half},
+        flops={DType.FLOAT32: single, DType.FLOAT16: half, DType.BFLOAT16: brain},
         unified=kind not in _DISCRETE,
         source=source,
+        idle_w=idle_w,
+        busy_w=busy_w,
     )
 
 
-_DISCRETE = frozenset({"rtx-3090", "rtx-4090", "h100", "h200"})
+_DISCRETE = frozenset({"p100", "rtx-3090", "rtx-4090", "h100", "h200"})
 _NVIDIA = "NVIDIA datasheet, "
 _DERIVED = "derived from the datasheet: cores x clock x vector width; "
 
-# Columns: kind, memory GB, of it the system's GB, memory GB/s, (fp32, fp16/bf16 dense) TFLOPS, source.
+_MODES = "; module power: {} W at most, idle at most that of the smallest power mode, {} W"
+_BOARD = "; board power: {} W at most ({}), idle {} W ({})"
+
+# Columns: kind, memory GB, of it the system's GB, memory GB/s, (fp32, fp16/bf16 dense) TFLOPS, source, (idle, busy) W.
 _ALL = (
     _device(
         "agx-orin",
@@ -68,7 +91,8 @@ _ALL = (
         204.8,
         (3.33, 27.0),
         _NVIDIA + "Jetson AGX Orin 32GB: 204.8 GB/s; 1792 cores x 0.93 GHz x 2 = 3.33 TFLOPS fp32; "
-        "108 sparse INT8 TOPS of the GPU / 4 = 27 dense fp16",
+        "108 sparse INT8 TOPS of the GPU / 4 = 27 dense fp16" + _MODES.format(40, 15),
+        (15, 40),
     ),
     _device(
         "agx-orin-64",
@@ -76,7 +100,10 @@ _ALL = (
         3,
         204.8,
         (5.32, 42.5),
-        _NVIDIA + "Jetson AGX Orin 64GB: 204.8 GB/s; 2048 cores x 1.3 GHz x 2; 170 sparse INT8 TOPS of the GPU / 4",
+        _NVIDIA
+        + "Jetson AGX Orin 64GB: 204.8 GB/s; 2048 cores x 1.3 GHz x 2; 170 sparse INT8 TOPS of the GPU / 4"
+        + _MODES.format(60, 15),
+        (15, 60),
     ),
     _device(
         "orin-nx",
@@ -84,7 +111,10 @@ _ALL = (
         3,
         102.4,
         (1.88, 15.0),
-        _NVIDIA + "Jetson Orin NX 16GB: 102.4 GB/s; 1024 cores x 0.918 GHz x 2; 60 sparse INT8 TOPS of the GPU / 4",
+        _NVIDIA
+        + "Jetson Orin NX 16GB: 102.4 GB/s; 1024 cores x 0.918 GHz x 2; 60 sparse INT8 TOPS of the GPU / 4"
+        + _MODES.format(25, 10),
+        (10, 25),
     ),
     _device(
         "orin-nano",
@@ -92,7 +122,22 @@ _ALL = (
         2,
         68.0,
         (1.28, 10.0),
-        _NVIDIA + "Jetson Orin Nano 8GB (15 W): 68 GB/s; 1024 cores x 0.625 GHz x 2; 40 sparse INT8 TOPS / 4",
+        _NVIDIA
+        + "Jetson Orin Nano 8GB (15 W): 68 GB/s; 1024 cores x 0.625 GHz x 2; 40 sparse INT8 TOPS / 4"
+        + _MODES.format(15, 7),
+        (7, 15),
+    ),
+    _device(
+        "p100",
+        16,
+        2,
+        732.0,
+        (9.3, 18.7),
+        _NVIDIA
+        + "Tesla P100 PCIe 16GB: 732 GB/s; 9.3 fp32; 18.7 fp16; bf16 is computed in fp32"
+        + _BOARD.format(250, "data sheet", 26, "published listings of nvidia-smi"),
+        (26, 250),
+        brain_tera=9.3,
     ),
     _device(
         "rtx-3090",
@@ -100,7 +145,10 @@ _ALL = (
         2,
         936.0,
         (35.6, 71.0),
-        _NVIDIA + "GeForce RTX 3090 (GA102 whitepaper): 936 GB/s; 35.6 fp32; 71 dense fp16 with fp32 accumulation",
+        _NVIDIA
+        + "GeForce RTX 3090 (GA102 whitepaper): 936 GB/s; 35.6 fp32; 71 dense fp16 with fp32 accumulation"
+        + _BOARD.format(350, "data sheet", 18, "published reviews"),
+        (18, 350),
     ),
     _device(
         "rtx-4090",
@@ -108,10 +156,23 @@ _ALL = (
         2,
         1008.0,
         (82.6, 165.2),
-        _NVIDIA + "GeForce RTX 4090 (Ada whitepaper): 1008 GB/s; 82.6 fp32; 165.2 dense fp16 with fp32 accumulation",
+        _NVIDIA
+        + "GeForce RTX 4090 (Ada whitepaper): 1008 GB/s; 82.6 fp32; 165.2 dense fp16 with fp32 accumulation"
+        + _BOARD.format(450, "data sheet", 21, "published reviews"),
+        (21, 450),
     ),
     _device("h100", 80, 2, 3350.0, (67.0, 989.0), _NVIDIA + "H100 SXM: 3.35 TB/s; 67 fp32; 989 dense fp16/bf16"),
-    _device("h200", 141, 2, 4800.0, (67.0, 989.0), _NVIDIA + "H200 SXM: 4.8 TB/s; 67 fp32; 989 dense fp16/bf16"),
+    _device(
+        "h200",
+        141,
+        2,
+        4800.0,
+        (67.0, 989.0),
+        _NVIDIA
+        + "H200 SXM: 4.8 TB/s; 67 fp32; 989 dense fp16/bf16"
+        + _BOARD.format(700, "data sheet", 80, "a published measurement"),
+        (80, 700),
+    ),
     _device(
         "raspberry-pi-5",
         8,
@@ -152,6 +213,7 @@ CATALOGUE: Mapping[str, DeviceSpec] = {spec.kind: spec for spec in _ALL}
 """By kind, the name used in cluster files and in `--what-if "+2 orin-nx"`."""
 
 _MODEL_NAMES = (
+    (r"(nvidia )?tesla p100-pcie-16gb", "p100"),
     (r"(nvidia )?(geforce )?rtx 3090", "rtx-3090"),
     (r"(nvidia )?(geforce )?rtx 4090", "rtx-4090"),
     (r"(nvidia )?h100( sxm)?( 80gb hbm3)?", "h100"),

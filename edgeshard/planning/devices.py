@@ -143,11 +143,14 @@ _DEVICE_KEYS = (
     "bandwidth_bytes_per_s",
     "flops",
     "unified",
+    "idle_w",
+    "busy_w",
     "step_overhead_s",
     "up_bps",
     "down_bps",
     "figures_source",
 )
+_FIGURES = _DEVICE_KEYS[3:10]
 
 
 def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
@@ -194,10 +197,11 @@ def _device(table: Fields) -> DeviceSpec:
     flops = dict(base.flops) if base else {}
     if base is None or table.given("flops"):
         flops = dict.fromkeys(DType, table.positive("flops", ...))
-    changed = [key for key in _DEVICE_KEYS[3:8] if table.given(key)]
+    changed = [key for key in _FIGURES if table.given(key)]
     source = table.text("figures_source", None) or (base.source if base else "cluster file")
     if base is not None and changed and not table.given("figures_source"):
         source += f" ({', '.join(changed)}: cluster file)"
+    idle_w, busy_w = _power(table, base)
     return DeviceSpec(
         kind=kind or table.text("name"),
         memory_bytes=memory,
@@ -207,7 +211,22 @@ def _device(table: Fields) -> DeviceSpec:
         unified=table.flag("unified", base.unified if base else True),
         source=source,
         step_overhead_s=table.not_negative("step_overhead_s", base.step_overhead_s if base else 0.0),
+        idle_w=idle_w,
+        busy_w=busy_w,
     )
+
+
+def _power(table: Fields, base: DeviceSpec | None) -> tuple[float | None, float | None]:
+    """Watts, idle and busy: both or neither."""
+    if not table.given("idle_w") and not table.given("busy_w"):
+        return (base.idle_w, base.busy_w) if base else (None, None)
+    for key, other in (("idle_w", "busy_w"), ("busy_w", "idle_w")):
+        if not table.given(key):
+            raise invalid(table.name(key), f"is missing; give it too, since {other} is given")
+    idle_w, busy_w = table.not_negative("idle_w", 0.0), table.not_negative("busy_w", 0.0)
+    if busy_w < idle_w:
+        raise invalid(table.name("busy_w"), f"is {busy_w:g}, less than idle_w {idle_w:g}")
+    return idle_w, busy_w
 
 
 def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[str, str], Link]]:

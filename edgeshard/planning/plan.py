@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgeshard.domain.model import LayerRange
+from edgeshard.planning.batch_time import batch_times
 from edgeshard.planning.costs import Costs, Load, MemoryUse
+from edgeshard.planning.energy import energy_j
 from edgeshard.planning.instance import Cut, Score, Solution
 from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.request_search import RequestSearch, prompt_and_tokens
-from edgeshard.planning.scoring import score, stages, violations
+from edgeshard.planning.scoring import stages, violations
 from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
 from edgeshard.planning.solvers import solve_latency, solve_throughput
@@ -43,7 +44,8 @@ class CutPrediction:
     """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
 
     `ttft_s` is the time until the last of the micro-batches has its first token, all starting together; for one request
-    alone with its prompt in `slices`. `request_s` is the time until they have all their tokens.
+    alone with its prompt in `slices`. `request_s` is the time until they have all their tokens. `joules_per_token` is
+    what all boxes of the cut take in that time for each token, None where the watts of one are unknown.
     """
 
     cut: Cut
@@ -55,6 +57,7 @@ class CutPrediction:
     request_s: float
     throughput_tps: float
     slices: tuple[int, ...] = ()
+    joules_per_token: float | None = None
 
     def seconds(self, goal: Objective) -> float:
         """What an objective minimises; of a throughput, the seconds a token takes."""
@@ -136,16 +139,21 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
 
 def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
     """The figures of any cut under a load, by the two-phase formula; one request alone with its prompt in slices."""
-    prefill = score(costs.prefill(load), cut, costs.names)
-    decode = score(costs.decode(load), cut, costs.names)
-    m, new = load.micro_batches, costs.problem.new_tokens
-    ttft, slices = prefill.round_s + (m - 1) * prefill.bottleneck_s, tuple[int, ...]()
-    if costs.problem.goal is not Objective.THROUGHPUT and load.requests == 1:
-        first = PromptTimes(costs).first_token(cut)
-        ttft, slices = first.seconds, first.slices
-    per_token = max(decode.round_s, m * decode.bottleneck_s)
-    request = ttft + (new - 1) * per_token
-    return CutPrediction(cut, load, prefill, decode, ttft, per_token, request, load.requests * new / request, slices)
+    times = batch_times(costs, cut, load)
+    tokens = load.requests * costs.problem.new_tokens
+    energy = energy_j(costs, cut, load, times)
+    return CutPrediction(
+        cut,
+        load,
+        times.prefill,
+        times.decode,
+        times.ttft_s,
+        times.time_per_token_s,
+        times.request_s,
+        tokens / times.request_s,
+        times.slices,
+        None if energy is None else energy / tokens,
+    )
 
 
 def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_objective: str) -> PlanResult:

@@ -99,6 +99,21 @@ class PromptTimes:
             return max(back[-1], box_free[0]) + self._costs.times_of(self._costs.nodes[source]).head_s(_sampled())
         return back[-1]
 
+    def computing_s(self, cut: Cut) -> tuple[float, ...]:
+        """Seconds that the box of each stage computes for the prompt, all its slices together."""
+        slices, apart = self.first_token(cut).slices, self._head_apart(len(cut.nodes))
+        found = []
+        for stage, (node, begin, end) in enumerate(stages(cut)):
+            seconds, first = 0.0, 0
+            for index, length in enumerate(slices):
+                headed = index == len(slices) - 1 and self._costs.has_head(cut, stage) and not apart
+                seconds += self._step_s(node, begin, end, stage == 0, headed, (first, length))
+                first += length
+            found.append(seconds)
+        if apart:
+            found[0] += self._costs.times_of(self._costs.nodes[cut.nodes[0]]).head_s(_sampled())
+        return tuple(found)
+
     def _head_apart(self, count: int) -> bool:
         return self._costs.problem.head_on_source and count > 1
 

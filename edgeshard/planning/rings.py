@@ -72,16 +72,17 @@ def _stage(
 ) -> StageTimes:
     work_s = _work(problem, times, blocks, first)
 
-    def seconds(phase: StepShape) -> float:
-        return work_s(phase) + (times.head_s(phase) if headed else 0.0)
+    def seconds(phase: StepShape, sampled: bool) -> float:
+        return work_s(phase) + (times.head_s(phase) if headed and sampled else 0.0)
 
     def prefill_s(tokens: int, context: int) -> float:
-        # Causal: the slice's queries see the context and half of the slice on average.
+        # Causal: the slice's queries see the context and half of the slice on average. Only the last is sampled from.
         length = tokens // batch
-        return seconds(StepShape(batch, length, context + (length + 1) / 2, context + length))
+        is_last = context + length >= problem.prompt_tokens
+        return seconds(StepShape(batch, length, context + (length + 1) / 2, context + length), is_last)
 
     def decode_s(sequences: int, context: int) -> float:
-        return seconds(StepShape(sequences, 1, context + 1, context + 1))
+        return seconds(StepShape(sequences, 1, context + 1, context + 1), sampled=True)
 
     return StageTimes(prefill_s, decode_s)
 

@@ -90,8 +90,8 @@ def site_cluster(
     if quantisation is not None:
         _check_processors(usable, quantisation)
     measured = {node.node_id: profiles[node.node_id] for node in usable if node.node_id in profiles}
-    recognised = {node.node_id: recognise(node.facts) for node in usable if node.node_id not in measured}
-    unknown = [node.name for node in usable if recognised.get(node.node_id) is None and node.node_id not in measured]
+    recognised = {node.node_id: recognise(node.facts) for node in usable}
+    unknown = [node.name for node in usable if recognised[node.node_id] is None and node.node_id not in measured]
     if unknown:
         raise FailedPreconditionError(
             f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed(unknown)}; run "
@@ -102,11 +102,11 @@ def site_cluster(
     times: dict[str, ComputeTimes] = {}
     planned = []
     for node in usable:
-        known = recognised.get(node.node_id)
-        if known is None:
-            profile = measured[node.node_id]
+        known = recognised[node.node_id]
+        if (profile := measured.get(node.node_id)) is not None:
             times[node.name] = MeasuredTimes.of(profile)
-            known = _figures(profile)
+            known = _figures(profile, known)
+        assert known is not None
         # Memory as the coordinator counts it: what the box grants less what others hold there.
         device = replace(known, memory_bytes=float(node.free_bytes), system_bytes=0.0)
         planned.append(ClusterNode(node.name, device, node.name))
@@ -202,8 +202,11 @@ def _links(
     return found, tuple(pair for pair in pairs if pair not in found)
 
 
-def _figures(profile: ComputeProfile) -> DeviceSpec:
-    """A measured box as the device that would take as long by the roofline. Solvers do not see it, baselines do."""
+def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
+    """A measured box as the device that would take as long by the roofline. Solvers do not see it, baselines do.
+
+    Its watts are those of the catalogue where it is there.
+    """
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)
@@ -218,4 +221,6 @@ def _figures(profile: ComputeProfile) -> DeviceSpec:
         flops=dict.fromkeys(DType, 2.0 * block.parameters * prompt.count / prompt.seconds),
         unified=profile.memory.unified,
         source="measured",
+        idle_w=known.idle_w if known is not None else None,
+        busy_w=known.busy_w if known is not None else None,
     )

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.edgeshard_paper import by_lab
-from bench.edgeshard_paper.__main__ import MEASURED
-from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, profiling, table, unlimited
-from bench.edgeshard_paper.paper_numbers import PERFORMANCE
+from bench.edgeshard_paper import bandwidth, by_lab, profiling, report
+from bench.edgeshard_paper.__main__ import MEASURED, OUTPUT
+from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, table
+from bench.edgeshard_paper.paper_numbers import MODELS, PERFORMANCE
+from bench.pages import markdown_table, write_or_check
 from edgeshard.cli.lab_site import LabFigures
 from edgeshard.domain.mode import Mode
 
@@ -59,10 +60,30 @@ def test_only_many_boxes_hold_the_largest_model() -> None:
     assert rows["edgeshard"].latency.nodes >= 10
 
 
-def test_which_profile_is_used_hardly_matters() -> None:
-    found = {item.profile: item.ms_per_token for item in profiling("llama2-7b")}
-    assert found["prefill"] == pytest.approx(found["decode"], rel=0.05)
-    assert found["mean"] == pytest.approx(found["decode"], rel=0.05)
+def seconds_by_profile(case: profiling.Case) -> dict[str, float]:
+    return {row.profile: row.seconds for row in profiling.profiling_of("llama2-7b", case)}
+
+
+@pytest.mark.parametrize("case", [profiling.ONE, profiling.BATCH])
+def test_with_the_papers_prompts_it_hardly_matters_which_profile_is_used(case: profiling.Case) -> None:
+    found = seconds_by_profile(case)
+    for name in (profiling.PREFILL, profiling.DECODE, profiling.MEAN):
+        assert found[name] == pytest.approx(found[profiling.BOTH], rel=0.01)
+
+
+@pytest.mark.parametrize("case", [profiling.LONG, profiling.RATE])
+def test_where_prefill_is_unlike_decode_its_profile_costs_time(case: profiling.Case) -> None:
+    found = seconds_by_profile(case)
+    assert found[profiling.PREFILL] > 1.05 * found[profiling.BOTH]
+    assert found[profiling.HOPS] > found[profiling.PREFILL]
+    assert found[profiling.BOTH] == pytest.approx(min(found.values()), rel=0.01)
+
+
+def test_long_prompts_and_batches_have_the_papers_premise_on_an_orin_alone() -> None:
+    ratios = {(block.device, block.case): block.ratio for block in profiling.blocks("llama2-7b")}
+    assert ratios["AGX Orin", profiling.ONE] == pytest.approx(1.0, abs=0.01)
+    assert 7 < ratios["AGX Orin", profiling.BATCH] < 10 and 9 < ratios["AGX Orin", profiling.LONG] < 10
+    assert ratios["RTX 3090", profiling.LONG] < 5
 
 
 def test_no_bubbles_gains_within_what_theory_allows() -> None:
@@ -73,8 +94,41 @@ def test_no_bubbles_gains_within_what_theory_allows() -> None:
 
 
 def test_thirteen_billion_parameters_on_two_boxes_are_compared_without_the_limit_of_memory() -> None:
-    even = next(item for item in unlimited("llama2-13b") if item.strategy == "cloud-edge-even")
-    assert even.ms_per_token == pytest.approx(319.44, rel=0.15)
+    rows = {row.strategy: row for row in table("llama2-13b", bandwidth.endless(paper_cluster()), bandwidth.PAIRS)}
+    assert milliseconds(rows["cloud-edge-even"]) == pytest.approx(319.44, rel=0.15)
+
+
+def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
+    found = {
+        mbps: {row.strategy: row for row in table("llama2-7b", paper_cluster(slow_mbps=mbps), ("edgeshard",))}
+        for mbps in (1, 50)
+    }
+    times = [milliseconds(rows["edgeshard"]) for rows in found.values()]
+    assert times == sorted(times, reverse=True)
+
+
+def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
+    """Of 7B and at one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at every file."""
+    page = (OUTPUT / "README.md").read_text(encoding="utf-8")
+    rows = list(small.values())
+    found = [row for case in profiling.CASES for row in profiling.profiling_of("llama2-7b", case)]
+    expected = [
+        *report.performance_rows("llama2-7b", rows),
+        *profiling.table_rows(found),
+        *(row for model in MODELS for row in bandwidth.table_rows(bandwidth.sweep(model, (20,)))),
+    ]
+    for row in expected:
+        assert markdown_table(row, []).splitlines()[0] in page
+    for part in report.lab_section(by_lab.lab_rows(rows, by_lab.read(MEASURED))):
+        assert part in page
+
+
+def test_a_check_names_what_would_change_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert write_or_check(tmp_path, {"page.md": "one"}, check=True) == 1
+    assert "differs" in capsys.readouterr().err and not (tmp_path / "page.md").exists()
+    assert write_or_check(tmp_path, {"page.md": "one"}, check=False) == 0
+    assert write_or_check(tmp_path, {"page.md": "one"}, check=True) == 0
+    assert write_or_check(tmp_path, {"page.md": "two"}, check=True) == 1
 
 
 def test_what_the_lab_measured_is_of_the_plans_there_are_now(small: dict[str, Row]) -> None:

@@ -13,6 +13,7 @@ from edgeshard.planning.devices import Cluster, parse_cluster
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import predict
 from edgeshard.planning.problem import ComputeTimes, PlanProblem, StepShape
+from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.rings import ring, serving_ring, traffic
 from edgeshard.planning.scoring import score
 from edgeshard.planning.serving import Schedule, ServedRequest, StepSpan, serve
@@ -49,6 +50,22 @@ def model() -> ModelSpec:
 def problem(**changes: object) -> PlanProblem:
     base = PlanProblem(model(), cluster(), prompt_tokens=64, new_tokens=33, dtype=DType.BFLOAT16)
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_of_slices_only_the_last_is_sampled_from(cut: Cut) -> None:
+    """So that slices take the time that the planner says, as long as none waits for another to come back."""
+    costs = Costs(problem(prompt_tokens=256))
+    slices = (128, 128)
+    found = simulate(ring(costs, cut, 1), traffic(costs.problem, 1, 1, slices))
+    if len(cut.nodes) > 1:
+        assert found.ttft_s == pytest.approx(PromptTimes(costs).seconds(cut, slices), rel=1e-9)
+    head_s = costs.times_of(costs.nodes[cut.nodes[-1]]).head_s(StepShape(1, 1, 1, 1))
+    last = ring(costs, cut, 1).stages[-1]
+    longer = replace(costs.problem, prompt_tokens=512)
+    assert last.prefill_s(128, 128) - ring(Costs(longer), cut, 1).stages[-1].prefill_s(128, 128) == pytest.approx(
+        head_s
+    )
 
 
 @pytest.mark.parametrize("cut", CUTS)

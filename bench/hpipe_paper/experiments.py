@@ -1,0 +1,154 @@
+"""What each schedule reaches: time to first token, rate, energy and memory, by the project's planner and simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.hpipe_paper.schedules import ALL, Schedule, balanced_batches, hpipe
+from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, problem
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.planning.batch_time import batch_times
+from edgeshard.planning.costs import Costs, Load, MemoryUse
+from edgeshard.planning.devices import Cluster
+from edgeshard.planning.energy import energy_j
+from edgeshard.planning.instance import Cut
+from edgeshard.planning.problem import Objective
+from edgeshard.planning.rings import traffic
+from edgeshard.planning.scoring import stages
+from edgeshard.planning.simulator import Simulation, simulate
+from edgeshard.planning.timing import Visit
+
+BETWEEN_MBPS = (100, 200, 500, 1000, 2000, 5000, 10000)
+DRAWN_PROMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A schedule's figures; `reason` says why it cannot run.
+
+    `ttft_s` is of one prompt alone; `tokens_per_s` are prompt tokens with all prompts there at once, `joules` what one
+    of these prompts then takes on the boxes in use. `in_flight` prompts at once are enough for that rate, and have keys
+    and values in memory; `memory_bytes` is what the stages need then on all boxes together, `fullest` the largest part
+    that is needed of what a box may give. `gap` is what a plan certifies.
+    """
+
+    name: str
+    placement: str
+    slices: tuple[int, ...]
+    ttft_s: float = 0.0
+    tokens_per_s: float = 0.0
+    joules: float = 0.0
+    in_flight: int = 0
+    memory_bytes: int = 0
+    fullest: float = 0.0
+    gap: float | None = None
+    reason: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return not self.reason
+
+
+def outcome(costs: Costs, schedule: Schedule) -> Outcome:
+    alone = _run(costs, schedule, 1)
+    many = _run(costs, schedule, PROMPTS)
+    held = in_flight(alone.makespan_s, many.makespan_s)
+    uses = memory(costs, schedule, held)
+    found = Outcome(
+        name=schedule.name,
+        placement=_placement(costs, schedule),
+        slices=schedule.slices,
+        ttft_s=alone.ttft_s,
+        tokens_per_s=PROMPTS * costs.problem.prompt_tokens / many.makespan_s,
+        joules=joules(costs, schedule, many) / PROMPTS,
+        in_flight=held,
+        memory_bytes=sum(use.needed for use in uses),
+        fullest=max(use.needed / use.usable for use in uses),
+        gap=schedule.gap,
+    )
+    over = max(use.needed - use.usable for use in uses)
+    return replace(found, reason=f"a box is {over / 1e9:.1f} GB short") if over > 0 else found
+
+
+def _run(costs: Costs, schedule: Schedule, prompts: int) -> Simulation:
+    return simulate(schedule.pipeline, traffic(costs.problem, 1, prompts, schedule.slices), schedule.mode)
+
+
+def timeline(costs: Costs, schedule: Schedule, prompts: int) -> list[Visit]:
+    """The services of the first prompts."""
+    return _run(costs, schedule, prompts).timeline
+
+
+def in_flight(first_s: float, all_s: float) -> int:
+    """How many prompts at once the rate needs: a prompt's way through all boxes over the busiest one's time for it.
+
+    (docs/papers.md#rates-of-a-pipeline)
+    """
+    between_s = (all_s - first_s) / (PROMPTS - 1)
+    return max(1, min(PROMPTS, math.ceil(first_s / between_s - 1e-9)))
+
+
+def joules(costs: Costs, schedule: Schedule, run: Simulation) -> float:
+    """The energy of a run over the boxes in use, by the planner's formula with the run's own times."""
+    waiting = schedule.sums_share or (0.0,) * len(schedule.boxes)
+    busy_s = [share * run.makespan_s * (1 - sums) for share, sums in zip(run.node_utilisation, waiting, strict=True)]
+    boxes = [(box, seconds) for group, seconds in zip(schedule.boxes, busy_s, strict=True) for box in group]
+    times = replace(
+        batch_times(costs, schedule.cut, Load()),
+        request_s=run.makespan_s,
+        computing_s=tuple(seconds for _, seconds in boxes),
+    )
+    found = energy_j(costs, Cut(tuple(box for box, _ in boxes), ()), Load(1, PROMPTS), times)
+    if found is None:
+        raise EdgeShardError("the watts of a box of HPipe's test bed are unknown")
+    return found
+
+
+def memory(costs: Costs, schedule: Schedule, in_flight: int) -> tuple[MemoryUse, ...]:
+    """What each box needs with so many prompts' keys and values and steps of the longest slice."""
+    sized = Costs(replace(costs.problem, step_tokens=max(schedule.slices)))
+    found = []
+    for use, group in zip(sized.memory(Load(1, in_flight), schedule.cut), schedule.boxes, strict=True):
+        size = len(group)
+        found += [replace(use, weights=-(-use.weights // size), kv=-(-use.kv // size))] * size
+    return tuple(found)
+
+
+def _placement(costs: Costs, schedule: Schedule) -> str:
+    parts = []
+    for (_, first, end), group in zip(stages(schedule.cut), schedule.boxes, strict=True):
+        parts.append(f"{'+'.join(costs.names[box] for box in group)}={first}:{end}")
+    return ",".join(parts)
+
+
+def table(name: str, boxes: Cluster | None = None, ways: Sequence[Callable[[Costs], Schedule]] = ALL) -> list[Outcome]:
+    """All schedules of a model on the test bed, or on another cluster of the same boxes."""
+    costs = costs_of(name, boxes)
+    return [outcome(costs, way(costs)) for way in ways]
+
+
+def costs_of(name: str, boxes: Cluster | None = None) -> Costs:
+    return Costs(problem(name, boxes or cluster(), Objective.THROUGHPUT))
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """By model; `sweeps` also by Mb/s between the computers. `timelines` are of the first model, by schedule."""
+
+    tables: dict[str, list[Outcome]]
+    sweeps: dict[str, dict[int, list[Outcome]]]
+    timelines: dict[str, list[Visit]]
+
+
+def run_all() -> Results:
+    costs = costs_of(MODELS[0])
+    return Results(
+        tables={name: table(name) for name in MODELS},
+        sweeps={name: {mbps: table(name, cluster(mbps * 1e6)) for mbps in BETWEEN_MBPS} for name in MODELS},
+        timelines={
+            schedule.name: timeline(costs, schedule, DRAWN_PROMPTS)
+            for schedule in (balanced_batches(costs), hpipe(costs))
+        },
+    )

@@ -1,0 +1,88 @@
+"""The words of docs/paper/hpipe.md. Numbers that a run gives are filled in by `report`."""
+
+from __future__ import annotations
+
+INTRODUCTION = """\
+# HPipe's test bed
+
+Ma et al. ("HPipe: Large Language Model Pipeline Parallelism for Long Context on Heterogeneous Cost-effective
+Devices", NAACL 2024) cut a long prompt into slices that follow each other through boxes of unequal speed. Here are its
+test bed, four P100 and two RTX 3090, and its models, LLaMA-7B and GPT3-2B, by EdgeShard's planner and simulator
+(`deploy/examples/hpipe-testbed.toml`). `python -m bench.hpipe_paper` writes this page and its pictures, `--check` says
+whether they would change.
+
+**What is known of the paper.** Our notes have the boxes, the models, and two results: up to {speed_up:g} times the
+throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. They do not have its baselines, its
+network, its meter or its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
+is recalled and not checked.
+
+**Where the numbers come from.** Boxes are rooflines of their data sheets, as on [the page of EdgeShard's
+paper](README.md); their watts, idle and busy, are those of the boards alone, without the computers around them
+(`edgeshard/planning/catalogue.py` has both). Times of blocks, links and slices, memory and energy are the planner's;
+what follows what is simulated. Nothing is fitted.
+
+**What is assumed.**
+
+- Prompts of {prompt:,} tokens, one token out: contexts are analysed, and both models have 2,048 positions.
+- Half precision. LLaMA-7B: 32 layers, hidden size 4,096, 6.7 billion parameters. "GPT3-2B" is taken to be the GPT-3
+  paper's model of 2.7 billion parameters (its table 2.1: 32 layers, hidden size 2,560, 32 heads), with its sparse
+  attention counted as dense, as in the models published with that shape. The paper may mean another shape.
+- The P100 are PCIe boards of 16 GB. GPUs of one kind are in one computer and reach each other at 10 GB/s over PCIe. An
+  Ethernet of 1 Gb/s joins the two computers [R]; it is [swept below](#the-link-between-the-computers). No link has a
+  delay. Prompts come in at an RTX 3090.
+- Layers are divided at whole blocks, as EdgeShard's agents hold them; HPipe may divide a block at its attention.
+- Slices are multiples of 128 tokens, as EdgeShard's head cuts prompts of this length. Any number may be on their way,
+  as HPipe has it; EdgeShard's head sends no more at once than there are boxes.
+"""
+
+SCHEDULES = """\
+"Equal shares" are over all six boxes, the RTX 3090 first. "By speed" is HPipe's [balanced
+partition](../../docs/papers.md#slices-of-long-prompts) in that order. "As in" is ours: which baselines the paper has is
+not in our notes. GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R].
+"""
+
+FIGURES = """\
+TTFT is of one prompt alone. The rate is in tokens of prompts a second, with {prompts} prompts there at once, and the
+energy is one prompt's part of that run, of the boxes in use, idle or busy. Memory is weights, KV cache and workspace
+on all boxes in use, with as many prompts at once as the rate needs (in brackets); "fullest" is the part of what a box
+may give. "HPipe" columns: how many times sooner, how many times as many, and how much less energy than this row.
+"""
+
+FOUND = """\
+**What this says.**
+
+- **Throughput.** HPipe has {even:.2f} times (LLaMA-7B) and {even_gpt:.2f} times (GPT3-2B) the rate of whole prompts
+  over equal layers, {tensor:.2f} and {tensor_gpt:.2f} times that of tensor parallelism, and {solo:.2f} and
+  {solo_gpt:.2f} times that of one RTX 3090; the paper says up to {speed_up:g}. With LLaMA-7B the balance of layers
+  brings {slices:.2f} times the rate of equal slices over equal layers; slices bring {balanced:.2f} times the rate of
+  whole prompts over the same layers, because they fill the pipeline at once. With more prompts than {prompts} this
+  second factor goes towards 1.
+- **The first token** comes {even_ttft:.1f} times sooner than with whole prompts over equal layers (LLaMA-7B). While a
+  whole prompt alone is on one box, the five others are idle.
+- **Energy.** HPipe takes {turn_j:.0f} % less than layers in turn, where five boxes always wait, and {even_j:.0f} % less
+  than even batches. The paper's {energy:.1f} % is more; its baseline and meter we do not know. One RTX 3090 takes less
+  than any six boxes: by the data sheets it needs {per_3090:.1f} W for a TFLOPS, a P100 {per_p100:.1f}.
+- **Memory.** Two prompts at once fill the pipeline with slices; whole prompts take {even_held}, whose KV cache is in
+  memory at once. HPipe needs {memory:.0f} % less than even batches (LLaMA-7B).
+- **EdgeShard's own plans** may leave boxes out: for GPT3-2B over 1 Gb/s two RTX 3090 alone are best. There are too many
+  cuts to look at all, so the plan for the first token has a certified gap: no cut is more than {gap:.0f} % sooner with
+  LLaMA-7B. Within it, other rows may be slightly ahead. The plan for throughput sends whole prompts, so that rates by
+  slices can be above it.
+"""
+
+SWEEP = """\
+A prompt's hidden states are {size:.1f} MB with LLaMA-7B and take {hop:.2f} s over 1 Gb/s, about as long as the busiest
+box computes. Over slower links the link is the bottleneck of all that use both computers, sliced or not, and the two
+RTX 3090 do better alone, as EdgeShard plans. "Layers in turn" is left out of pictures and tables here.
+"""
+
+TIMELINES = """\
+## Three prompts of LLaMA-7B
+
+![Whole prompts](hpipe-timeline-batches.svg)
+
+![Slices](hpipe-timeline-slices.svg)
+
+The same layers on the same boxes. With whole prompts the last box waits until five boxes have computed the first
+prompt; with slices it begins when they have computed the first slice.
+"""

@@ -1,0 +1,213 @@
+"""The results as a page of tables, and as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.hpipe_paper import prose
+from bench.hpipe_paper.experiments import Outcome, Results
+from bench.hpipe_paper.testbed import ANCHORS, MODELS, PROMPTS, cluster, model
+from bench.pages import NONE, markdown_table, number
+from edgeshard.domain.dtypes import DType
+from edgeshard.planning.catalogue import CATALOGUE, TERA
+from edgeshard.planning.svg import bar_chart, line_chart, timeline
+
+HPIPE = "HPipe"
+DRAWN = (
+    "one box",
+    "batches, even layers",
+    "batches, balanced layers",
+    "tensor parallel",
+    "equal slices, even layers",
+    HPIPE,
+)
+"""In the pictures, and one of EdgeShard's plans beside them."""
+FIRST, RATE = "EdgeShard, ttft", "EdgeShard, throughput"
+_WHOLE = "whole prompts follow each other"
+_COMPARED = (
+    ("one box", "all on one RTX 3090", "prompts one after another", ""),
+    ("layers in turn", "equal shares", "a prompt begins when the one before is done", "plain model parallelism"),
+    ("batches, even layers", "equal shares", _WHOLE, "GPipe"),
+    ("batches, balanced layers", "by speed", _WHOLE, "PipeDream"),
+    (
+        "tensor parallel",
+        "half for each computer, each block divided among its boxes",
+        _WHOLE,
+        "Megatron-LM",
+    ),
+    (
+        "equal slices, even layers",
+        "equal shares",
+        "slices of equal length follow each other, as many as are best (at most 16)",
+        "TeraPipe, without its search",
+    ),
+    (HPIPE, "by speed", "slices follow each other, their lengths searched", ""),
+    (FIRST, "the plan for the first token of one prompt", "the plan's slices follow each other", ""),
+    (RATE, f"the plan for {PROMPTS} prompts at once", _WHOLE, ""),
+)
+GB = 1e9
+
+
+def page(results: Results) -> str:
+    """docs/paper/hpipe.md."""
+    workload = cluster().workload
+    parts = [
+        prose.INTRODUCTION.format(
+            speed_up=ANCHORS.speed_up, energy=100 * ANCHORS.energy_saved, prompt=workload.prompt_tokens
+        ),
+        "## What is compared\n",
+        markdown_table(["name", "layers", "what follows what", "as in"], _COMPARED),
+        prose.SCHEDULES,
+        "## Figures\n",
+        prose.FIGURES.format(prompts=PROMPTS),
+    ]
+    for name, found in results.tables.items():
+        parts += _figures(name, found)
+    parts += [
+        "![Time to first token](hpipe-ttft.svg)\n\n![Rate](hpipe-throughput.svg)\n",
+        "![Energy](hpipe-energy.svg)\n\n![Memory](hpipe-memory.svg)\n",
+        prose.FOUND.format(**_found(results)),
+        *_sweep(results),
+        prose.TIMELINES,
+    ]
+    return "\n".join(parts)
+
+
+def _figures(name: str, found: Sequence[Outcome]) -> list[str]:
+    ours = _named(found, HPIPE)
+    rows, places = [], []
+    for row in found:
+        places.append([row.name, row.placement, _slices(row.slices)])
+        if not row.runs:
+            rows.append([row.name, row.reason, *[NONE] * 7])
+            continue
+        rows.append(
+            [
+                row.name,
+                number(1e3 * row.ttft_s, 0),
+                number(row.tokens_per_s, 0),
+                number(row.joules, 0),
+                f"{row.memory_bytes / GB:.1f} ({row.in_flight})",
+                f"{100 * row.fullest:.0f} %",
+                *(_against(row, ours) if row.name != HPIPE else [NONE] * 3),
+            ]
+        )
+    header = ["", "TTFT, ms", "tokens/s", "J a prompt", "memory, GB", "fullest", *(f"{HPIPE}: {w}" for w in _WORDS)]
+    return [
+        f"### {name}\n",
+        markdown_table(header, rows),
+        f"<details><summary>Layers and slices of {name}</summary>\n",
+        markdown_table(["", "layers", "slices"], places),
+        "</details>\n",
+    ]
+
+
+_WORDS = ("sooner", "more", "energy")
+
+
+def _against(row: Outcome, ours: Outcome) -> list[str]:
+    return [
+        f"{row.ttft_s / ours.ttft_s:.2f} x",
+        f"{ours.tokens_per_s / row.tokens_per_s:.2f} x",
+        f"{100 * (ours.joules / row.joules - 1):+.0f} %",
+    ]
+
+
+def _slices(lengths: Sequence[int]) -> str:
+    """Runs of equal lengths: `14 x 128, 255`."""
+    runs: list[tuple[int, int]] = []
+    for length in lengths:
+        if runs and runs[-1][1] == length:
+            runs[-1] = (runs[-1][0] + 1, length)
+        else:
+            runs.append((1, length))
+    return ", ".join(f"{count} x {length}" if count > 1 else str(length) for count, length in runs)
+
+
+def _named(found: Sequence[Outcome], name: str) -> Outcome:
+    return next(row for row in found if row.name == name)
+
+
+def _found(results: Results) -> dict[str, float]:
+    """Numbers of the text."""
+    llama, gpt = (results.tables[name] for name in MODELS)
+    ours, ours_gpt = _named(llama, HPIPE), _named(gpt, HPIPE)
+    even, turn = _named(llama, "batches, even layers"), _named(llama, "layers in turn")
+    return {
+        "speed_up": ANCHORS.speed_up,
+        "energy": 100 * ANCHORS.energy_saved,
+        "even": ours.tokens_per_s / even.tokens_per_s,
+        "even_gpt": ours_gpt.tokens_per_s / _named(gpt, "batches, even layers").tokens_per_s,
+        "tensor": ours.tokens_per_s / _named(llama, "tensor parallel").tokens_per_s,
+        "tensor_gpt": ours_gpt.tokens_per_s / _named(gpt, "tensor parallel").tokens_per_s,
+        "slices": ours.tokens_per_s / _named(llama, "equal slices, even layers").tokens_per_s,
+        "balanced": ours.tokens_per_s / _named(llama, "batches, balanced layers").tokens_per_s,
+        "solo": ours.tokens_per_s / _named(llama, "one box").tokens_per_s,
+        "solo_gpt": ours_gpt.tokens_per_s / _named(gpt, "one box").tokens_per_s,
+        "prompts": PROMPTS,
+        "even_held": even.in_flight,
+        "even_ttft": even.ttft_s / ours.ttft_s,
+        "turn_j": 100 * (1 - ours.joules / turn.joules),
+        "even_j": 100 * (1 - ours.joules / even.joules),
+        "memory": 100 * (1 - ours.memory_bytes / even.memory_bytes),
+        "per_3090": _watts_per_tera("rtx-3090"),
+        "per_p100": _watts_per_tera("p100"),
+        "gap": 100 * (_named(llama, FIRST).gap or 0.0),
+    }
+
+
+def _watts_per_tera(kind: str) -> float:
+    spec = CATALOGUE[kind]
+    return (spec.busy_w or 0.0) / (spec.flops[DType.FLOAT16] / TERA)
+
+
+def _sweep(results: Results) -> list[str]:
+    size = cluster().workload.prompt_tokens * model(MODELS[0]).shape.frame_width * DType.FLOAT16.itemsize
+    parts = ["## The link between the computers\n", prose.SWEEP.format(size=size / 1e6, hop=8 * size / 1e9)]
+    for name, sweep in results.sweeps.items():
+        file = _file(name)
+        parts += [f"### {name}, by Mb/s\n", f"![TTFT](hpipe-link-ttft-{file}.svg)\n\n![Rate](hpipe-link-{file}.svg)\n"]
+        for drawn, words, value in _QUANTITIES[:2]:
+            rows = [
+                [str(mbps), *(number(value(_named(found, one)), 0) for one in drawn)] for mbps, found in sweep.items()
+            ]
+            parts.append(markdown_table([words, *drawn], rows))
+    return parts
+
+
+_Value = Callable[[Outcome], float]
+_QUANTITIES: tuple[tuple[tuple[str, ...], str, _Value], ...] = (
+    ((*DRAWN, FIRST), "TTFT, ms", lambda row: 1e3 * row.ttft_s),
+    ((*DRAWN, RATE), "prompt tokens/s", lambda row: row.tokens_per_s),
+    ((*DRAWN, RATE), "joules a prompt", lambda row: row.joules),
+    ((*DRAWN, RATE), "GB on all boxes", lambda row: row.memory_bytes / GB),
+)
+_FILES = ("ttft", "throughput", "energy", "memory")
+_TITLES = ("Time to first token of a prompt alone", "Rate", "Energy of a prompt", "Memory")
+
+
+def pictures(results: Results) -> dict[str, str]:
+    """SVG by file name."""
+    files = {}
+    for file, title, (drawn, words, value) in zip(_FILES, _TITLES, _QUANTITIES, strict=True):
+        groups = {
+            name: {one: value(row) if (row := _named(found, one)).runs else None for one in drawn}
+            for name, found in results.tables.items()
+        }
+        files[f"hpipe-{file}.svg"] = bar_chart(groups, title, words, log_y=True)
+    link = "Mb/s between the computers"
+    for name, sweep in results.sweeps.items():
+        for (drawn, words, value), file, title in zip(_QUANTITIES[:2], ("link-ttft", "link"), _TITLES[:2], strict=True):
+            lines = {one: [(mbps, value(_named(found, one))) for mbps, found in sweep.items()] for one in drawn}
+            files[f"hpipe-{file}-{_file(name)}.svg"] = line_chart(
+                lines, f"{name}: {title.lower()}", link, words, log_x=True, log_y=True
+            )
+    batches, slices = results.timelines.values()
+    names = ("prompt", "token")
+    files["hpipe-timeline-batches.svg"] = timeline(batches, "Whole prompts over balanced layers", names=names)
+    files["hpipe-timeline-slices.svg"] = timeline(slices, "HPipe's slices over the same layers", names=names)
+    return files
+
+
+def _file(name: str) -> str:
+    return name.lower()

@@ -1,0 +1,34 @@
+"""What pages written by a benchmark share: tables, numbers, and writing files or finding that they would change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+NONE = "–"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def write_or_check(folder: Path, files: Mapping[str, str], check: bool) -> int:
+    """Write the files that differ, or with `check` only name them on stderr: then 1 when there are any, else 0."""
+    changed = [name for name, text in files.items() if _read(folder / name) != text]
+    if not check:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in changed:
+            (folder / name).write_text(files[name], encoding="utf-8")
+    for name in changed:
+        print(f"{'differs' if check else 'wrote'}: {folder / name}", file=sys.stderr)
+    return 1 if check and changed else 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None

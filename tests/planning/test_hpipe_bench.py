@@ -1,0 +1,117 @@
+"""What must hold of HPipe's test bed, computed as `python -m bench.hpipe_paper` does."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from bench.hpipe import StageSeconds, slicing_seconds
+from bench.hpipe_paper import __main__ as command
+from bench.hpipe_paper import schedules
+from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, outcome, table
+from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.energy import energy_j
+from edgeshard.planning.prompt_time import PromptTimes
+from edgeshard.planning.rings import ring
+from edgeshard.planning.timing import HopTimes, StageTimes
+
+LLAMA, GPT = MODELS
+
+
+@pytest.fixture(scope="module")
+def costs() -> Costs:
+    return costs_of(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Outcome]:
+    return {row.name: row for row in table(LLAMA)}
+
+
+def test_the_pages_are_what_is_computed_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else run `python -m bench.hpipe_paper`."""
+    monkeypatch.setattr(sys, "argv", ["hpipe_paper", "--check"])
+    assert command.main() == 0, capsys.readouterr().err
+
+
+def test_the_models_have_the_sizes_that_they_are_named_for() -> None:
+    assert model(LLAMA).parameter_count == pytest.approx(6.7e9, rel=0.01)
+    assert model(GPT).parameter_count == pytest.approx(2.7e9, rel=0.02)
+    assert [node.device.kind for node in cluster().nodes] == ["rtx-3090"] * 2 + ["p100"] * 4
+
+
+def test_hpipe_is_ahead_of_every_other_use_of_all_boxes(found: dict[str, Outcome]) -> None:
+    ours = found["HPipe"]
+    for name in ("layers in turn", "batches, even layers", "batches, balanced layers", "equal slices, even layers"):
+        other = found[name]
+        assert ours.ttft_s < other.ttft_s and ours.tokens_per_s > other.tokens_per_s and ours.joules < other.joules
+    assert ours.memory_bytes < found["batches, even layers"].memory_bytes
+
+
+def test_energy_is_the_planners_where_the_planner_has_the_schedule(costs: Costs) -> None:
+    """Whole prompts, one behind the other, are what its own formula is of."""
+    for schedule in (schedules.even_batches(costs), schedules.balanced_batches(costs), schedules.one_box(costs)):
+        expected = energy_j(costs, schedule.cut, Load(1, PROMPTS))
+        assert expected is not None
+        assert PROMPTS * outcome(costs, schedule).joules == pytest.approx(expected, rel=1e-9)
+
+
+def computing(stage: StageTimes) -> StageSeconds:
+    return lambda start, length: stage.prefill_s(length, start)
+
+
+def sending(hop: HopTimes) -> StageSeconds:
+    return lambda start, length: hop.station_s(length)
+
+
+def test_first_tokens_are_those_of_hpipes_recurrence(costs: Costs) -> None:
+    """With each link as one more device. The planner's heads also limit how many slices are on their way."""
+    times = PromptTimes(costs)
+    for schedule in (schedules.even_batches(costs), schedules.hpipe(costs), schedules.even_slices(costs)):
+        stations: list[StageSeconds] = []
+        for stage, hop in zip(schedule.pipeline.stages, schedule.pipeline.hops, strict=True):
+            stations += [computing(stage), sending(hop)]
+        *_, back = schedule.pipeline.hops
+        expected = slicing_seconds(stations[:-1], schedule.slices) + back.station_s(1)
+        found = outcome(costs, schedule).ttft_s
+        assert found == pytest.approx(expected, rel=1e-9)
+        assert found <= times.seconds(schedule.cut, schedule.slices) * (1 + 1e-9)
+
+
+def test_tensor_parallel_boxes_share_a_block_and_pay_for_their_sums(costs: Costs) -> None:
+    divided, tokens = schedules.tensor_parallel(costs), costs.problem.prompt_tokens
+    whole = ring(costs, divided.cut, 1)
+    hidden = tokens * 4096 * 2
+    for stage, alone, group, share in zip(
+        divided.pipeline.stages, whole.stages, divided.boxes, divided.sums_share, strict=True
+    ):
+        size, seconds = len(group), stage.prefill_s(tokens, 0)
+        assert seconds * (1 - share) == pytest.approx(alone.prefill_s(tokens, 0) / size)
+        # 16 blocks, 2 sums each: every box sends its part of the hidden states 2 (D - 1) times.
+        assert seconds * share == pytest.approx(16 * 2 * 2 * (size - 1) * hidden / size / 10e9, rel=0.01)
+    assert len(outcome(costs, divided).placement.split(",")) == 2
+
+
+def test_a_prompt_holds_memory_as_long_as_it_is_on_its_way() -> None:
+    """A prompt of 1 s in all and 0.25 s on the busiest box: four at once keep that box busy."""
+    assert in_flight(1.0, 1.0 + 0.25 * (PROMPTS - 1)) == 4
+    assert in_flight(1.0, float(PROMPTS)) == 1
+    assert in_flight(1.0, 1.0 + 0.01 * (PROMPTS - 1)) == PROMPTS
+
+
+def test_a_schedule_without_the_memory_says_how_much_is_missing(costs: Costs) -> None:
+    nodes = tuple(replace(node, device=replace(node.device, memory_bytes=8e9)) for node in costs.problem.cluster.nodes)
+    small = Costs(replace(costs.problem, cluster=replace(costs.problem.cluster, nodes=nodes)))
+    lacking = outcome(small, schedules.one_box(small))
+    assert not lacking.runs and "GB short" in lacking.reason
+    assert outcome(small, schedules.even_batches(small)).runs
+
+
+def test_equal_slices_are_the_whole_prompt() -> None:
+    assert schedules.equal_slices(2047, 16) == (*[128] * 15, 127)
+    assert schedules.equal_slices(5, 1) == (5,)
