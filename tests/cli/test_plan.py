@@ -53,6 +53,8 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
         "edgeshard-even",
         "edgeshard-paper",
         "memory-proportional",
+        "whole-fastest",
+        "replicas",
         "edgeshard",
     ]
     assert all(tuple(row) == ROW_FIELDS for row in rows)
@@ -62,6 +64,42 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
         "cloud-edge-even",
         "cloud-edge-opt",
     }
+
+
+def two_boxes(tmp_path: Path, rate: str = "1e9") -> Path:
+    path = tmp_path / "two.toml"
+    devices = "".join(f'[[device]]\nname = "{name}"\nkind = "agx-orin"\n' for name in "ab")
+    path.write_text(f'source = "a"\n{devices}[[link]]\nbandwidth_bps = {rate}\n[model]\ndtype = "float16"\n')
+    return path
+
+
+def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
+    path = two_boxes(tmp_path)
+    loaded = ("--objective", "throughput", "--concurrency", "8", "--compare")
+    wide = run(*loaded, "-o", "wide", cluster=path)
+    assert "a=0:32 x4 | b=0:32 x4" in wide.stdout and wide.stderr == ""
+    words = wide.stdout.splitlines()[-1]
+    assert words.startswith("Do not split it: whole on each of 2 boxes (a=0:32 x4 | b=0:32 x4) it gives ")
+    assert "Splitting would be better with none of 1, 2, 4, ..., 512 requests at once." in words
+    assert "Splitting would be better if no box had more than " in words
+    listed = run(*loaded, "-o", "json", cluster=path)
+    assert len(json.loads(listed.stdout)) == 9 and listed.stderr == f"note: {words}\n"
+    named = run(*loaded, "-o", "name", cluster=path)
+    assert named.stdout.split()[-2:] == ["replicas", "edgeshard"] and named.stderr == ""
+    whole = run("--compare", cluster=path, model="llama2-70b").stdout
+    assert "There is no plan: no box can hold the whole model: a (" in whole
+
+
+def test_a_plan_says_when_the_whole_model_on_each_box_would_be_clearly_better(tmp_path: Path) -> None:
+    loaded = ("--objective", "throughput", "--concurrency", "16")
+    slow = two_boxes(tmp_path, "1e6")
+    values = data(*loaded, cluster=slow)
+    assert values["advice"].startswith("not split, whole on each of 2 boxes (a=0:32 x8 | b=0:32 x8), it would give ")
+    assert f"advice:              {values['advice']}\n" in run(*loaded, cluster=slow).stdout
+    assert f"\nN{values['advice'][1:]}.\n" in run(*loaded, "--explain", cluster=slow).stdout
+    fast = two_boxes(tmp_path, "1e10")
+    assert data(*loaded, cluster=fast)["advice"] is None
+    assert "advice" not in run(*loaded, cluster=fast).stdout
 
 
 def test_a_plan_as_json_yaml_table_and_name() -> None:
