@@ -15,18 +15,22 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from edgeshard.planning.baselines import StrategyRow
+from edgeshard.planning.costs import Costs
 from edgeshard.planning.devices import Cluster
-from edgeshard.planning.plan import PlanResult, plan
+from edgeshard.planning.plan import PlanResult, plan, predict
 from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.rate_search import kinds_of
 from edgeshard.planning.replicas import BoxAlone, Replicas, boxes_alone, replicas
+from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import gigabytes
 
 CLEARLY = 0.05
 """A plan mentions replicas that are better by more than this part."""
 MOST_ADVISED = 64
 """With more boxes a plan does not look at replicas."""
-MOST_TRIED = 8
-"""With more boxes nothing is planned again, which takes up to some thirty plans."""
+MOST_TRIED = 16
+MOST_KINDS_TRIED = 6
+"""With more boxes, or for a rate with more kinds of them, nothing is planned again: that takes up to thirty plans."""
 _LINK_FACTORS = tuple(2**exponent for exponent in range(1, 11))
 _MEMORY_STEPS = 32
 _PRINTED = 0.1e9
@@ -55,13 +59,16 @@ class Pair:
         return self.whole_s < self.plan_s * (1 - _SAME)
 
 
-def pair_of(problem: PlanProblem) -> Pair:
-    """Both ways on one problem."""
-    planned, whole = plan(problem, alternatives=0).prediction, replicas(problem)
-    return Pair(
-        float("inf") if planned is None else planned.seconds(problem.goal),
-        whole.seconds(problem.goal) if whole.replicas else float("inf"),
-    )
+def plan_wins(problem: PlanProblem) -> bool:
+    """Whether a plan is better than replicas on this problem; of a rate the search ends once it knows that."""
+    whole = replicas(problem)
+    if problem.goal is not Objective.THROUGHPUT:
+        planned = plan(problem, alternatives=0).prediction
+        whole_s = whole.seconds(problem.goal) if whole.replicas else float("inf")
+        return planned is not None and Pair(planned.seconds(problem.goal), whole_s).plan_wins
+    costs, target = Costs(problem), whole.throughput_tps / (1 - _SAME)
+    found = search_rate(costs, target)
+    return found.cut is not None and predict(costs, found.load, found.cut).throughput_tps > target
 
 
 def advice(result: PlanResult) -> str:
@@ -106,17 +113,22 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
 def _changes(problem: PlanProblem, pair: Pair) -> list[str]:
     """Where the way that loses now would be better, a sentence for each of requests, links and memory."""
     boxes = boxes_alone(problem)
-    if len(boxes) > MOST_TRIED:
+    if len(boxes) > MOST_TRIED or (not problem.goal.is_single and not _quickly_searched(problem)):
         return []
     better = "Not splitting would be as good or better" if pair.plan_wins else "Splitting would be better"
 
     def other(changed: PlanProblem) -> bool:
-        return pair_of(changed).plan_wins is not pair.plan_wins
+        return plan_wins(changed) is not pair.plan_wins
 
     found = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
     found.append(_by_links(problem, pair.plan_wins, better, other))
     found.append(_lacking(boxes) if pair.plan_wins else _by_memory(problem, boxes, better, other))
     return [sentence for sentence in found if sentence]
+
+
+def _quickly_searched(problem: PlanProblem) -> bool:
+    kinds = kinds_of(Costs(problem))
+    return kinds is not None and len(kinds.members) <= MOST_KINDS_TRIED
 
 
 def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) -> str:

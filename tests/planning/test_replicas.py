@@ -12,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.planning.all_cuts import count_cuts
 from edgeshard.planning.baselines import COMPARED, StrategyRow, compare
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_nodes
 from edgeshard.planning.plan import plan
 from edgeshard.planning.problem import Objective, PlanProblem, StepShape
+from edgeshard.planning.rate_search import MOST_COUNTED
 from edgeshard.planning.replicas import Replicas, replicas, shared_out, whole_fastest
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, BlockSpec, model_from_config
-from edgeshard.planning.verdict import MOST_ADVISED, MOST_TRIED, advice, pair_of, verdict
+from edgeshard.planning.verdict import MOST_ADVISED, MOST_TRIED, advice, plan_wins, verdict
 
-SMALL = model_from_config("small", BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000})
+SMALL_CONFIG = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}
+SMALL = model_from_config("small", SMALL_CONFIG)
 LAYER = 4 * SMALL.blocks[0].parameters
 SEQUENCE_KV = 8 * 64 * 2 * 4096 * 4
 """Bytes of a request of 64 tokens in all 8 blocks, keys and values of 4,096 floats."""
@@ -236,13 +239,36 @@ def test_measured_times_are_used() -> None:
 # Words
 
 
+def wins_fully(problem: PlanProblem) -> bool:
+    """Whether the plan itself, searched to the end, is better than replicas."""
+    planned, whole = plan(problem, alternatives=0).prediction, replicas(problem)
+    if planned is None or not whole.replicas:
+        return planned is not None
+    return planned.seconds(problem.goal) < whole.seconds(problem.goal) * (1 - 1e-6)
+
+
+def test_whether_a_plan_wins_is_known_before_its_search_has_ended() -> None:
+    """Five boxes that all differ have more cuts than are counted out."""
+    speeds = [100e9, 150e9, 220e9, 300e9, 500e9]
+    model = model_from_config("deeper", SMALL_CONFIG | {"num_hidden_layers": 23})
+    answers = []
+    for rate, room in ((2e6, 30), (1e9, 24.3)):
+        boxes = [device(name, room, speed) for name, speed in zip("abcde", speeds, strict=True)]
+        problem = problem_of(cluster_of(*boxes, bandwidth_bps=rate), concurrency=16, model=model, new_tokens=480)
+        costs = Costs(problem)
+        assert count_cuts(costs.decode(Load())) > MOST_COUNTED
+        answers.append(plan_wins(problem))
+        assert answers[-1] is wins_fully(problem), rate
+    assert answers == [False, True]
+
+
 def test_the_verdict_says_from_how_many_requests_on_splitting_is_better() -> None:
     # Each box holds the model and five requests; over both there is room for many.
     cluster = cluster_of(device("a", 9.5), device("b", 9.5))
     problem = problem_of(cluster, concurrency=2, new_tokens=992)
     text = verdict(problem, compare(problem))
     assert text.startswith("Do not split it: whole on each of 2 boxes (a=0:8 x1 | b=0:8 x1) it gives ")
-    wins = [n for n in range(1, 33) if pair_of(replace(problem, concurrency=n)).plan_wins]
+    wins = [n for n in range(1, 33) if wins_fully(replace(problem, concurrency=n))]
     assert wins == list(range(12, 33)), "a threshold, in this problem"
     assert f"Splitting would be better from {wins[0]} requests at once on." in text
     more = replace(problem, concurrency=wins[0])
@@ -259,7 +285,7 @@ def test_the_verdict_says_when_no_number_of_requests_changes_it() -> None:
     problem = problem_of(cluster_of(device("a", 12), device("b", 12)), concurrency=8)
     text = verdict(problem, compare(problem))
     assert "Splitting would be better with none of 1, 2, 4, ..., " in text
-    assert not any(pair_of(replace(problem, concurrency=2**n)).plan_wins for n in range(8))
+    assert not any(wins_fully(replace(problem, concurrency=2**n)) for n in range(8))
 
 
 def with_rate(problem: PlanProblem, rate: float) -> PlanProblem:
@@ -271,12 +297,12 @@ def test_the_verdict_says_which_links_would_change_it() -> None:
     only_a = problem_of(cluster, objective=Objective.REQUEST, max_share={"b": 0.9})
     text = verdict(only_a, compare(only_a))
     assert text.startswith("Do not split it: whole on a it gives ") and " a request" in text
-    factors = [f for f in (2**e for e in range(1, 11)) if pair_of(with_rate(only_a, f * 1e6)).plan_wins]
+    factors = [f for f in (2**e for e in range(1, 11)) if wins_fully(with_rate(only_a, f * 1e6))]
     assert factors[0] > 2 and f"Splitting would be better with links {factors[0]} times as fast." in text
     fast = with_rate(only_a, 1e9)
     text = verdict(fast, compare(fast))
     assert text.startswith("Split it: the plan gives ")
-    factors = [f for f in (2**e for e in range(1, 11)) if not pair_of(with_rate(only_a, 1e9 / f)).plan_wins]
+    factors = [f for f in (2**e for e in range(1, 11)) if not wins_fully(with_rate(only_a, 1e9 / f))]
     assert f"Not splitting would be as good or better with links of 1/{factors[0]} of their rate." in text
 
 
@@ -288,7 +314,7 @@ def test_the_verdict_says_which_memory_would_change_it() -> None:
     total = problem.cluster.nodes[0].device.usable_bytes
 
     def wins(usable: float) -> bool:
-        return pair_of(replace(problem, reserve=dict.fromkeys("ab", total - usable))).plan_wins
+        return wins_fully(replace(problem, reserve=dict.fromkeys("ab", total - usable)))
 
     assert wins(size) and not wins(size + 0.5e9)
     short = problem_of(cluster_of(device("a", 14), device("b", 4, 400e9)), concurrency=8)
@@ -311,7 +337,7 @@ def test_with_many_boxes_the_verdict_is_said_without_planning_again() -> None:
     cluster = with_nodes(cluster_of(device("a", 12)), "a", MOST_TRIED, "test")
     problem = problem_of(cluster, concurrency=20)
     text = verdict(problem, compare(problem))
-    assert text.startswith("Do not split it: whole on each of 9 boxes it gives ") and text.count(". ") == 0
+    assert text.startswith("Do not split it: whole on each of 17 boxes it gives ") and text.count(". ") == 0
 
 
 def test_a_plan_advises_replicas_only_where_they_are_clearly_better() -> None:
