@@ -63,7 +63,8 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         str | None,
         typer.Option(
             metavar="LOAD",
-            help="Latencies under a load: together, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128.",
+            help="Latencies under a load: rate=2,requests=100,prompt=64:512,new=128,seed=1 draws requests, "
+            "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch.",
         ),
     ] = None,
     plot: Annotated[

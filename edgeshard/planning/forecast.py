@@ -121,10 +121,14 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
 
 
 def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
-    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length."""
+    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length.
+
+    The prompt of one request alone goes in the plan's slices.
+    """
     assert result.prediction is not None
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
-    run = simulate(ring(costs, cut, load.batch), traffic(result.problem, load.batch, load.micro_batches), mode)
+    work = traffic(result.problem, load.batch, load.micro_batches, result.prediction.slices)
+    run = simulate(ring(costs, cut, load.batch), work, mode)
     return _forecast(
         result,
         [0.0] * load.requests,
@@ -139,9 +143,16 @@ def _check_length(problem: PlanProblem, index: int, request: ServedRequest) -> N
     if request.prompt_tokens + request.new_tokens > problem.held_tokens:
         raise invalid(
             f"requests[{index}]",
-            f"has {request.prompt_tokens} tokens in and {request.new_tokens} out; the plan holds {problem.held_tokens} "
-            "for a request: plan with more prompt_tokens or new_tokens, or simulate shorter ones",
+            f"has {request.prompt_tokens} tokens in and {request.new_tokens} out; {most_held(problem)}",
         )
+
+
+def most_held(problem: PlanProblem) -> str:
+    """What a request may hold, and what to do for longer ones."""
+    return (
+        f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or new_tokens, or simulate "
+        "shorter ones"
+    )
 
 
 def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
