@@ -224,6 +224,9 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
 def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: Output) -> None:
     assert result.prediction is not None
     steps = f"; at most {found.token_budget} tokens a step" if found.token_budget is not None else ""
+    waiting = {}
+    if found.waiting:
+        waiting["waiting"] = f"{found.waiting} of {found.requests} requests for a place when the last one came"
     show_fields(
         {
             "model": plan_words(result.problem),
@@ -235,6 +238,7 @@ def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: O
             "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {load_words(result)} all the time",
             "idle": f"{percent(found.bubble_share)} of the boxes' time",
         }
+        | waiting
     )
     spreads = [
         ("time to first token", found.ttft_s),

@@ -68,6 +68,7 @@ class Forecast:
     time_per_token_s  the mean gap of each request
     end_to_end_s      from a request's arrival to its last token
     bubble_share      share of the run that a node does not compute, the mean over nodes
+    waiting           requests that waited for a place when the last one came; many of them: the load is too much
     token_budget      most tokens of a step; None for a batch that starts together
     visits            every service of a node or link, by the order of its start
     """
@@ -82,6 +83,7 @@ class Forecast:
     tokens_per_s: float
     nodes: tuple[NodeLoad, ...]
     bubble_share: float
+    waiting: int
     token_budget: int | None
     visits: tuple[Visit, ...] = field(repr=False)
 
@@ -181,6 +183,8 @@ def _forecast(
     span_s = max(times[-1] for times in token_s) - min(arrivals_s)
     names = [stage.node for stage in result.stages]
     arrived = list(zip(arrivals_s, token_s, strict=True))
+    assert result.prediction is not None
+    finished = sum(times[-1] <= max(arrivals_s) for times in token_s)
     return Forecast(
         requests=len(token_s),
         tokens=tokens,
@@ -201,6 +205,7 @@ def _forecast(
             for index, stage in enumerate(result.stages)
         ),
         bubble_share=bubble_share,
+        waiting=max(0, len(token_s) - finished - result.prediction.load.requests),
         token_budget=token_budget,
         visits=tuple(visits),
     )

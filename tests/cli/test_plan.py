@@ -90,6 +90,20 @@ def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
     assert "There is no plan: no box can hold the whole model: a (" in whole
 
 
+def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs/planning.md").read_text()
+    section = text.partition("## Should it be split at all?")[2].partition("\n## ")[0]
+    path = tmp_path / "two.toml"
+    path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
+    command = section.partition("edgectl plan --cluster two.toml ")[2].partition("```")[0].replace("\\", "").split()
+    result = CliRunner().invoke(app, ["plan", "--cluster", str(path), *command])
+    shown = section.partition("```text\n")[2].partition("```")[0].splitlines()
+    printed = [line.rstrip() for line in result.stdout.splitlines()]
+    assert len(shown) == 6 and shown[-1] == printed[-1]
+    for row in shown[:4]:
+        assert any(line.startswith(row) for line in printed), row
+
+
 def test_a_plan_says_when_the_whole_model_on_each_box_would_be_clearly_better(tmp_path: Path) -> None:
     loaded = ("--objective", "throughput", "--concurrency", "16")
     slow = two_boxes(tmp_path, "1e6")

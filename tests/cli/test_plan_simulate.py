@@ -50,6 +50,19 @@ def test_the_arrivals_come_at_the_rate_asked_for() -> None:
     assert found["tokens"] == 400
 
 
+def test_a_load_that_is_too_much_is_seen_by_the_requests_that_wait() -> None:
+    light = data("--simulate", "rate=0.001,requests=20,prompt=8,new=8")["simulation"]
+    assert light["waiting"] == 0
+    assert "waiting:" not in run("--simulate", "rate=0.001,requests=20,prompt=8,new=8").stdout
+    # All come at once, and the test bed's file has eight at a time.
+    heavy = data("--simulate", "rate=1000,requests=20,prompt=8,new=8")["simulation"]
+    assert heavy["waiting"] == 12
+    assert (
+        "waiting:    12 of 20 requests for a place when the last one came"
+        in run("--simulate", "rate=1000,requests=20,prompt=8,new=8").stdout
+    )
+
+
 def test_lengths_are_drawn_from_their_ranges() -> None:
     found = data("--simulate", "rate=0.001,requests=200,prompt=8,new=1:9")["simulation"]
     assert found["tokens"] == pytest.approx(200 * 5, rel=0.1)
