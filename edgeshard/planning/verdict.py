@@ -83,7 +83,7 @@ def advice(result: PlanResult) -> str:
     if _gain(pair.plan_s, pair.whole_s, problem.goal) <= CLEARLY:
         return ""
     than = _than(pair.plan_s, pair.whole_s, problem.goal)
-    return f"not split, {_where(whole)}, it would give {_value(pair.whole_s, problem.goal)}, {than}: see --compare"
+    return f"{_whole(problem, whole)} would give {_value(pair.whole_s, problem.goal)}, {than}: see --compare"
 
 
 def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
@@ -96,17 +96,17 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
         return f"{'Split it' if planned.feasible else 'There is no plan'}: {shared.reason}."
     goal, whole = problem.goal, replicas(problem)
     pair = Pair(_seconds(planned, goal), _seconds(shared, goal))
-    ours, theirs = _value(pair.plan_s, goal), _value(pair.whole_s, goal)
+    ours, theirs, unsplit = _value(pair.plan_s, goal), _value(pair.whole_s, goal), _whole(problem, whole)
     if pair.plan_wins:
         than = _than(pair.whole_s, pair.plan_s, goal)
-        first = f"Split it: the plan gives {ours}, {than} than {_where(whole)} ({theirs})."
+        first = f"Split it: the plan gives {ours}, {than} than {unsplit} ({theirs})."
     elif not planned.feasible:
-        first = f"Do not split it: {_where(whole)} it gives {theirs}; from {problem.cluster.source} there is no plan."
+        first = f"Do not split it: {unsplit} gives {theirs}; from {problem.cluster.source} there is no plan."
     elif pair.whole_wins:
         than = _than(pair.plan_s, pair.whole_s, goal)
-        first = f"Do not split it: {_where(whole)} it gives {theirs}, {than} than the plan ({ours})."
+        first = f"Do not split it: {unsplit} gives {theirs}, {than} than the plan ({ours})."
     else:
-        first = f"Do not split it: {_where(whole)} it gives {theirs}, and no plan is better."
+        first = f"Do not split it: {unsplit} gives {theirs}, and no plan is better."
     return " ".join((first, *_changes(problem, pair)))
 
 
@@ -191,9 +191,7 @@ def _by_memory(problem: PlanProblem, boxes: Sequence[BoxAlone], better: str, oth
         return other(_with_memory(problem, size))
 
     if not wins(sizes[-1]):
-        return (
-            f"Less than {gigabytes(sizes[-1])} on each box, too little for the whole model, is too little for any plan."
-        )
+        return "Boxes with too little memory for the whole model would have too little for any plan."
     return f"{better} if no box had more than {gigabytes(_first(sizes, wins))} to use."
 
 
@@ -262,12 +260,13 @@ def _seconds(row: StrategyRow, goal: Objective) -> float:
     return value
 
 
-def _where(whole: Replicas) -> str:
-    """`whole on each of 2 boxes (a=0:24 x4 | b=0:24 x4)`."""
-    if len(whole.replicas) == 1:
-        return f"whole on {whole.replicas[0].node}"
-    placement = f" ({whole.placement})" if len(whole.replicas) <= _NAMES_SHOWN else ""
-    return f"whole on each of {len(whole.replicas)} boxes{placement}"
+def _whole(problem: PlanProblem, whole: Replicas) -> str:
+    """`the model whole on each of 2 boxes (a=0:24 x4 | b=0:24 x4)`."""
+    if len(whole.replicas) > 1:
+        placement = f" ({whole.placement})" if len(whole.replicas) <= _NAMES_SHOWN else ""
+        return f"the model whole on each of {len(whole.replicas)} boxes{placement}"
+    node = whole.replicas[0].node
+    return f"the model whole on {node}{'' if node == problem.cluster.source else ', where requests then come in,'}"
 
 
 def _gain(loser_s: float, winner_s: float, goal: Objective) -> float:

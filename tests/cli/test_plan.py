@@ -79,7 +79,7 @@ def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
     wide = run(*loaded, "-o", "wide", cluster=path)
     assert "a=0:32 x4 | b=0:32 x4" in wide.stdout and wide.stderr == ""
     words = wide.stdout.splitlines()[-1]
-    assert words.startswith("Do not split it: whole on each of 2 boxes (a=0:32 x4 | b=0:32 x4) it gives ")
+    assert words.startswith("Do not split it: the model whole on each of 2 boxes (a=0:32 x4 | b=0:32 x4) gives ")
     assert "Splitting would be better with none of 1, 2, 4, ..., 512 requests at once." in words
     assert "Splitting would be better if no box had more than " in words
     listed = run(*loaded, "-o", "json", cluster=path)
@@ -108,9 +108,9 @@ def test_a_plan_says_when_the_whole_model_on_each_box_would_be_clearly_better(tm
     loaded = ("--objective", "throughput", "--concurrency", "16")
     slow = two_boxes(tmp_path, "1e6")
     values = data(*loaded, cluster=slow)
-    assert values["advice"].startswith("not split, whole on each of 2 boxes (a=0:32 x8 | b=0:32 x8), it would give ")
+    assert values["advice"].startswith("the model whole on each of 2 boxes (a=0:32 x8 | b=0:32 x8) would give ")
     assert f"advice:              {values['advice']}\n" in run(*loaded, cluster=slow).stdout
-    assert f"\nN{values['advice'][1:]}.\n" in run(*loaded, "--explain", cluster=slow).stdout
+    assert f"\nT{values['advice'][1:]}.\n" in run(*loaded, "--explain", cluster=slow).stdout
     fast = two_boxes(tmp_path, "1e10")
     assert data(*loaded, cluster=fast)["advice"] is None
     assert "advice" not in run(*loaded, cluster=fast).stdout

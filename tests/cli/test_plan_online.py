@@ -61,7 +61,7 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
     assert min(row["time_per_token_s"] for row in from_source) == rows[-1]["time_per_token_s"]
     # Box b alone is faster than any pipeline that begins on a.
     assert {row["strategy"]: row["placement"] for row in rows}["replicas"] == "b=0:12 x1"
-    assert "advice:              not split, whole on b, it would give " in plan().stdout
+    assert "advice:              the model whole on b, where requests then come in, would give " in plan().stdout
     explained = plan("--explain").stdout
     assert "What binds it: compute of b" in explained and "data sheets" not in explained
     points = data("--sweep", "bandwidth=1:100", "--plot", str(tmp_path / "sweep.svg"))

@@ -267,7 +267,7 @@ def test_the_verdict_says_from_how_many_requests_on_splitting_is_better() -> Non
     cluster = cluster_of(device("a", 9.5), device("b", 9.5))
     problem = problem_of(cluster, concurrency=2, new_tokens=992)
     text = verdict(problem, compare(problem))
-    assert text.startswith("Do not split it: whole on each of 2 boxes (a=0:8 x1 | b=0:8 x1) it gives ")
+    assert text.startswith("Do not split it: the model whole on each of 2 boxes (a=0:8 x1 | b=0:8 x1) gives ")
     wins = [n for n in range(1, 33) if wins_fully(replace(problem, concurrency=n))]
     assert wins == list(range(12, 33)), "a threshold, in this problem"
     assert f"Splitting would be better from {wins[0]} requests at once on." in text
@@ -296,7 +296,7 @@ def test_the_verdict_says_which_links_would_change_it() -> None:
     cluster = cluster_of(device("a", 12), device("b", 12, 400e9), bandwidth_bps=1e6)
     only_a = problem_of(cluster, objective=Objective.REQUEST, max_share={"b": 0.9})
     text = verdict(only_a, compare(only_a))
-    assert text.startswith("Do not split it: whole on a it gives ") and " a request" in text
+    assert text.startswith("Do not split it: the model whole on a gives ") and " a request" in text
     factors = [f for f in (2**e for e in range(1, 11)) if wins_fully(with_rate(only_a, f * 1e6))]
     assert factors[0] > 2 and f"Splitting would be better with links {factors[0]} times as fast." in text
     fast = with_rate(only_a, 1e9)
@@ -329,7 +329,7 @@ def test_the_verdict_of_boxes_none_of_which_holds_the_model_and_of_one_box() -> 
     alone = problem_of(cluster_of(device("a", 12)))
     assert verdict(alone, compare(alone)) == ""
     beside = problem_of(cluster_of(device("a", 0.5), device("b", 12)), concurrency=2)
-    assert "whole on b it gives" in verdict(beside, compare(beside))
+    assert "the model whole on b, where requests then come in, gives " in verdict(beside, compare(beside))
     assert "from a there is no plan" in verdict(beside, compare(beside))
 
 
@@ -337,7 +337,7 @@ def test_with_many_boxes_the_verdict_is_said_without_planning_again() -> None:
     cluster = with_nodes(cluster_of(device("a", 12)), "a", MOST_TRIED, "test")
     problem = problem_of(cluster, concurrency=20)
     text = verdict(problem, compare(problem))
-    assert text.startswith("Do not split it: whole on each of 17 boxes it gives ") and text.count(". ") == 0
+    assert text.startswith("Do not split it: the model whole on each of 17 boxes gives ") and text.count(". ") == 0
 
 
 def test_a_plan_advises_replicas_only_where_they_are_clearly_better() -> None:
@@ -349,7 +349,7 @@ def test_a_plan_advises_replicas_only_where_they_are_clearly_better() -> None:
         return replicas(result.problem).throughput_tps / result.prediction.throughput_tps, advice(result)
 
     gain, text = advised(1e6, 300e9)
-    assert gain > 1.05 and text.startswith("not split, whole on ") and f", {100 * (gain - 1):.0f} % more: see" in text
+    assert gain > 1.05 and text.startswith("the model whole on ") and f", {100 * (gain - 1):.0f} % more: see" in text
     gain, text = advised(1e10, 100e9)
     assert 1 < gain < 1.05 and text == ""
     gain, text = advised(1e6, 300e9, MOST_ADVISED - 1)
