@@ -97,11 +97,13 @@ class Replicas:
         if not self.replicas:
             return none_holds(self.left_out)
         rates = [(item.prediction.throughput_tps, item.node) for item in self.replicas]
-        if len(rates) > _NAMES_SHOWN:
-            (low, slowest), (high, fastest) = min(rates), max(rates)
-            text = f"{low:.2f} ({slowest}) to {high:.2f} tokens/s ({fastest}) a box"
-        else:
+        (low, slowest), (high, fastest) = min(rates), max(rates)
+        if len(rates) <= _NAMES_SHOWN:
             text = f"{', '.join(f'{node} {rate:.2f}' for rate, node in rates)} tokens/s"
+        elif high <= low * (1 + _ROUNDING):
+            text = f"{high:.2f} tokens/s on each box"
+        else:
+            text = f"{low:.2f} ({slowest}) to {high:.2f} tokens/s ({fastest}) on a box"
         return f"{text}; left out: {_listed(_reasons(self.left_out))}" if self.left_out else text
 
     def seconds(self, goal: Objective) -> float:

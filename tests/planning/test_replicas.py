@@ -178,6 +178,19 @@ def test_boxes_that_cannot_hold_the_model_are_left_out_and_named() -> None:
     assert nobody["edgeshard"].feasible
 
 
+def test_why_says_what_each_box_adds() -> None:
+    two = replicas(problem_of(cluster_of(device("a", 12), device("b", 12, 200e9)), concurrency=16)).replicas
+    rates = {item.node: f"{item.prediction.throughput_tps:.2f}" for item in two}
+
+    def why(*devices: dict[str, Any]) -> str:
+        return replicas(problem_of(cluster_of(*devices), concurrency=80)).reason
+
+    assert why(device("a", 12), device("b", 12, 200e9)) == f"a {rates['a']}, b {rates['b']} tokens/s"
+    equal = [device(name, 12) for name in "acdef"]
+    assert why(*equal) == f"{rates['a']} tokens/s on each box"
+    assert why(*equal, device("b", 12, 200e9)) == f"{rates['a']} (a) to {rates['b']} tokens/s (b) on a box"
+
+
 def test_limits_of_a_problem_hold_for_replicas() -> None:
     cluster = cluster_of(device("a", 12), device("b", 12), device("c", 12, 200e9))
     problem = problem_of(cluster, concurrency=12)
