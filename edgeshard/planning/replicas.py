@@ -134,7 +134,7 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     able = [box for box in boxes if box.figures]
     if not able:
         return PlanResult(problem, shortage=_none_holds(boxes))
-    best = min(able, key=lambda box: box.figures[-1].seconds(problem.goal))
+    best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1], None, GAP_OF_LATENCY)
 
@@ -150,7 +150,7 @@ def replicas(problem: PlanProblem) -> Replicas:
     if not able:
         chosen = []
     elif problem.goal.is_single:
-        best = min(able, key=lambda box: box.figures[-1].seconds(problem.goal))
+        best = _best(problem, able)
         chosen = [Replica(best.node, best.figures[-1])]
     else:
         rates = [[figure.throughput_tps for figure in box.figures] for box in able]
@@ -191,6 +191,12 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_boxe
 def none_holds(boxes: Sequence[BoxAlone]) -> str:
     """Why no box can serve the whole model; those that lack least come first."""
     return f"no box can hold the whole model: {_listed(_reasons(sorted(boxes, key=lambda box: box.short_bytes)))}"
+
+
+def _best(problem: PlanProblem, able: Sequence[BoxAlone]) -> BoxAlone:
+    """The best for the objective; of equal ones the source."""
+    source = problem.cluster.source
+    return min(able, key=lambda box: (box.figures[-1].seconds(problem.goal), box.node != source))
 
 
 def _none_holds(boxes: Sequence[BoxAlone]) -> Shortage:

@@ -162,6 +162,13 @@ def test_one_request_goes_to_the_box_that_is_best_for_the_objective(objective: O
     assert row.reason.startswith(f"requests come in at {best}; ") and row.request_s == fastest.prediction.request_s
 
 
+def test_of_equal_boxes_the_source_is_taken() -> None:
+    cluster = replace(cluster_of(device("a", 12), device("b", 12), device("c", 12)), source="b")
+    for objective in (Objective.REQUEST, Objective.THROUGHPUT):
+        problem = problem_of(cluster, objective=objective, concurrency=1)
+        assert whole_fastest(problem).placement == "b=0:8"
+
+
 # Limits
 
 
