@@ -50,7 +50,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many boxes.")] = None,
     head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other box sees a token.")] = False,
     relays: Annotated[bool, typer.Option("--relays", help="Boxes without layers may go between two others.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Show all strategies in one table.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show all strategies, and whether to split at all.")
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why it is so.")] = False,
     what_if: Annotated[
         list[str] | None,
@@ -63,7 +65,8 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         str | None,
         typer.Option(
             metavar="LOAD",
-            help="Latencies under a load: together, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128.",
+            help="Latencies under a load: rate=2,requests=100,prompt=64:512,new=128,seed=1 draws requests, "
+            "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch.",
         ),
     ] = None,
     plot: Annotated[

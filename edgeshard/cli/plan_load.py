@@ -29,13 +29,14 @@ from edgeshard.cli.views import percent
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.mode import Mode
 from edgeshard.planning.explain import bottleneck
-from edgeshard.planning.forecast import ASSUMPTIONS, Forecast, NodeLoad, Spread, forecast, together
+from edgeshard.planning.forecast import ASSUMPTIONS, Forecast, NodeLoad, Spread, forecast, most_held, together
 from edgeshard.planning.plan import PlanResult, plan
 from edgeshard.planning.problem import PlanProblem
 from edgeshard.planning.serving import ServedRequest
 
 DEFAULT_REQUESTS = 100
 MOST_REQUESTS = 10_000
+LEAST_RATE = 1e-6
 MOST_NEW_TOKENS = 2_000_000
 """Over all requests: a time is kept for each of them."""
 PICTURED_STEPS = 24
@@ -70,7 +71,7 @@ def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
         return AskedLoad(f"one batch that starts together, {mode}", mode=Mode(mode))
     if "file" in values:
         _only(values, ("file",), "file")
-        return AskedLoad(f"the requests of {values['file']}", _read_requests(Path(values["file"])))
+        return AskedLoad(f"the requests of {values['file']}", _read_requests(Path(values["file"]), problem))
     _only(values, _DRAWN, "rate")
     if "rate" not in values:
         raise _wrong(repr(text), f"say {TOGETHER}, rate=2 for two requests a second, or file=arrivals.csv")
@@ -102,7 +103,7 @@ def show_simulation(problem: PlanProblem, text: str, plot: Path | None, output: 
 def _pairs(items: list[str], text: str) -> dict[str, str]:
     pairs = {}
     for item in items:
-        name, equals, value = item.strip().partition("=")
+        name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             raise _wrong(repr(text), f"say {TOGETHER}, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128")
         if name in pairs:
@@ -123,12 +124,17 @@ def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:
         rate = float(values["rate"])
     except ValueError:
         rate = math.nan
-    if not 0 < rate < math.inf:
-        raise _wrong(f"rate={values['rate']}", "it must be requests a second, above 0")
+    if not LEAST_RATE <= rate < math.inf:
+        raise _wrong(
+            f"rate={values['rate']}", f"it must be requests a second, a number above 0 (at least {LEAST_RATE})"
+        )
     count = _whole(values, "requests", DEFAULT_REQUESTS, 1, MOST_REQUESTS)
     seed = _whole(values, "seed", 0, 0, 2**63)
     prompt = _range(values, "prompt", problem.prompt_tokens)
     new = _range(values, "new", problem.new_tokens)
+    if prompt[1] + new[1] > problem.held_tokens:
+        what = f"prompt={_range_words(prompt)} and new={_range_words(new)}"
+        raise _wrong(what, f"come to {prompt[1] + new[1]} tokens; {most_held(problem)}")
     chance = random.Random(seed)
     arrival_s, requests = 0.0, []
     for _ in range(count):
@@ -160,25 +166,38 @@ def _range_words(ends: tuple[int, int]) -> str:
     return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
-def _read_requests(path: Path) -> tuple[ServedRequest, ...]:
-    """The requests of a CSV file whose first line names its columns."""
-    rows = csv.DictReader(read_input(path, "simulate").splitlines())
-    missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
-    if missing:
-        raise _wrong(str(path), f"its first line must name the columns {','.join(_COLUMNS)}")
+def _read_requests(path: Path, problem: PlanProblem) -> tuple[ServedRequest, ...]:
+    """The requests of a CSV file whose first line names its columns; spaces and a byte order mark do not matter."""
+    text = read_input(path, "simulate").removeprefix("\ufeff")
+    rows = csv.reader(text.splitlines())
     requests = []
-    for row in rows:
-        try:
-            arrival_s, prompt, new = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["new_tokens"])
-        except (TypeError, ValueError):
-            arrival_s, prompt, new = math.nan, 0, 0
-        if not 0 <= arrival_s < math.inf or prompt < 1 or new < 1:
-            why = "it must hold seconds of at least 0 and two whole numbers of tokens above 0"
-            raise _wrong(f"{path}, line {rows.line_num}", why)
-        requests.append(ServedRequest(arrival_s, prompt, new))
+    try:
+        names = [name.strip() for name in next(rows, [])]
+        if missing := [name for name in _COLUMNS if name not in names]:
+            raise _wrong(
+                str(path), f"its first line must name the columns {','.join(_COLUMNS)}; {missing[0]} is missing"
+            )
+        for row in rows:
+            if row:
+                requests.append(_read_request(dict(zip(names, row, strict=False)), f"{path}, line {rows.line_num}"))
+                if requests[-1].prompt_tokens + requests[-1].new_tokens > problem.held_tokens:
+                    tokens = f"{requests[-1].prompt_tokens} tokens in and {requests[-1].new_tokens} out"
+                    raise _wrong(f"{path}, line {rows.line_num}", f"it has {tokens}; {most_held(problem)}")
+    except csv.Error as error:
+        raise _wrong(f"{path}, line {rows.line_num}", str(error)) from None
     if not 0 < len(requests) <= MOST_REQUESTS:
         raise _wrong(str(path), f"it holds {len(requests)} requests; it must hold 1 to {MOST_REQUESTS}")
     return tuple(requests)
+
+
+def _read_request(row: Mapping[str, str], where: str) -> ServedRequest:
+    try:
+        arrival_s, prompt, new = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["new_tokens"])
+    except (KeyError, ValueError):
+        arrival_s, prompt, new = math.nan, 0, 0
+    if not 0 <= arrival_s < math.inf or prompt < 1 or new < 1:
+        raise _wrong(where, "it must hold seconds of at least 0 and two whole numbers of tokens above 0")
+    return ServedRequest(arrival_s, prompt, new)
 
 
 def _wrong(what: str, why: str) -> InvalidArgumentError:
@@ -205,6 +224,9 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
 def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: Output) -> None:
     assert result.prediction is not None
     steps = f"; at most {found.token_budget} tokens a step" if found.token_budget is not None else ""
+    waiting = {}
+    if found.waiting:
+        waiting["waiting"] = f"{found.waiting} of {found.requests} requests for a place when the last one came"
     show_fields(
         {
             "model": plan_words(result.problem),
@@ -216,6 +238,7 @@ def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: O
             "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {load_words(result)} all the time",
             "idle": f"{percent(found.bubble_share)} of the boxes' time",
         }
+        | waiting
     )
     spreads = [
         ("time to first token", found.ttft_s),

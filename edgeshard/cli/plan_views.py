@@ -31,6 +31,7 @@ from edgeshard.planning.explain import bottleneck, explain
 from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
 from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.verdict import advice, verdict
 
 SWEEP_POINTS = 13
 SWEPT = ("edge-solo", "cloud-edge-opt", "edgeshard")
@@ -98,6 +99,7 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
     earlier = plan(before, alternatives=0) if before is not None else None
     if output in (Output.JSON, Output.YAML):
         data = plan_data(result)
+        data["advice"] = advice(result) or None
         if with_explanation:
             data["explanation"] = list(explain(result))
         if earlier is not None:
@@ -119,6 +121,8 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
     if result.feasible:
         if with_explanation:
             typer.echo("\n".join(explain(result)))
+            if words := advice(result):
+                typer.echo(f"{words[0].upper()}{words[1:]}.")
         typer.echo()
         stdout_console().print(table(result.stages, visible(STAGE_COLUMNS, output)))
         if result.alternatives and not with_explanation:
@@ -148,6 +152,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "bottleneck": bottleneck(result),
         "gap": f"{gap_text(result.gap or 0.0)}, in {result.gap_objective}",
     }
+    if words := advice(result):
+        fields["advice"] = words
     measured, estimated = _measured_nodes(result)
     if measured:
         sheets = f"; data sheets for {', '.join(estimated)}" if estimated else ""
@@ -239,11 +245,19 @@ def _figures(result: PlanResult) -> dict[str, Any]:
 
 
 def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> None:
-    """Print a row for each strategy, and draw their figures under the objective to `plot`."""
+    """Print a row for each strategy and whether to split at all, and draw the figures of the objective to `plot`.
+
+    The words go below a table, else to stderr, so that a list stays a list; names come without.
+    """
     rows = compare(problem)
     if plot is not None:
         draw(plot, _bars(rows, problem))
     show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
+    words = "" if output is Output.NAME else verdict(problem, rows)
+    if words and output in (Output.TABLE, Output.WIDE):
+        typer.echo(f"\n{words}")
+    elif words:
+        typer.echo(f"note: {words}", err=True)
 
 
 def draw(path: Path, drawing: str) -> None:

@@ -6,6 +6,8 @@ cloud-edge-opt       the best cut between these two, or the source alone
 edgeshard-even       the boxes of the plan, with equal shares; where that does not fit, more boxes, largest first
 edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
 memory-proportional  all boxes, shares by memory
+whole-fastest        all layers on the box that is best for the objective; requests come in there
+replicas             all layers on each box that can hold them, requests shared out (`replicas`)
 edgeshard            the plan
 """
 
@@ -20,6 +22,7 @@ from edgeshard.planning.instance import Cut, Instance
 from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
 from edgeshard.planning.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
 from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.replicas import Replicas, replicas, whole_fastest
 from edgeshard.planning.scoring import SLACK, stage_bytes, violations
 from edgeshard.planning.search import loads
 from edgeshard.planning.shortage import Shortage, node_room_text, too_slow
@@ -33,6 +36,9 @@ STRATEGIES = (
     "memory-proportional",
     "edgeshard",
 )
+
+COMPARED = (*STRATEGIES[:-1], "whole-fastest", "replicas", "edgeshard")
+"""The rows of a comparison: `STRATEGIES`, and the model whole where requests need not come in at the source."""
 
 Shares = Sequence[tuple[int, int]]
 """(box, layers) in the order of the pipeline."""
@@ -61,11 +67,14 @@ class StrategyRow:
 def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:
     """Every strategy on one problem, the plan last. Raises InvalidArgumentError as `plan` does."""
     best = plan(problem, alternatives=0)
-    return tuple(_row(name, result, best) for name, result in strategies(problem, best).items())
+    one_pipeline = [name for name in COMPARED if name != "replicas"]
+    rows = {name: _row(name, result, best) for name, result in strategies(problem, best, one_pipeline).items()}
+    rows["replicas"] = _replicas_row(replicas(problem), best)
+    return tuple(rows[name] for name in COMPARED)
 
 
 def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = STRATEGIES) -> dict[str, PlanResult]:
-    """The results of these strategies by name; `best` is the plan itself."""
+    """The results of these strategies of one pipeline by name; `best` is the plan itself."""
     costs = Costs(problem)
     layers, source = problem.model.layer_count, costs.source
     chosen = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
@@ -76,6 +85,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
         "edgeshard-even": lambda: _fixed(costs, lambda load: _even_cut(costs, load, chosen)),
         "edgeshard-paper": lambda: _paper(costs),
         "memory-proportional": lambda: _fixed(costs, lambda load: memory_proportional(costs, load)),
+        "whole-fastest": lambda: whole_fastest(problem),
         "edgeshard": lambda: best,
     }
     return {name: known[name]() for name in names}
@@ -232,9 +242,10 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 
 
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
-    prediction = result.prediction
+    prediction, reason = result.prediction, bottleneck(result)
     if prediction is None:
-        return StrategyRow(name, False, None, None, None, None, 0, "", None, bottleneck(result))
+        return StrategyRow(name, False, None, None, None, None, 0, "", None, reason)
+    source = result.problem.cluster.source
     return StrategyRow(
         strategy=name,
         feasible=True,
@@ -245,16 +256,30 @@ def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
         nodes=len(result.stages),
         placement=result.placement,
         gap=_gap(prediction, best),
-        reason=bottleneck(result),
+        reason=reason if source == best.problem.cluster.source else f"requests come in at {source}; {reason}",
     )
 
 
-def _gap(prediction: CutPrediction, best: PlanResult) -> float | None:
+def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
+    if not found.replicas:
+        return StrategyRow("replicas", False, None, None, None, None, 0, "", None, found.reason)
+    return StrategyRow(
+        strategy="replicas",
+        feasible=True,
+        time_per_token_s=found.time_per_token_s,
+        throughput_tps=found.throughput_tps,
+        ttft_s=found.ttft_s,
+        request_s=found.request_s,
+        nodes=len(found.replicas),
+        placement=found.placement,
+        gap=_gap(found, best),
+        reason=found.reason,
+    )
+
+
+def _gap(found: CutPrediction | Replicas, best: PlanResult) -> float | None:
     """How much better any plan could at most be: from the plan's own value and its certified gap."""
     if best.prediction is None or best.gap is None:
         return None
     goal = best.problem.goal
-    if goal.is_single:
-        return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / prediction.seconds(goal))
-    rate_bound = best.prediction.throughput_tps / (1.0 - best.gap)
-    return max(0.0, 1.0 - prediction.throughput_tps / rate_bound)
+    return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / found.seconds(goal))

@@ -68,6 +68,7 @@ class Forecast:
     time_per_token_s  the mean gap of each request
     end_to_end_s      from a request's arrival to its last token
     bubble_share      share of the run that a node does not compute, the mean over nodes
+    waiting           requests that waited for a place when the last one came; many of them: the load is too much
     token_budget      most tokens of a step; None for a batch that starts together
     visits            every service of a node or link, by the order of its start
     """
@@ -82,6 +83,7 @@ class Forecast:
     tokens_per_s: float
     nodes: tuple[NodeLoad, ...]
     bubble_share: float
+    waiting: int
     token_budget: int | None
     visits: tuple[Visit, ...] = field(repr=False)
 
@@ -121,10 +123,14 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
 
 
 def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
-    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length."""
+    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length.
+
+    The prompt of one request alone goes in the plan's slices.
+    """
     assert result.prediction is not None
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
-    run = simulate(ring(costs, cut, load.batch), traffic(result.problem, load.batch, load.micro_batches), mode)
+    work = traffic(result.problem, load.batch, load.micro_batches, result.prediction.slices)
+    run = simulate(ring(costs, cut, load.batch), work, mode)
     return _forecast(
         result,
         [0.0] * load.requests,
@@ -139,9 +145,16 @@ def _check_length(problem: PlanProblem, index: int, request: ServedRequest) -> N
     if request.prompt_tokens + request.new_tokens > problem.held_tokens:
         raise invalid(
             f"requests[{index}]",
-            f"has {request.prompt_tokens} tokens in and {request.new_tokens} out; the plan holds {problem.held_tokens} "
-            "for a request: plan with more prompt_tokens or new_tokens, or simulate shorter ones",
+            f"has {request.prompt_tokens} tokens in and {request.new_tokens} out; {most_held(problem)}",
         )
+
+
+def most_held(problem: PlanProblem) -> str:
+    """What a request may hold, and what to do for longer ones."""
+    return (
+        f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or new_tokens, or simulate "
+        "shorter ones"
+    )
 
 
 def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
@@ -170,6 +183,8 @@ def _forecast(
     span_s = max(times[-1] for times in token_s) - min(arrivals_s)
     names = [stage.node for stage in result.stages]
     arrived = list(zip(arrivals_s, token_s, strict=True))
+    assert result.prediction is not None
+    finished = sum(times[-1] <= max(arrivals_s) for times in token_s)
     return Forecast(
         requests=len(token_s),
         tokens=tokens,
@@ -190,6 +205,7 @@ def _forecast(
             for index, stage in enumerate(result.stages)
         ),
         bubble_share=bubble_share,
+        waiting=max(0, len(token_s) - finished - result.prediction.load.requests),
         token_budget=token_budget,
         visits=tuple(visits),
     )

@@ -133,7 +133,8 @@ class RateBound:
         self._regions: list[_Region] = []
         self.bound = INFINITY
 
-    def run(self) -> None:
+    def run(self, target: float | None = None) -> None:
+        """Search to the end; with a target, until it is known whether a cut has a higher rate."""
         high = self._costs.problem.batch_limit
         while high:
             low = high if not self._regions else max(1, (high + 1) // 2)
@@ -149,6 +150,8 @@ class RateBound:
             region = max(self._regions, key=lambda one: self._most(one)[0])
             most, m, rectangle = self._most(region)
             if not self._goal or most <= self._goal or region.closed:
+                break
+            if target is not None and (most <= target or self._pool.best.rate > target):
                 break
             before = self._pool.best.rate
             self._narrow(region, m, rectangle)

@@ -47,7 +47,8 @@ def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
     """The ring of a cut for steps that mix decodes and chunks of prompts. The head is with the last stage."""
     problem = costs.problem
     if problem.head_on_source:
-        raise invalid("head_on_source", "is not served here; simulate a batch that starts together")
+        why = "is set, but arrivals are simulated with the head on the last box; leave it out, or simulate together"
+        raise invalid("head_on_source", why)
     found = []
     for index, (node, first, end) in enumerate(stages(cut)):
         blocks = Counter(problem.model.blocks[first:end])

@@ -28,8 +28,11 @@ class RateSearch:
     fastest_s: float | None = None
 
 
-def search_rate(costs: Costs) -> RateSearch:
-    """Count all cuts out where they are few; else search, with a bound."""
+def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
+    """Count all cuts out where they are few; else search, with a bound.
+
+    With a target the search ends once it knows whether a cut exceeds it, at a cut and a bound that may not be the best.
+    """
     some, kinds, index = without_spare(costs, kinds_of(costs))
     rates = Rates(some)
     best = count_out(rates, kinds)
@@ -37,7 +40,7 @@ def search_rate(costs: Costs) -> RateSearch:
     if best is None:
         pool = Pool(rates, kinds)
         search = RateBound(some, pool, kinds)
-        search.run()
+        search.run(target)
         best, bound = pool.best, search.bound
     if best.cut is None:
         alone = solve_latency(costs.decode(Load()))

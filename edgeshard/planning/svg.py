@@ -15,7 +15,7 @@ from edgeshard.planning.fields import invalid
 from edgeshard.planning.timing import Visit
 
 WIDTH = 720
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#999999")
 _INK, _SOFT, _GRID, _PAPER = "#222222", "#5a5a5a", "#e3e3e3", "#ffffff"
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 46, 52
 _LEGEND_ROW = 20

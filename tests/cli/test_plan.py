@@ -53,6 +53,8 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
         "edgeshard-even",
         "edgeshard-paper",
         "memory-proportional",
+        "whole-fastest",
+        "replicas",
         "edgeshard",
     ]
     assert all(tuple(row) == ROW_FIELDS for row in rows)
@@ -62,6 +64,56 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
         "cloud-edge-even",
         "cloud-edge-opt",
     }
+
+
+def two_boxes(tmp_path: Path, rate: str = "1e9") -> Path:
+    path = tmp_path / "two.toml"
+    devices = "".join(f'[[device]]\nname = "{name}"\nkind = "agx-orin"\n' for name in "ab")
+    path.write_text(f'source = "a"\n{devices}[[link]]\nbandwidth_bps = {rate}\n[model]\ndtype = "float16"\n')
+    return path
+
+
+def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
+    path = two_boxes(tmp_path)
+    loaded = ("--objective", "throughput", "--concurrency", "8", "--compare")
+    wide = run(*loaded, "-o", "wide", cluster=path)
+    assert "a=0:32 x4 | b=0:32 x4" in wide.stdout and wide.stderr == ""
+    words = wide.stdout.splitlines()[-1]
+    assert words.startswith("Do not split it: the model whole on each of 2 boxes (a=0:32 x4 | b=0:32 x4) gives ")
+    assert "Splitting would be better with none of 1, 2, 4, ..., 512 requests at once." in words
+    assert "Splitting would be better if no box had more than " in words
+    listed = run(*loaded, "-o", "json", cluster=path)
+    assert len(json.loads(listed.stdout)) == 9 and listed.stderr == f"note: {words}\n"
+    named = run(*loaded, "-o", "name", cluster=path)
+    assert named.stdout.split()[-2:] == ["replicas", "edgeshard"] and named.stderr == ""
+    whole = run("--compare", cluster=path, model="llama2-70b").stdout
+    assert "There is no plan: no box can hold the whole model: a (" in whole
+
+
+def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs/planning.md").read_text()
+    section = text.partition("## Should it be split at all?")[2].partition("\n## ")[0]
+    path = tmp_path / "two.toml"
+    path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
+    command = section.partition("edgectl plan --cluster two.toml ")[2].partition("```")[0].replace("\\", "").split()
+    result = CliRunner().invoke(app, ["plan", "--cluster", str(path), *command])
+    shown = section.partition("```text\n")[2].partition("```")[0].splitlines()
+    printed = [line.rstrip() for line in result.stdout.splitlines()]
+    assert len(shown) == 6 and shown[-1] == printed[-1]
+    for row in shown[:4]:
+        assert any(line.startswith(row) for line in printed), row
+
+
+def test_a_plan_says_when_the_whole_model_on_each_box_would_be_clearly_better(tmp_path: Path) -> None:
+    loaded = ("--objective", "throughput", "--concurrency", "16")
+    slow = two_boxes(tmp_path, "1e6")
+    values = data(*loaded, cluster=slow)
+    assert values["advice"].startswith("the model whole on each of 2 boxes (a=0:32 x8 | b=0:32 x8) would give ")
+    assert f"advice:              {values['advice']}\n" in run(*loaded, cluster=slow).stdout
+    assert f"\nT{values['advice'][1:]}.\n" in run(*loaded, "--explain", cluster=slow).stdout
+    fast = two_boxes(tmp_path, "1e10")
+    assert data(*loaded, cluster=fast)["advice"] is None
+    assert "advice" not in run(*loaded, cluster=fast).stdout
 
 
 def test_a_plan_as_json_yaml_table_and_name() -> None:

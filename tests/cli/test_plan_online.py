@@ -57,8 +57,12 @@ def test_a_plan_of_the_site_has_figures_from_its_measurements(measured: Any, pla
 
 def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: Any, tmp_path: Any) -> None:
     rows = data("--compare")
-    assert [row["strategy"] for row in rows if row["feasible"]][-1] == "edgeshard" and len(rows) == 7
-    assert min(row["time_per_token_s"] for row in rows) == rows[-1]["time_per_token_s"]
+    assert [row["strategy"] for row in rows if row["feasible"]][-1] == "edgeshard" and len(rows) == 9
+    from_source = [row for row in rows if row["placement"].startswith("a=")]
+    assert min(row["time_per_token_s"] for row in from_source) == rows[-1]["time_per_token_s"]
+    # Box b alone is faster than any pipeline that begins on a.
+    assert {row["strategy"]: row["placement"] for row in rows}["replicas"] == "b=0:12 x1"
+    assert "advice:              the model whole on b, where requests then come in, would give " in plan().stdout
     explained = plan("--explain").stdout
     assert "What binds it: compute of b" in explained and "data sheets" not in explained
     points = data("--sweep", "bandwidth=1:100", "--plot", str(tmp_path / "sweep.svg"))

@@ -50,6 +50,19 @@ def test_the_arrivals_come_at_the_rate_asked_for() -> None:
     assert found["tokens"] == 400
 
 
+def test_a_load_that_is_too_much_is_seen_by_the_requests_that_wait() -> None:
+    light = data("--simulate", "rate=0.001,requests=20,prompt=8,new=8")["simulation"]
+    assert light["waiting"] == 0
+    assert "waiting:" not in run("--simulate", "rate=0.001,requests=20,prompt=8,new=8").stdout
+    # All come at once, and the test bed's file has eight at a time.
+    heavy = data("--simulate", "rate=1000,requests=20,prompt=8,new=8")["simulation"]
+    assert heavy["waiting"] == 12
+    assert (
+        "waiting:    12 of 20 requests for a place when the last one came"
+        in run("--simulate", "rate=1000,requests=20,prompt=8,new=8").stdout
+    )
+
+
 def test_lengths_are_drawn_from_their_ranges() -> None:
     found = data("--simulate", "rate=0.001,requests=200,prompt=8,new=1:9")["simulation"]
     assert found["tokens"] == pytest.approx(200 * 5, rel=0.1)
@@ -61,6 +74,33 @@ def test_arrivals_of_a_file(tmp_path: Path) -> None:
     found = data("--simulate", f"file={path}")["simulation"]
     assert (found["requests"], found["tokens"]) == (2, 12)
     assert found["span_s"] > 900
+
+
+def test_spaces_blank_lines_a_byte_order_mark_and_other_columns_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("\ufeffuser, arrival_s , prompt_tokens,new_tokens\r\nme, 900, 16, 4\r\n\r\nme, 0, 32, 8\r\n")
+    found = data("--simulate", f"file={path}")["simulation"]
+    assert (found["requests"], found["tokens"]) == (2, 12) and found["span_s"] > 900
+    spaced = data("--simulate", " rate = 0.01 , requests = 3 , new = 2 ")["simulation"]
+    assert spaced["tokens"] == 6
+
+
+@pytest.mark.parametrize("objective", ["request", "ttft", "latency"])
+@pytest.mark.parametrize("more", [(), ("--head-on-source",)], ids=["", "head-on-source"])
+def test_one_request_together_gets_the_planned_figures_with_its_prompt_in_slices(
+    objective: str, more: tuple[str, ...]
+) -> None:
+    """On the test bed, where a prompt of 2,000 tokens goes in slices; none but the slices' own order is left out."""
+    values = data("--objective", objective, "--prompt-tokens", "2000", *more, "--simulate", "together")
+    found = values["simulation"]
+    assert found["ttft_s"]["median"] == pytest.approx(values["ttft_s"], rel=0.01)
+    assert found["time_per_token_s"]["median"] == pytest.approx(values["time_per_token_s"], rel=0.01)
+    assert found["end_to_end_s"]["median"] == pytest.approx(values["request_s"], rel=0.01)
+
+
+def test_arrivals_for_a_head_on_the_source_are_refused_by_name() -> None:
+    result = run("--head-on-source", "--simulate", "rate=1")
+    assert result.exit_code == 2 and "head_on_source" in result.stderr and "together" in result.stderr
 
 
 def test_a_batch_that_starts_together_in_each_mode() -> None:
@@ -110,7 +150,6 @@ def test_no_plan_is_said_and_exits_1() -> None:
     ("load", "words"),
     [
         ("", "rate=2"),
-        ("rate=1,requests=10000,new=4096", "at most 2000000 are simulated"),
         ("often", "file=arrivals.csv"),
         ("requests=3", "rate=2"),
         ("rate=often", "rate=often"),
@@ -123,7 +162,9 @@ def test_no_plan_is_said_and_exits_1() -> None:
         ("rate=1,seed=-1", "seed=-1"),
         ("rate=1,prompt=0", "prompt=0"),
         ("rate=1,new=9:3", "new=9:3"),
-        ("rate=1,prompt=4000", "requests[0]"),
+        ("rate=1e-300", "rate=1e-300"),
+        ("rate=1,prompt=4000", "prompt=4000 and new=96: come to 4096 tokens; the plan holds 128"),
+        ("rate=1,prompt=1:100,new=1:40", "prompt=1 to 100 and new=1 to 40"),
         ("together,rate=1", "known are mode"),
         ("together,mode=quick", "no-bubbles"),
         ("file=none.csv", "none.csv"),
@@ -137,11 +178,19 @@ def test_wrong_loads_exit_2_and_name_the_key(load: str, words: str) -> None:
     assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
 
 
+def test_more_tokens_than_are_simulated_are_refused() -> None:
+    result = run("--new-tokens", "500", "--simulate", "rate=1,requests=10000,new=500")
+    assert result.exit_code == 2 and "at most 2000000 are simulated" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "arrival_s,prompt_tokens,new_tokens"),
-        ("arrival_s,prompt_tokens\n0,1\n", "arrival_s,prompt_tokens,new_tokens"),
+        ("arrival_s,prompt_tokens\n0,1\n", "arrival_s,prompt_tokens,new_tokens; new_tokens is missing"),
+        ("arrival_s;prompt_tokens;new_tokens\n0;1;1\n", "arrival_s is missing"),
+        ("arrival_s,prompt_tokens,new_tokens\n0,1,1\n\n1,100,40\n", "line 4: it has 100 tokens in and 40 out"),
+        ("arrival_s,prompt_tokens,new_tokens\n0," + "1" * 200_000 + ",1\n", "line 2: field larger than"),
         ("arrival_s,prompt_tokens,new_tokens\n", "holds 0 requests"),
         ("arrival_s,prompt_tokens,new_tokens\n0,1,1\n-1,1,1\n", "line 3"),
         ("arrival_s,prompt_tokens,new_tokens\n0,1,one\n", "line 2"),

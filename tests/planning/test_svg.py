@@ -10,6 +10,7 @@ import pytest
 
 from bench.made_rings import linear_hop, steady_stage
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.planning.baselines import COMPARED
 from edgeshard.planning.simulator import simulate
 from edgeshard.planning.svg import WIDTH, bar_chart, line_chart, timeline
 from edgeshard.planning.timing import Pipeline, Traffic
@@ -52,6 +53,12 @@ def test_a_line_goes_through_its_points() -> None:
     assert line[1][0] - line[0][0] == pytest.approx(line[2][0] - line[1][0], abs=0.2)
     assert line[0][1] - line[2][1] == pytest.approx((line[0][1] - line[1][1]) / 2, abs=0.2)
     assert {"a <b>", "T & U", "x", "y"} <= set(words(root))
+
+
+def test_each_strategy_of_a_comparison_has_a_colour_of_its_own() -> None:
+    root = parsed(bar_chart({"a": dict.fromkeys(COMPARED, 1.0)}, "t", "y"))
+    bars = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    assert len(bars) == len(COMPARED) == len({rect.get("fill") for rect in bars})
 
 
 def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:
