@@ -69,7 +69,7 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
 def two_boxes(tmp_path: Path, rate: str = "1e9") -> Path:
     path = tmp_path / "two.toml"
     devices = "".join(f'[[device]]\nname = "{name}"\nkind = "agx-orin"\n' for name in "ab")
-    path.write_text(f'source = "a"\n{devices}[[link]]\nbandwidth_bps = {rate}\n[model]\ndtype = "float16"\n')
+    path.write_text(f'source = "a"\n{devices}[[link]]\nbandwidth_bps = {rate}\n[model]\ndtype = "float16"\n[workload]\nnew_tokens = 128\n')
     return path
 
 
