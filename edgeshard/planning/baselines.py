@@ -19,7 +19,7 @@ from edgeshard.planning.explain import bottleneck
 from edgeshard.planning.instance import Cut, Instance
 from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
 from edgeshard.planning.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
-from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.scoring import SLACK, stage_bytes, violations
 from edgeshard.planning.search import loads
 from edgeshard.planning.shortage import Shortage, node_room_text, too_slow
@@ -52,6 +52,7 @@ class StrategyRow:
     throughput_tps: float | None
     ttft_s: float | None
     request_s: float | None
+    joules_per_token: float | None
     nodes: int
     placement: str
     gap: float | None
@@ -200,7 +201,7 @@ def _paper(costs: Costs) -> PlanResult:
 def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
     """The best load for a way of cutting that does not choose one itself."""
     single = costs.problem.request_limit == 1
-    limit = costs.problem.max_time_per_token_s
+    goal, limit = costs.problem.goal, costs.problem.max_time_per_token_s
     best: CutPrediction | None = None
     fastest: float | None = None
     for load in [Load()] if single else loads(costs):
@@ -211,7 +212,7 @@ def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
         fastest = min(prediction.time_per_token_s, fastest or prediction.time_per_token_s)
         if limit is not None and prediction.time_per_token_s > limit:
             continue
-        if best is None or prediction.throughput_tps > best.throughput_tps:
+        if best is None or prediction.cost(goal) < best.cost(goal):
             best = prediction
     if best is not None:
         return result_of(costs, best, None, GAP_OF_LATENCY)
@@ -234,7 +235,7 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
     prediction = result.prediction
     if prediction is None:
-        return StrategyRow(name, False, None, None, None, None, 0, "", None, bottleneck(result))
+        return StrategyRow(name, False, None, None, None, None, None, 0, "", None, bottleneck(result))
     return StrategyRow(
         strategy=name,
         feasible=True,
@@ -242,6 +243,7 @@ def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
         throughput_tps=prediction.throughput_tps,
         ttft_s=prediction.ttft_s,
         request_s=prediction.request_s,
+        joules_per_token=prediction.joules_per_token,
         nodes=len(result.stages),
         placement=result.placement,
         gap=_gap(prediction, best),
@@ -254,7 +256,8 @@ def _gap(prediction: CutPrediction, best: PlanResult) -> float | None:
     if best.prediction is None or best.gap is None:
         return None
     goal = best.problem.goal
-    if goal.is_single:
-        return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / prediction.seconds(goal))
+    if goal.is_single or goal is Objective.ENERGY:
+        own = prediction.cost(goal)
+        return max(0.0, 1.0 - best.prediction.cost(goal) * (1.0 - best.gap) / own) if own > 0 else 0.0
     rate_bound = best.prediction.throughput_tps / (1.0 - best.gap)
     return max(0.0, 1.0 - prediction.throughput_tps / rate_bound)

@@ -196,7 +196,7 @@ class _Site:
             "prompt_tokens": prompt,
             "new_tokens": new,
             "context_tokens": context,
-            "concurrency": spec.concurrency,
+            "concurrency": 1 if spec.mode == "sequential" else spec.concurrency,
             "dtype": spec.dtype,
             "quantisation": self._quantisation,
             "kv_dtype": spec.kv_dtype,
@@ -262,7 +262,8 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
 def _objective(spec: DeploymentSpec) -> Objective:
     """In mode `sequential` one step is under way at a time: what matters is one request."""
     objective = Objective(spec.objective)
-    return objective if objective.is_single or spec.mode != "sequential" else Objective.REQUEST
+    one = objective.is_single or objective is Objective.ENERGY
+    return objective if one or spec.mode != "sequential" else Objective.REQUEST
 
 
 def _prediction(result: PlanResult) -> Prediction:
@@ -286,6 +287,8 @@ def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests:
     parts = [f"{how}; predicted for {served} of {problem.prompt_tokens} tokens in and {problem.new_tokens} out."]
     if requests < spec.concurrency:
         parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at their longest; others may wait.")
+    if problem.goal is Objective.ENERGY and figures.joules_per_token is not None:
+        parts.append(f"It takes {figures.joules_per_token:.2f} J per token.")
     limit = spec.max_time_per_token_s
     if limit is not None and figures.time_per_token_s > limit:
         parts.append(f"It does not keep max_time_per_token_s {limit:g}.")

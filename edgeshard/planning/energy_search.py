@@ -1,0 +1,135 @@
+"""The cut and load of the fewest joules per token, and what no cut takes less than at any load. Pure.
+
+One request alone has a search of its own (`energy_alone`). More of them go as throughput has them: few cuts are all
+looked at, each at every b and m (`energy_scoring`); of more, solvers of sums and the plan of the highest rate propose
+some, which are improved step by step. What no cut is below then comes from the bound on the rate, r, and from sums:
+with I the idle watts of a cut's boxes and C the joules above idle of a micro-batch's computing,
+
+    joules per token  >=  C / (b G) + I / r       and       joules per token  >=  (C + idle_w computing) / (b G)
+
+since a box stands at least as long as it computes. Of the first, the part of the boxes that every cut has may be had
+by the way around the ring instead. All are sums over stages, for which the solvers find the least of all cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.energy import watts
+from edgeshard.planning.energy_alone import EnergyAlone, standing, weighted
+from edgeshard.planning.energy_scoring import EnergyRates
+from edgeshard.planning.instance import Cut, Instance, with_tokens
+from edgeshard.planning.rate_scoring import Best, most_micro_batches
+from edgeshard.planning.rate_search import Pool, count_out, kinds_of, without_spare
+from edgeshard.planning.search import RateSearch, search_rate, sizes
+from edgeshard.planning.solvers import solve_latency
+from edgeshard.planning.solvers.problem import INFINITY, Kinds
+
+_OWN = (0.0, 0.5, 1.0)
+"""Parts of a box's idle time that are bounded by its own computing instead of the rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnergySearch:
+    """The best cut and its load; no cut takes less than `bound_j` joules per token at any load allowed."""
+
+    cut: Cut
+    load: Load
+    bound_j: float
+
+
+def search_energy(costs: Costs) -> EnergySearch | None:
+    """None where no cut keeps every limit. The watts of all boxes are known."""
+    tokens = costs.problem.new_tokens
+    alone = EnergyAlone(costs).run()
+    found = None if alone is None else EnergySearch(alone.cut, Load(), alone.bound / tokens)
+    if costs.problem.request_limit == 1:
+        return found
+    best, bound_j = _search_loads(costs, None if alone is None else alone.cut)
+    if best is None or best.cut is None or best.rate <= 0:
+        return found
+    if alone is None or found is None:
+        return EnergySearch(best.cut, best.load, bound_j)
+    bound_j = min(bound_j, found.bound_j)
+    if alone.value / tokens <= 1.0 / best.rate:
+        return EnergySearch(alone.cut, Load(), bound_j)
+    return EnergySearch(best.cut, best.load, bound_j)
+
+
+def _search_loads(costs: Costs, alone: Cut | None) -> tuple[Best | None, float]:
+    """The best of two requests and more, and what none is below."""
+    some, kinds, index = without_spare(costs, split_by_watts(costs, kinds_of(costs)))
+    rates = EnergyRates(some)
+    best = count_out(rates, kinds)
+    if best is not None:
+        bound_j = 1.0 / best.rate if best.rate > 0 else INFINITY
+    else:
+        fastest = search_rate(some)
+        pool = Pool(rates, kinds)
+        sums = _Sums(some, fastest)
+        back = {node: position for position, node in enumerate(index)}
+        if alone is not None and all(node in back for node in alone.nodes):
+            pool.offer(Cut(tuple(back[node] for node in alone.nodes), alone.ends))
+        pool.offer(fastest.cut)
+        bound_j = sums.offer_to(pool)
+        pool.climb()
+        best = pool.best
+        bound_j = min(bound_j, 1.0 / best.rate) if best.rate > 0 else bound_j
+    if best.cut is not None:
+        best.cut = Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends)
+    return best, bound_j
+
+
+def split_by_watts(costs: Costs, kinds: Kinds | None) -> Kinds | None:
+    """Kinds whose boxes have the same watts too."""
+    if kinds is None:
+        return None
+    members: list[tuple[int, ...]] = []
+    for nodes in kinds.members:
+        groups: dict[tuple[float | None, float | None], list[int]] = {}
+        for node in nodes:
+            device = costs.nodes[node].device
+            groups.setdefault((device.idle_w, device.busy_w), []).append(node)
+        members += [tuple(group) for group in groups.values()]
+    return Kinds(tuple(members))
+
+
+class _Sums:
+    """Instances that solvers of sums find good cuts of, and bounds, one for each range of b."""
+
+    def __init__(self, costs: Costs, fastest: RateSearch) -> None:
+        self._costs, self._rate = costs, fastest.rate_bound
+        self._idle_w, self._more_w = watts(costs)
+
+    def offer_to(self, pool: Pool) -> float:
+        """Offer the cuts; joules per token that no cut is below at any load."""
+        if self._rate <= 0:
+            return INFINITY
+        bound_j = INFINITY
+        batches = sizes(self._costs.problem.batch_limit)
+        for low, following in zip(batches, [*batches[1:], batches[-1] + 1], strict=True):
+            found = [solve_latency(instance) for instance in self._instances(low, following - 1)]
+            solved = [solution for solution in found if solution is not None]
+            for solution in solved:
+                pool.offer(solution.cut)
+            if len(solved) == len(found):
+                bound_j = min(bound_j, max(solution.bound_s for solution in solved))
+        return bound_j
+
+    def _instances(self, low: int, high: int) -> Iterator[Instance]:
+        """Joules per token of any b from `low` to `high`, at the least."""
+        costs, new = self._costs, self._costs.problem.new_tokens
+        prefill, decode = costs.prefill(Load(low)), costs.decode(Load(low))
+        answer = with_tokens(prefill, decode, new - 1)
+        tokens = high * new
+        for own in _OWN:
+            busy = weighted(answer, (self._more_w + own * self._idle_w) / tokens)
+            yield standing(busy, (1 - own) * self._idle_w / self._rate)
+        source_w = np.where(np.arange(len(costs.nodes)) == costs.source, self._idle_w, 0.0)
+        around = float(source_w.sum()) / (tokens * max(1, most_micro_batches(costs, low)))
+        busy = with_tokens(weighted(answer, self._more_w / tokens), answer, around)
+        yield standing(busy, (self._idle_w - source_w) / self._rate)
