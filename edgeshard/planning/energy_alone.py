@@ -6,13 +6,14 @@ over stages. With i <= I and t <= T for every cut,
 
     E + I T  >=  E + I t                and        E + I T  >=  E + t (I - i) + i T'
 
-where T' <= T is a sum over stages and hops as well. So solvers of sums find what no cut is below.
+where T' <= T is a sum over stages and hops as well. So solvers of sums find what no cut is below. And of the time
+that a box stands, a part may be bounded by how long it computes itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,11 +25,14 @@ from edgeshard.planning.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.problem import Objective
 from edgeshard.planning.prompt_floor import PromptFloor
 from edgeshard.planning.request_search import RequestSearch
+from edgeshard.planning.scoring import score
 from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.problem import INFINITY
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)
 """Candidates weigh time by so many times the mean idle watts of a box, beyond those of any cut."""
+_PRESSURE = (0.1, 0.5, 2.0, 10.0)
+"""How much a time per token beyond the limit costs, as multiples of the energy at the limit."""
 
 
 class EnergyAlone(RequestSearch):
@@ -51,9 +55,13 @@ class EnergyAlone(RequestSearch):
     def _instances(self, floor: PromptFloor) -> list[Instance]:
         return [*super()._instances(floor), power(self._decode, self._idle_w, self._more_w)]
 
+    def _whole(self, floor: PromptFloor) -> Instance:
+        """Of all slices at the least, and of the tokens."""
+        return with_tokens(floor.whole, self._decode, self._tokens)
+
     def _computing(self, floor: PromptFloor) -> Instance:
-        """Joules above idle: of all slices at the least, and of the tokens."""
-        return weighted(with_tokens(floor.whole, self._decode, self._tokens), self._more_w)
+        """Joules above idle."""
+        return weighted(self._whole(floor), self._more_w)
 
     def _least_time(self, floor: PromptFloor) -> float:
         """Seconds that no cut takes less than."""
@@ -66,13 +74,18 @@ class EnergyAlone(RequestSearch):
         idle = solve_latency(standing(weighted(self._decode, 0 * self._idle_w), self._idle_w))
         if idle is None or least_s == INFINITY:
             return INFINITY
-        least_w = idle.bound_s
-        computing, way = self._computing(floor), with_tokens(floor.last, self._decode, self._tokens)
-        one = solve_latency(standing(computing, self._idle_w * least_s))
-        other = solve_latency(standing(with_tokens(computing, way, least_w), self._idle_w * least_s))
-        if one is None or other is None:
-            return INFINITY
-        return max(one.bound_s, other.bound_s - least_w * least_s)
+        least_w, source_w = idle.bound_s, np.zeros_like(self._idle_w)
+        source_w[self._decode.source] = self._idle_w[self._decode.source]
+        others_w = self._idle_w - source_w
+        way, bounds = with_tokens(floor.way, self._decode, self._tokens), list[float]()
+        always_w = float(source_w.sum())
+        for weight, own in ((0.0, 0.0), (least_w, 0.0), (always_w, 0.5), (always_w, 1.0)):
+            busy = weighted(self._whole(floor), self._more_w + own * others_w)
+            standing_w = others_w * (1 - own) if own else self._idle_w
+            instance = standing(with_tokens(busy, way, weight), standing_w * least_s)
+            known_j = 0.0 if own else weight * least_s
+            bounds.append(bounded(instance, self._decode, self._limit_s).bound - known_j)
+        return max(bounds)
 
     def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
         yield from super()._candidates(floor)
@@ -86,6 +99,33 @@ class EnergyAlone(RequestSearch):
             solution = solve_latency(standing(with_tokens(computing, way, weight), self._idle_w * least_s))
             if solution is not None:
                 yield solution.cut
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """What no cut is below, and good cuts."""
+
+    bound: float
+    cuts: tuple[Cut, ...]
+
+
+def bounded(instance: Instance, decode: Instance, limit_s: float | None) -> Bounded:
+    """The least sum of the cuts whose token takes at most the limit: with R its way, sum >= sum + w (R - limit).
+
+    Weights w are tried as multiples of what the sum's best cut has for each second of the limit.
+    """
+    solution = solve_latency(instance)
+    if solution is None:
+        return Bounded(INFINITY, ())
+    bounds, cuts = [solution.bound_s], [solution.cut]
+    if limit_s is not None and score(decode, solution.cut).round_s > limit_s:
+        for times in _PRESSURE:
+            weight = times * solution.value_s / limit_s
+            pressed = solve_latency(with_tokens(instance, decode, weight))
+            if pressed is not None:
+                bounds.append(pressed.bound_s - weight * limit_s)
+                cuts.append(pressed.cut)
+    return Bounded(max(bounds), tuple(cuts))
 
 
 def weighted(instance: Instance, weights: Floats) -> Instance:

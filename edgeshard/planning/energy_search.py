@@ -14,13 +14,13 @@ by the way around the ring instead. All are sums over stages, for which the solv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.energy import watts
-from edgeshard.planning.energy_alone import EnergyAlone, standing, weighted
+from edgeshard.planning.energy_alone import EnergyAlone, bounded, standing, weighted
 from edgeshard.planning.energy_scoring import EnergyRates
 from edgeshard.planning.instance import Cut, Instance, with_tokens
 from edgeshard.planning.rate_scoring import Best, most_micro_batches
@@ -31,6 +31,8 @@ from edgeshard.planning.solvers.problem import INFINITY, Kinds
 
 _OWN = (0.0, 0.5, 1.0)
 """Parts of a box's idle time that are bounded by its own computing instead of the rate."""
+_CHOSEN = 2
+"""The instance of them that is solved again for boxes that hold more requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,17 @@ def search_energy(costs: Costs) -> EnergySearch | None:
     """None where no cut keeps every limit. The watts of all boxes are known."""
     tokens = costs.problem.new_tokens
     alone = EnergyAlone(costs).run()
-    found = None if alone is None else EnergySearch(alone.cut, Load(), alone.bound / tokens)
-    if costs.problem.request_limit == 1:
-        return found
-    best, bound_j = _search_loads(costs, None if alone is None else alone.cut)
-    if best is None or best.cut is None or best.rate <= 0:
-        return found
-    if alone is None or found is None:
-        return EnergySearch(best.cut, best.load, bound_j)
-    bound_j = min(bound_j, found.bound_j)
-    if alone.value / tokens <= 1.0 / best.rate:
-        return EnergySearch(alone.cut, Load(), bound_j)
-    return EnergySearch(best.cut, best.load, bound_j)
+    bounds_j = [] if alone is None else [alone.bound / tokens]
+    best = Best()
+    if costs.problem.request_limit != 1:
+        best, bound_j = _search_loads(costs, None if alone is None else alone.cut)
+        bounds_j.append(bound_j)
+    if alone is not None and best.rate * alone.value <= tokens:
+        return EnergySearch(alone.cut, Load(), min(bounds_j))
+    return None if best.cut is None else EnergySearch(best.cut, best.load, min(bounds_j))
 
 
-def _search_loads(costs: Costs, alone: Cut | None) -> tuple[Best | None, float]:
+def _search_loads(costs: Costs, alone: Cut | None) -> tuple[Best, float]:
     """The best of two requests and more, and what none is below."""
     some, kinds, index = without_spare(costs, split_by_watts(costs, kinds_of(costs)))
     rates = EnergyRates(some)
@@ -104,6 +102,7 @@ class _Sums:
     def __init__(self, costs: Costs, fastest: RateSearch) -> None:
         self._costs, self._rate = costs, fastest.rate_bound
         self._idle_w, self._more_w = watts(costs)
+        self._limit_s = costs.problem.max_time_per_token_s
 
     def offer_to(self, pool: Pool) -> float:
         """Offer the cuts; joules per token that no cut is below at any load."""
@@ -112,13 +111,25 @@ class _Sums:
         bound_j = INFINITY
         batches = sizes(self._costs.problem.batch_limit)
         for low, following in zip(batches, [*batches[1:], batches[-1] + 1], strict=True):
-            found = [solve_latency(instance) for instance in self._instances(low, following - 1)]
-            solved = [solution for solution in found if solution is not None]
-            for solution in solved:
-                pool.offer(solution.cut)
-            if len(solved) == len(found):
-                bound_j = min(bound_j, max(solution.bound_s for solution in solved))
+            bounds = list[float]()
+            for instance in self._instances(low, following - 1):
+                known = bounded(instance, self._costs.decode(Load(low)), self._limit_s)
+                bounds.append(known.bound)
+                for cut in known.cuts:
+                    pool.offer(cut)
+                if len(bounds) == _CHOSEN:
+                    self._offer_with_room(instance, low, pool)
+            bound_j = min(bound_j, max(bounds))
         return bound_j
+
+    def _offer_with_room(self, instance: Instance, batch: int, pool: Pool) -> None:
+        """Offer cuts whose boxes hold many micro-batches: a token's part of the idle time is less then."""
+        most = most_micro_batches(self._costs, batch)
+        for micro_batches in {most, most // 2, most // 4} - {0, 1}:
+            room = self._costs.decode(Load(batch, micro_batches))
+            held = replace(instance, layer_bytes=room.layer_bytes, stage_bytes=room.stage_bytes)
+            solution = solve_latency(held)
+            pool.offer(None if solution is None else solution.cut)
 
     def _instances(self, low: int, high: int) -> Iterator[Instance]:
         """Joules per token of any b from `low` to `high`, at the least."""

@@ -142,8 +142,8 @@ class RequestSearch:
         return Found(best, values[best], min(bound, values[best]))
 
     def _bound(self, floor: PromptFloor) -> float:
-        """No cut is better: the last slice's way and the tokens' ways, or all slices on the busiest station."""
-        both = solve_latency(with_tokens(floor.last, self._decode, self._tokens))
+        """No cut is better: the slices' and the tokens' ways, or all slices on the busiest station."""
+        both = solve_latency(with_tokens(floor.way, self._decode, self._tokens))
         stations = solve_throughput(floor.whole, _MANY)
         tokens = solve_latency(self._decode) if self._tokens else None
         if both is None or stations is None:
