@@ -46,40 +46,35 @@ class EnergySearch:
 
 def search_energy(costs: Costs) -> EnergySearch | None:
     """None where no cut keeps every limit. The watts of all boxes are known."""
+    some, kinds, index = without_spare(costs, split_by_watts(costs, kinds_of(costs)))
     tokens = costs.problem.new_tokens
-    alone = EnergyAlone(costs).run()
+    alone = EnergyAlone(some).run()
     bounds_j = [] if alone is None else [alone.bound / tokens]
     best = Best()
     if costs.problem.request_limit != 1:
-        best, bound_j = _search_loads(costs, None if alone is None else alone.cut)
+        best, bound_j = _search_loads(some, kinds, None if alone is None else alone.cut)
         bounds_j.append(bound_j)
+    cut, load = best.cut, best.load
     if alone is not None and best.rate * alone.value <= tokens:
-        return EnergySearch(alone.cut, Load(), min(bounds_j))
-    return None if best.cut is None else EnergySearch(best.cut, best.load, min(bounds_j))
+        cut, load = alone.cut, Load()
+    if cut is None:
+        return None
+    return EnergySearch(Cut(tuple(index[node] for node in cut.nodes), cut.ends), load, min(bounds_j))
 
 
-def _search_loads(costs: Costs, alone: Cut | None) -> tuple[Best, float]:
-    """The best of two requests and more, and what none is below."""
-    some, kinds, index = without_spare(costs, split_by_watts(costs, kinds_of(costs)))
-    rates = EnergyRates(some)
+def _search_loads(costs: Costs, kinds: Kinds | None, alone: Cut | None) -> tuple[Best, float]:
+    """The best of two requests and more, and joules per token that none is below."""
+    rates = EnergyRates(costs)
     best = count_out(rates, kinds)
     if best is not None:
-        bound_j = 1.0 / best.rate if best.rate > 0 else INFINITY
-    else:
-        fastest = search_rate(some)
-        pool = Pool(rates, kinds)
-        sums = _Sums(some, fastest)
-        back = {node: position for position, node in enumerate(index)}
-        if alone is not None and all(node in back for node in alone.nodes):
-            pool.offer(Cut(tuple(back[node] for node in alone.nodes), alone.ends))
-        pool.offer(fastest.cut)
-        bound_j = sums.offer_to(pool)
-        pool.climb()
-        best = pool.best
-        bound_j = min(bound_j, 1.0 / best.rate) if best.rate > 0 else bound_j
-    if best.cut is not None:
-        best.cut = Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends)
-    return best, bound_j
+        return best, 1.0 / best.rate if best.rate > 0 else INFINITY
+    fastest = search_rate(costs)
+    pool = Pool(rates, kinds)
+    pool.offer(alone)
+    pool.offer(fastest.cut)
+    bound_j = _Sums(costs, fastest).offer_to(pool)
+    pool.climb()
+    return pool.best, min(bound_j, 1.0 / pool.best.rate) if pool.best.rate > 0 else bound_j
 
 
 def split_by_watts(costs: Costs, kinds: Kinds | None) -> Kinds | None:
