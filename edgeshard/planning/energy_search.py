@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,12 +28,11 @@ from edgeshard.planning.rate_scoring import Best, most_micro_batches
 from edgeshard.planning.rate_search import Pool, count_out, kinds_of, without_spare
 from edgeshard.planning.search import RateSearch, search_rate, sizes
 from edgeshard.planning.solvers import solve_latency
+from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.problem import INFINITY, Kinds
 
-_OWN = (0.0, 0.5, 1.0)
-"""Parts of a box's idle time that are bounded by its own computing instead of the rate."""
-_CHOSEN = 2
-"""The instance of them that is solved again for boxes that hold more requests."""
+_OWN = (0.5, 0.0, 1.0)
+"""Parts of a box's idle time that are bounded by its own computing instead of the rate; the first one suits most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _search_loads(costs: Costs, kinds: Kinds | None, alone: Cut | None) -> tuple
     pool = Pool(rates, kinds)
     pool.offer(alone)
     pool.offer(fastest.cut)
-    bound_j = _Sums(costs, fastest).offer_to(pool)
+    bound_j = _Sums(costs, kinds, fastest).offer_to(pool)
     pool.climb()
     return pool.best, min(bound_j, 1.0 / pool.best.rate) if pool.best.rate > 0 else bound_j
 
@@ -94,28 +94,44 @@ def split_by_watts(costs: Costs, kinds: Kinds | None) -> Kinds | None:
 class _Sums:
     """Instances that solvers of sums find good cuts of, and bounds, one for each range of b."""
 
-    def __init__(self, costs: Costs, fastest: RateSearch) -> None:
+    def __init__(self, costs: Costs, kinds: Kinds | None, fastest: RateSearch) -> None:
         self._costs, self._rate = costs, fastest.rate_bound
         self._idle_w, self._more_w = watts(costs)
         self._limit_s = costs.problem.max_time_per_token_s
+        self._few = kinds is not None and len(kinds.members) <= MOST_KINDS + 1
 
     def offer_to(self, pool: Pool) -> float:
         """Offer the cuts; joules per token that no cut is below at any load."""
         if self._rate <= 0:
             return INFINITY
         bound_j = INFINITY
-        batches = sizes(self._costs.problem.batch_limit)
-        for low, following in zip(batches, [*batches[1:], batches[-1] + 1], strict=True):
-            bounds = list[float]()
-            for instance in self._instances(low, following - 1):
+        for low, high in self._ranges():
+            floor_j = self._least_computing(low, high)
+            if floor_j * pool.best.rate >= 1:  # as of small b, which read the weights for few requests
+                continue
+            bounds = [floor_j]
+            for number, instance in enumerate(self._instances(low, high)):
                 known = bounded(instance, self._costs.decode(Load(low)), self._limit_s)
                 bounds.append(known.bound)
                 for cut in known.cuts:
                     pool.offer(cut)
-                if len(bounds) == _CHOSEN:
+                if number == 0 and (self._few or high == self._costs.problem.batch_limit):
                     self._offer_with_room(instance, low, pool)
             bound_j = min(bound_j, max(bounds))
         return bound_j
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Ranges of b, the largest first: narrow ones, or halves where each question is dear."""
+        limit = self._costs.problem.batch_limit
+        if self._few:
+            batches = sizes(limit)
+            return [(low, after - 1) for low, after in pairwise([*batches, limit + 1])][::-1]
+        found, high = list[tuple[int, int]](), limit
+        while high:
+            low = high if not found else high // 2 + 1
+            found.append((low, high))
+            high = low - 1
+        return found
 
     def _offer_with_room(self, instance: Instance, batch: int, pool: Pool) -> None:
         """Offer cuts whose boxes hold many micro-batches: a token's part of the idle time is less then."""
@@ -126,13 +142,23 @@ class _Sums:
             solution = solve_latency(held)
             pool.offer(None if solution is None else solution.cut)
 
+    def _least_computing(self, low: int, high: int) -> float:
+        """Joules per token that every block takes at the least on any box, of b from `low` to `high`."""
+        busy_w = self._more_w + self._idle_w
+        busy = weighted(self._answer(low), busy_w / (high * self._costs.problem.new_tokens))
+        head_s = busy.head_s[busy.source] if busy.head_on_source else busy.head_s.min()
+        return float(busy.compute_s.min(axis=0).sum() + busy.embed_s[busy.source] + head_s)
+
+    def _answer(self, batch: int) -> Instance:
+        """Prompts and whole answers of a micro-batch."""
+        prefill, decode = self._costs.prefill(Load(batch)), self._costs.decode(Load(batch))
+        return with_tokens(prefill, decode, self._costs.problem.new_tokens - 1)
+
     def _instances(self, low: int, high: int) -> Iterator[Instance]:
         """Joules per token of any b from `low` to `high`, at the least."""
         costs, new = self._costs, self._costs.problem.new_tokens
-        prefill, decode = costs.prefill(Load(low)), costs.decode(Load(low))
-        answer = with_tokens(prefill, decode, new - 1)
-        tokens = high * new
-        for own in _OWN:
+        answer, tokens = self._answer(low), high * new
+        for own in _OWN if self._few else _OWN[:1]:
             busy = weighted(answer, (self._more_w + own * self._idle_w) / tokens)
             yield standing(busy, (1 - own) * self._idle_w / self._rate)
         source_w = np.where(np.arange(len(costs.nodes)) == costs.source, self._idle_w, 0.0)
