@@ -36,10 +36,10 @@ class Rate:
     micro_batches: int = 0
 
 
-def random_problem(seed: int) -> PlanProblem:
-    """2 to 5 boxes, 2 to 10 layers; prompts and answers from 1 to some thousand tokens; memory from short to ample."""
+def random_problem(seed: int, most_boxes: int = 5, most_layers: int = 10) -> PlanProblem:
+    """2 boxes, 2 layers and more; prompts and answers from 1 to some thousand tokens; memory from short to ample."""
     rng = np.random.default_rng(seed)
-    boxes, layers = int(rng.integers(2, 6)), int(rng.integers(2, 11))
+    boxes, layers = int(rng.integers(2, most_boxes + 1)), int(rng.integers(2, most_layers + 1))
     config = BUILT_IN_CONFIGS["llama2-7b"] | {
         "num_hidden_layers": layers,
         "hidden_size": int(rng.choice([512, 2048, 4096])),
@@ -101,7 +101,7 @@ def random_problem(seed: int) -> PlanProblem:
 
 def best_rate(problem: PlanProblem) -> Rate:
     """The highest rate of all; 0 when nothing fits."""
-    counted = _Counted(problem)
+    counted = Counted(problem)
     best = Rate(0.0)
     for boxes, counts in counted.placements():
         for batch in range(1, problem.batch_limit + 1):
@@ -114,7 +114,7 @@ def best_rate(problem: PlanProblem) -> Rate:
 
 
 @dataclass
-class _Counted:
+class Counted:
     """One problem, counted from the definitions."""
 
     problem: PlanProblem
@@ -153,8 +153,8 @@ class _Counted:
         fits = np.all(self._free(boxes, counts, batch, m) >= 0, axis=0)
         if not fits.any():
             return np.zeros(0)
-        prompt_round, prompt_busiest = self._times(boxes, counts, batch, True)
-        round_s, busiest = self._times(boxes, counts, batch, False)
+        prompt_round, prompt_busiest = self.times(boxes, counts, batch, True)
+        round_s, busiest = self.times(boxes, counts, batch, False)
         if prompt_round == inf:
             return np.zeros(0)
         per_token = np.maximum(round_s, m * busiest)
@@ -191,43 +191,62 @@ class _Counted:
         shape = self.problem.model.shape
         return 2 * shape.kv_heads * shape.head_dim * self.item
 
-    def _times(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> tuple[float, float]:
-        """Seconds around the ring, and of its busiest station."""
+    def computing(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> list[float]:
+        """Seconds of each stage for the prompts of b requests, or for a token of each."""
+        length = self.problem.prompt_tokens
+        if prompt:
+            return self.step(boxes, counts, batch * length, (length + 1) / 2, batch * length, batch)
+        seen = length + self.problem.new_tokens / 2
+        return self.step(boxes, counts, batch, seen, batch * seen, batch)
+
+    def step(
+        self,
+        boxes: tuple[int, ...],
+        counts: tuple[int, ...],
+        tokens: int,
+        seen: float,
+        kv_tokens: float,
+        sampled: int,
+    ) -> list[float]:
+        """Seconds of each stage for so many tokens, of which each sees so many others; head for those sampled."""
         problem, model, item = self.problem, self.problem.model, self.item
-        length = problem.prompt_tokens
-        tokens = batch * (length if prompt else 1)
-        seen = (length + 1) / 2 if prompt else length + problem.new_tokens / 2
-        read_back = length if prompt else seen
         shape = model.shape
         stages = []
         for index, (box, count) in enumerate(zip(boxes, counts, strict=True)):
             device = self.nodes[box].device
             flops = device.flops[problem.dtype]
             parameters = model.blocks[0].parameters
-            read = parameters * item + batch * read_back * self._kv
+            read = parameters * item + kv_tokens * self._kv
             work = 2 * parameters * tokens + 4 * tokens * seen * shape.attention_heads * shape.head_dim
             seconds = device.step_overhead_s + count * max(read / device.bandwidth_bytes_per_s, work / flops)
             if index == 0:
                 seconds += 2 * tokens * shape.hidden_size * item / device.bandwidth_bytes_per_s
-            if index == (0 if problem.head_on_source else len(boxes) - 1):
+            if sampled and index == (0 if problem.head_on_source else len(boxes) - 1):
                 once = model.head_parameters * item / device.bandwidth_bytes_per_s
-                seconds += max(once, 2 * model.head_parameters * batch / flops)
+                seconds += max(once, 2 * model.head_parameters * sampled / flops)
             stages.append(seconds)
+        return stages
+
+    def times(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> tuple[float, float]:
+        """Seconds around the ring, and of its busiest station."""
+        problem, shape, item = self.problem, self.problem.model.shape, self.item
+        tokens = batch * (problem.prompt_tokens if prompt else 1)
+        stages = self.computing(boxes, counts, batch, prompt)
         if len(boxes) == 1:
             return stages[0], stages[0]
-        frame = _frame(tokens * shape.frame_width * item)
-        back = _frame(batch * shape.frame_width * item) if problem.head_on_source else PER_PART + TOKEN * batch
+        frame = frame_bytes(tokens * shape.frame_width * item)
+        back = frame_bytes(batch * shape.frame_width * item) if problem.head_on_source else PER_PART + TOKEN * batch
         hops, delays = [], []
         for index, box in enumerate(boxes):
             following = boxes[(index + 1) % len(boxes)]
-            rate, delay = self._link(box, following)
+            rate, delay = self.link(box, following)
             size = back if index == len(boxes) - 1 else frame
             hops.append(8 * size / rate if rate else inf)
             delays.append(delay)
         stations = [*stages, *hops] if problem.asynchronous else [s + h for s, h in zip(stages, hops, strict=True)]
         return sum(stages) + sum(hops) + sum(delays), max(stations)
 
-    def _link(self, sender: int, receiver: int) -> tuple[float, float]:
+    def link(self, sender: int, receiver: int) -> tuple[float, float]:
         cluster, one, other = self.problem.cluster, self.nodes[sender], self.nodes[receiver]
         links: Mapping[tuple[str, str], Any] = cluster.links
         link = links.get((one.name, other.name), cluster.default_link)
@@ -246,5 +265,5 @@ def _counts(layers: int, stages: int, least: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *rest)
 
 
-def _frame(size: int) -> int:
+def frame_bytes(size: int) -> int:
     return size + max(1, ceil(size / PART)) * PER_PART

@@ -1,9 +1,9 @@
 """How long the planner takes with many boxes, and how much better than its answers an optimum could be.
 
 pytest-benchmark measures; a limit that is broken fails. Three families of 80 layers: a thousand boxes in four classes,
-where the class DP is exact; the same with Llama2-70B, cuts and load chosen together; and a hundred boxes with any link
-matrix and memory for 1.5x the layers, where the label DP certifies a gap (`bench.instances`). Limits are for a machine
-that does nothing else.
+where the class DP is exact; the same with Llama2-70B, cuts and load chosen together, by rate and by energy; and a
+hundred boxes with any link matrix and memory for 1.5x the layers, where the label DP certifies a gap
+(`bench.instances`). Limits are for a machine that does nothing else.
 
     pytest bench/test_planner_speed.py --benchmark-json FILE
 """
@@ -99,6 +99,20 @@ def test_cuts_and_load_together(benchmark: BenchmarkFixture, sizes: tuple[int, .
     assert found.prediction is not None and found.gap is not None
     load = found.prediction.load
     benchmark.extra_info.update(gap=found.gap, batch=load.batch, micro_batches=load.micro_batches)
+    assert slowest_s(benchmark) < JOINT_LIMIT_S
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"concurrency": 64}, {"concurrency": 64, "max_time_per_token_s": 0.3}],
+    ids=["alone", "64 requests", "64 requests within 0.3 s a token"],
+)
+@pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
+def test_energy_per_token(benchmark: BenchmarkFixture, sizes: tuple[int, ...], changes: dict[str, Any]) -> None:
+    problem = joint_problem(sizes, **{"objective": Objective.ENERGY, **changes})
+    found: PlanResult = benchmark.pedantic(plan, args=(problem,), rounds=1)
+    assert found.prediction is not None and found.gap is not None
+    benchmark.extra_info.update(gap=found.gap, joules_per_token=found.prediction.joules_per_token)
     assert slowest_s(benchmark) < JOINT_LIMIT_S
 
 

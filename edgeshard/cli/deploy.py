@@ -51,7 +51,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
     objective: Annotated[
-        str | None, typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput or auto (default).")
+        str | None,
+        typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput, energy or auto (default)."),
     ] = None,
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Plan for no slower a token of a request.")

@@ -22,7 +22,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     ] = "",
     source: Annotated[str | None, typer.Option(metavar="NODE", help="Box of the first layer, else the file's.")] = None,
     objective: Annotated[
-        str, typer.Option(metavar="WHAT", help="request, ttft, latency, throughput or auto.")
+        str, typer.Option(metavar="WHAT", help="request, ttft, latency, throughput, energy or auto.")
     ] = "auto",
     prompt_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a prompt.")] = None,
     new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of an answer.")] = None,

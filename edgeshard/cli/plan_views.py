@@ -26,11 +26,14 @@ from edgeshard.cli.output import (
 from edgeshard.domain.dtypes import weights_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import StrategyRow, compare, strategies
+from edgeshard.planning.costs import Costs
 from edgeshard.planning.devices import with_bandwidth
+from edgeshard.planning.energy import without_power
 from edgeshard.planning.explain import bottleneck, explain
 from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
 from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.site import listed
 from edgeshard.planning.verdict import advice, verdict
 
 SWEEP_POINTS = 13
@@ -56,6 +59,7 @@ ROW_COLUMNS: list[Column[StrategyRow]] = [
     Column("TOKENS/S", lambda row: _number(row.throughput_tps), right=True),
     Column("TTFT", lambda row: _seconds(row.ttft_s), right=True),
     Column("REQUEST", lambda row: _seconds(row.request_s), right=True),
+    Column("J/TOKEN", lambda row: _number(row.joules_per_token), right=True),
     Column("BOXES", lambda row: str(row.nodes) if row.feasible else "-", right=True),
     Column("PLACEMENT", lambda row: row.placement or "-", wide=True),
     Column("GAP", lambda row: "-" if row.gap is None else f"{100 * row.gap:.1f} %", right=True),
@@ -68,6 +72,7 @@ ALTERNATIVE_COLUMNS: list[Column[Alternative]] = [
     Column("TOKENS/S", lambda item: f"{item.throughput_tps:.2f}", right=True),
     Column("TTFT", lambda item: human_seconds(item.ttft_s), right=True),
     Column("REQUEST", lambda item: human_seconds(item.request_s), right=True),
+    Column("J/TOKEN", lambda item: _number(item.joules_per_token), right=True),
 ]
 
 
@@ -82,6 +87,7 @@ class SweepPoint:
     ttft_s: float | None
     request_s: float | None
     throughput_tps: float | None
+    joules_per_token: float | None
     placement: str
 
 
@@ -90,6 +96,7 @@ _LABELS = {
     Objective.TTFT: "ms to first token",
     Objective.LATENCY: "ms per token",
     Objective.THROUGHPUT: "tokens/s",
+    Objective.ENERGY: "J per token",
 }
 
 
@@ -152,6 +159,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "bottleneck": bottleneck(result),
         "gap": f"{gap_text(result.gap or 0.0)}, in {result.gap_objective}",
     }
+    if prediction.joules_per_token is not None:
+        fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these boxes alone"
     if words := advice(result):
         fields["advice"] = words
     measured, estimated = _measured_nodes(result)
@@ -196,6 +205,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
             "compute_s": stage.compute_s,
             "send_s": stage.send_s,
             "memory_bytes": plain(stage.memory) | {"needed": stage.memory.needed},
+            "power": plain(stage.power),
         }
         for stage in result.stages
     ]
@@ -208,6 +218,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
             "throughput_tps": item.throughput_tps,
             "ttft_s": item.ttft_s,
             "request_s": item.request_s,
+            "joules_per_token": item.joules_per_token,
         }
         for item in result.alternatives
     ]
@@ -237,6 +248,7 @@ def _figures(result: PlanResult) -> dict[str, Any]:
         "throughput_tps": prediction.throughput_tps if prediction else None,
         "ttft_s": prediction.ttft_s if prediction else None,
         "request_s": prediction.request_s if prediction else None,
+        "joules_per_token": prediction.joules_per_token if prediction else None,
         "batch": prediction.load.batch if prediction else None,
         "micro_batches": prediction.load.micro_batches if prediction else None,
         "nodes": len(result.stages),
@@ -253,6 +265,13 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> 
     if plot is not None:
         draw(plot, _bars(rows, problem))
     show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
+    unknown = without_power(Costs(problem))
+    if unknown and output in (Output.TABLE, Output.WIDE):
+        typer.echo(
+            f"note: no J/TOKEN with {listed(unknown)}, whose power is not known; a cluster file gives it as idle_w and "
+            "busy_w",
+            err=True,
+        )
     words = "" if output is Output.NAME else verdict(problem, rows)
     if words and output in (Output.TABLE, Output.WIDE):
         typer.echo(f"\n{words}")
@@ -283,6 +302,8 @@ def _drawn(figures: StrategyRow | SweepPoint, goal: Objective) -> float | None:
     """In the unit of `_LABELS`; None where the strategy cannot run."""
     if goal is Objective.THROUGHPUT:
         return figures.throughput_tps
+    if goal is Objective.ENERGY:
+        return figures.joules_per_token
     seconds = {
         Objective.REQUEST: figures.request_s,
         Objective.TTFT: figures.ttft_s,
@@ -334,6 +355,7 @@ def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
         ttft_s=prediction.ttft_s if prediction else None,
         request_s=prediction.request_s if prediction else None,
         throughput_tps=prediction.throughput_tps if prediction else None,
+        joules_per_token=prediction.joules_per_token if prediction else None,
         placement=result.placement,
     )
 
@@ -346,6 +368,7 @@ def _sweep_columns() -> list[Column[SweepPoint]]:
         Column("TTFT", lambda point: _seconds(point.ttft_s), right=True),
         Column("REQUEST", lambda point: _seconds(point.request_s), right=True),
         Column("TOKENS/S", lambda point: _number(point.throughput_tps), right=True),
+        Column("J/TOKEN", lambda point: _number(point.joules_per_token), right=True, wide=True),
         Column("PLACEMENT", lambda point: point.placement or "-"),
     ]
 

@@ -221,8 +221,14 @@ def _expected_text(prediction: Prediction) -> str:
             return f"first token after {human_seconds(prediction.time_to_first_token_s)}"
         case "latency":
             return f"{human_seconds(prediction.time_per_token_s)} per token"
+        case "energy":
+            return f"{prediction.cost:.2f} J per token"
         case _:
             return f"{human_seconds(prediction.request_s)} a request"
+
+
+def _energy_text(prediction: Prediction) -> str:
+    return "" if prediction.joules_per_token is None else f", {prediction.joules_per_token:.2f} J per token"
 
 
 def lengths_text(prediction: Prediction) -> str:
@@ -245,7 +251,7 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
     if predicted is not None:
         fields = {
             "Predicted": f"{human_seconds(predicted.time_per_token_s)} per token, {predicted.throughput_tps:.2f} "
-            f"tokens/s, first token after {human_seconds(predicted.time_to_first_token_s)}",
+            f"tokens/s, first token after {human_seconds(predicted.time_to_first_token_s)}{_energy_text(predicted)}",
             "Planned for": f"{predicted.objective}, {lengths_text(predicted)} ({_LENGTHS_FROM[predicted.lengths]})",
             "Bottleneck": predicted.bottleneck,
             "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),

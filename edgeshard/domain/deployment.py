@@ -41,7 +41,7 @@ class DeploymentSpec(BaseModel):
     model: str
     source: str
     privacy: Literal["open", "source-only"] = "open"
-    objective: Literal["request", "ttft", "latency", "throughput", "auto"] = "auto"
+    objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = "auto"
     dtype: DType = DType.BFLOAT16
     kv_dtype: DType | None = None
     max_context: Annotated[int, Field(ge=0, le=2**31)] = 0

@@ -56,6 +56,7 @@ class Prediction:
     `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
     one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
     `new_tokens` out, which are as `lengths` says; they take `request_s` from their prompts to the last token.
+    `joules_per_token` is None where the power of a box is not known.
     """
 
     time_to_first_token_s: float
@@ -69,17 +70,20 @@ class Prediction:
     new_tokens: int = 0
     lengths: LengthsFrom = LengthsFrom.DEFAULT
     request_s: float = 0.0
+    joules_per_token: float | None = None
 
     def gain_of(self, other: Prediction) -> float:
-        """How much better `other` is: the share of the seconds it saves or, of a rate, by which it is higher."""
+        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher."""
         if self.objective == "throughput":
             return other.throughput_tps / self.throughput_tps - 1.0
-        return 1.0 - other.seconds / self.seconds
+        return 1.0 - other.cost / self.cost
 
     @property
-    def seconds(self) -> float:
-        """What the objective is about, where it is about one request alone."""
+    def cost(self) -> float:
+        """What the objective minimises: seconds of a request, of its first token or of a token, or joules per token."""
         match self.objective:
+            case "energy" if self.joules_per_token is not None:
+                return self.joules_per_token
             case "ttft":
                 return self.time_to_first_token_s
             case "latency":

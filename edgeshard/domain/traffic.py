@@ -96,7 +96,7 @@ class Outlook:
     """What the planner expects of a deployment for the traffic that it has seen.
 
     `expected` is of the placement it has, None where that cannot be predicted and `note` says why. Where another one is
-    better by `WORTH_SAYING` or more, `better` is expected of it with `layers`, and `gain` is the share of the seconds
+    better by `WORTH_SAYING` or more, `better` is expected of it with `layers`, and `gain` is the share of the cost
     that it saves or, of a rate, the share by which it is higher.
     """
 

@@ -58,6 +58,7 @@ class StrategyRow:
     throughput_tps: float | None
     ttft_s: float | None
     request_s: float | None
+    joules_per_token: float | None
     nodes: int
     placement: str
     gap: float | None
@@ -210,7 +211,7 @@ def _paper(costs: Costs) -> PlanResult:
 def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
     """The best load for a way of cutting that does not choose one itself."""
     single = costs.problem.request_limit == 1
-    limit = costs.problem.max_time_per_token_s
+    goal, limit = costs.problem.goal, costs.problem.max_time_per_token_s
     best: CutPrediction | None = None
     fastest: float | None = None
     for load in [Load()] if single else loads(costs):
@@ -221,7 +222,7 @@ def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
         fastest = min(prediction.time_per_token_s, fastest or prediction.time_per_token_s)
         if limit is not None and prediction.time_per_token_s > limit:
             continue
-        if best is None or prediction.throughput_tps > best.throughput_tps:
+        if best is None or prediction.cost(goal) < best.cost(goal):
             best = prediction
     if best is not None:
         return result_of(costs, best, None, GAP_OF_LATENCY)
@@ -244,7 +245,7 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
     prediction, reason = result.prediction, bottleneck(result)
     if prediction is None:
-        return StrategyRow(name, False, None, None, None, None, 0, "", None, reason)
+        return StrategyRow(name, False, None, None, None, None, None, 0, "", None, reason)
     source = result.problem.cluster.source
     return StrategyRow(
         strategy=name,
@@ -253,6 +254,7 @@ def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
         throughput_tps=prediction.throughput_tps,
         ttft_s=prediction.ttft_s,
         request_s=prediction.request_s,
+        joules_per_token=prediction.joules_per_token,
         nodes=len(result.stages),
         placement=result.placement,
         gap=_gap(prediction, best),
@@ -262,7 +264,7 @@ def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
 
 def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
     if not found.replicas:
-        return StrategyRow("replicas", False, None, None, None, None, 0, "", None, found.reason)
+        return StrategyRow("replicas", False, None, None, None, None, None, 0, "", None, found.reason)
     return StrategyRow(
         strategy="replicas",
         feasible=True,
@@ -270,6 +272,7 @@ def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
         throughput_tps=found.throughput_tps,
         ttft_s=found.ttft_s,
         request_s=found.request_s,
+        joules_per_token=found.joules_per_token,
         nodes=len(found.replicas),
         placement=found.placement,
         gap=_gap(found, best),
@@ -282,4 +285,5 @@ def _gap(found: CutPrediction | Replicas, best: PlanResult) -> float | None:
     if best.prediction is None or best.gap is None:
         return None
     goal = best.problem.goal
-    return max(0.0, 1.0 - best.prediction.seconds(goal) * (1.0 - best.gap) / found.seconds(goal))
+    own = found.cost(goal)
+    return max(0.0, 1.0 - best.prediction.cost(goal) * (1.0 - best.gap) / own) if own > 0 else 0.0

@@ -63,6 +63,8 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     prediction = result.prediction
     lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}."]
     lines.append(_where_time_goes(prediction))
+    if prediction.joules_per_token is not None:
+        lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, that of its boxes alone.")
     if sliced := _sliced(result):
         lines.append(sliced)
     tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
@@ -96,12 +98,10 @@ def _goal(result: PlanResult) -> str:
     }
     if problem.goal in single:
         return single[problem.goal]
-    limit = problem.max_time_per_token_s
-    most = (
-        "most tokens a second"
-        if problem.request_limit is None
-        else (f"most tokens a second with at most {problem.request_limit} requests")
-    )
+    limit, requests = problem.max_time_per_token_s, problem.request_limit
+    most = "fewest joules per token" if problem.goal is Objective.ENERGY else "most tokens a second"
+    if requests is not None:
+        most += " of one request" if requests == 1 else f" with at most {requests} requests"
     return most if limit is None else f"{most}, within {_ms(limit)} per token"
 
 
@@ -164,6 +164,10 @@ def _runner_up(result: PlanResult, index: int) -> str:
         case Objective.LATENCY:
             more_s = other.time_per_token_s - best.time_per_token_s
             worse = f"{_ms(other.time_per_token_s)} per token, {_ms(more_s)} more"
+        case Objective.ENERGY:
+            assert other.joules_per_token is not None and best.joules_per_token is not None
+            more_j = other.joules_per_token - best.joules_per_token
+            worse = f"{other.joules_per_token:.2f} J per token, {more_j:.2f} more"
         case _:
             worse = f"{other.throughput_tps:.2f} tokens/s instead of {best.throughput_tps:.2f}"
     return f"Runner-up {index + 1}: {other.placement} ({worse})."

@@ -45,6 +45,12 @@ class MeasuredTimes:
         return overhead.seconds + overhead.seconds_per_byte * hidden_bytes
 
 
+def power_measured(problem: PlanProblem, name: str) -> bool:
+    """Whether a box's watts are its sensor's, not those of a data sheet or of the cluster file."""
+    times = problem.times.get(name)
+    return isinstance(times, MeasuredTimes) and times.fit.profile.energy is not None
+
+
 def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
     """What speaks against the profiles that a problem is planned with, in words, by box; those left out count too."""
     found = {

@@ -8,6 +8,9 @@ sequences in each of m micro-batches) with the cuts (`search`), scored by the tw
 then its tokens:
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
+
+Energy is the joules that a token takes (`energy`), of one request alone or of a load chosen with the cuts
+(`energy_search`).
 """
 
 from __future__ import annotations
@@ -15,28 +18,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.planning.batch_time import batch_times
 from edgeshard.planning.costs import Costs, Load, MemoryUse
-from edgeshard.planning.energy import energy_j
+from edgeshard.planning.energy import Power, energy_j, power_of, without_power
+from edgeshard.planning.energy_search import search_energy
 from edgeshard.planning.instance import Cut, Score, Solution
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.request_search import RequestSearch, prompt_and_tokens
 from edgeshard.planning.scoring import stages, violations
 from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
+from edgeshard.planning.site import listed
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.problem import equal_kinds
 
 ALTERNATIVES = 2
 """Runner-ups shown."""
 _ROUNDING = 1e-12
+_SAME_ENERGY = 1e-9
 _MANY_NODES = 64
 """Beyond it runner-ups are not worth as many solves again."""
 GAP_OF_LATENCY = "time per token"
 GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
 GAP_OF_RATE = "token rate, prompts included"
+GAP_OF_ENERGY = "energy per token"
+UNKNOWN_POWER = "UNKNOWN_POWER"
+"""Reason of the error for boxes whose watts are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +69,8 @@ class CutPrediction:
     slices: tuple[int, ...] = ()
     joules_per_token: float | None = None
 
-    def seconds(self, goal: Objective) -> float:
-        """What an objective minimises; of a throughput, the seconds a token takes."""
+    def cost(self, goal: Objective) -> float:
+        """What an objective minimises: seconds, or joules per token; of a throughput, the seconds a token takes."""
         match goal:
             case Objective.REQUEST:
                 return self.request_s
@@ -68,13 +78,19 @@ class CutPrediction:
                 return self.ttft_s
             case Objective.LATENCY:
                 return self.time_per_token_s
+            case Objective.ENERGY:
+                assert self.joules_per_token is not None  # `plan` refuses boxes of unknown power
+                return self.joules_per_token
             case _:
                 return 1.0 / self.throughput_tps
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it)."""
+    """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it).
+
+    `power` are its box's watts, None where they are unknown.
+    """
 
     node: str
     kind: str
@@ -82,6 +98,7 @@ class PlannedStage:
     memory: MemoryUse
     compute_s: float
     send_s: float
+    power: Power | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,7 @@ class Alternative:
     time_per_token_s: float
     request_s: float
     throughput_tps: float
+    joules_per_token: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +140,27 @@ class PlanResult:
 
 
 def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
-    """The best plan for a problem. Raises InvalidArgumentError naming the field when the problem cannot be."""
+    """The best plan for a problem.
+
+    Raises InvalidArgumentError naming the field when the problem cannot be, with reason UNKNOWN_POWER for energy where
+    the watts of a box that may be used are unknown.
+    """
     problem.check()
     costs = Costs(problem)
+    if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
+        raise InvalidArgumentError(
+            f"objective: the power of {listed(unknown)} is not known; give idle_w and busy_w in a cluster file, or "
+            "exclude these boxes",
+            field="objective",
+            reason=UNKNOWN_POWER,
+        )
     match problem.goal:
         case Objective.LATENCY:
             result = _latency(costs)
         case Objective.THROUGHPUT:
             result = _throughput(costs)
+        case Objective.ENERGY:
+            result = _energy(costs)
         case _:
             result = _request(costs)
     if result.prediction is None or alternatives < 1:
@@ -169,6 +200,7 @@ def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_ob
             memory=memory[index],
             compute_s=decode.stage_s[index],
             send_s=sends[index],
+            power=power_of(costs, node),
         )
         for index, (node, first, end) in enumerate(stages(cut))
     )
@@ -212,12 +244,25 @@ def _throughput(costs: Costs) -> PlanResult:
     return result_of(costs, best, gap if gap > _ROUNDING else 0.0, GAP_OF_RATE)
 
 
+def _energy(costs: Costs) -> PlanResult:
+    """The cut and load of the fewest joules per token."""
+    found = search_energy(costs)
+    if found is None:
+        limit, fastest = costs.problem.max_time_per_token_s, solve_latency(costs.decode(Load()))
+        if fastest is None or limit is None:
+            return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
+        return PlanResult(costs.problem, shortage=too_slow(fastest.value_s, limit))
+    best = predict(costs, found.load, found.cut)
+    gap = 1.0 - found.bound_j / value if (value := best.cost(Objective.ENERGY)) > 0 else 0.0
+    return result_of(costs, best, gap if gap > _SAME_ENERGY else 0.0, GAP_OF_ENERGY)
+
+
 def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
     """The best plans that use other boxes: with one fewer of each kind in use, and the source alone."""
     problem, load = costs.problem, best.load
     found: list[tuple[Costs, CutPrediction]] = []
     others = [Cut((costs.source,), (problem.model.layer_count,))]
-    if problem.goal.is_single:
+    if problem.goal is not Objective.THROUGHPUT:
         solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
         others += [solution.cut for solution in solved if solution is not None]
     found += [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
@@ -228,7 +273,7 @@ def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternati
         solution = _quick_solution(other, load)
         if solution is not None:
             found.append((other, predict(other, load, solution.cut)))
-    found.sort(key=lambda item: item[1].seconds(problem.goal))
+    found.sort(key=lambda item: item[1].cost(problem.goal))
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
@@ -248,6 +293,8 @@ def _quick_solution(costs: Costs, load: Load) -> Solution | None:
             return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
         case Objective.TTFT:
             return solve_latency(costs.prefill(load))
+        case Objective.ENERGY if load.requests == 1:
+            return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
         case _:
             return solve_throughput(costs.decode(load), load.micro_batches)
 
@@ -260,6 +307,7 @@ def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
         time_per_token_s=prediction.time_per_token_s,
         request_s=prediction.request_s,
         throughput_tps=prediction.throughput_tps,
+        joules_per_token=prediction.joules_per_token,
     )
 
 

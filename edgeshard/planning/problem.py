@@ -26,6 +26,9 @@ class Objective(StrEnum):
     """Least time per token of one request alone, whatever its prompt."""
     THROUGHPUT = "throughput"
     """Most tokens a second of a full pipeline."""
+    ENERGY = "energy"
+    """Fewest joules per token with at most `concurrency` requests (one alone unless given), within
+    `max_time_per_token_s`. The watts of every box are known then."""
     AUTO = "auto"
     """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `request`."""
 
@@ -93,7 +96,8 @@ class PlanProblem:
     step_tokens           most tokens a stage computes at once, for which it needs room; None: all prompts of a
                           micro-batch
     batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
-    concurrency           most requests at once; None is 1 for `auto` and no limit but memory for `throughput`
+    concurrency           most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for
+                          `throughput`
     quantisation          how every box keeps its weights; None for the dtype
     loading_itemsize      bytes an element takes in the one tensor that is in memory twice while a stage loads, wherever
                           it is; None: the dtype's, on boxes with one memory only
@@ -151,12 +155,13 @@ class PlanProblem:
         """Most requests at once; None when only memory and sense limit them."""
         if self.objective.is_single:
             return 1
-        return 1 if self.concurrency is None and self.objective is Objective.AUTO else self.concurrency
+        one = self.objective in (Objective.AUTO, Objective.ENERGY)
+        return 1 if self.concurrency is None and one else self.concurrency
 
     @property
     def goal(self) -> Objective:
         """The objective, `auto` resolved."""
-        if self.objective.is_single or self.request_limit != 1:
+        if self.objective.is_single or self.objective is Objective.ENERGY or self.request_limit != 1:
             return Objective.THROUGHPUT if self.objective is Objective.AUTO else self.objective
         return Objective.REQUEST
 

@@ -71,6 +71,17 @@ class PromptFloor:
         )
         return cls(first, last, whole)
 
+    @property
+    def way(self) -> Instance:
+        """A sum over stages and hops that no first token comes before: all slices on the source, the last one on."""
+        source = self.whole.source
+        changed = {}
+        for name in ("compute_s", "embed_s", "overhead_s"):
+            table = getattr(self.last, name).copy()
+            table[source] = getattr(self.whole, name)[source]
+            changed[name] = table
+        return replace(self.last, **changed)
+
     def seconds(self, cuts: Cuts) -> Floats:
         """[K] seconds that no first token comes before."""
         first, last, whole = (_stage_seconds(part, cuts) for part in (self.first, self.last, self.whole))

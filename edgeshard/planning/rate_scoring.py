@@ -10,13 +10,14 @@ fall, but no time shrinks as b grows, so the times at one b bound the rates of a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from edgeshard.planning.all_cuts import Booleans, Cuts, Integers
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.problem import PlanProblem
 from edgeshard.planning.scoring import SLACK
 
 MOST_IN_FLIGHT = 64
@@ -58,14 +59,19 @@ class Places:
         taken.delay_s = self.delay_s[index]
         return taken
 
-    def times(self, table: _Table) -> tuple[Floats, Floats]:
-        """[K] R and [K] B."""
+    def stages(self, table: Table) -> Floats:
+        """[S, K] seconds that each stage computes."""
         stage = table.done.take(self.end_at)
         stage -= table.done.take(self.start_at)
         stage += table.overhead_s.take(self.nodes)
         head = 0 if table.head_on_source else len(stage) - 1
         stage[0] += table.embed_s.take(self.nodes[0])
         stage[head] += table.head_s.take(self.nodes[head])
+        return stage
+
+    def times(self, table: Table) -> tuple[Floats, Floats]:
+        """[K] R and [K] B."""
+        stage = self.stages(table)
         if len(stage) == 1:
             return stage[0], stage[0]
         hop = table.hop_s.take(self.hop_at)
@@ -76,7 +82,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class Table:
     """One phase at one b, flat: `done` [M (N + 1)] seconds of a box's first blocks, links [M M]."""
 
     done: Floats
@@ -89,7 +95,7 @@ class _Table:
     head_on_source: bool
 
     @classmethod
-    def of(cls, instance: Instance) -> _Table:
+    def of(cls, instance: Instance) -> Table:
         done = np.zeros((instance.nodes, instance.layers + 1))
         np.cumsum(instance.compute_s, axis=1, out=done[:, 1:])
         return cls(
@@ -137,6 +143,13 @@ class Figures:
         busy = self.prefill_busiest_s[same] + (self.new_tokens - 1) * self.decode_busiest_s[same]
         return int(same[np.argmin(busy)])
 
+    def fewest(self, index: int) -> int:
+        """The fewest micro-batches with the rate of the most: more of them would only wait."""
+        most = int(self.micro_batches[index])
+        one: dict[str, Any] = {name: np.repeat(getattr(self, name)[index], most) for name in _TIMES}
+        found = replace(self, **one, micro_batches=np.arange(1, most + 1)).rates()
+        return int(np.argmax(found >= found[-1] * (1 - SAME))) + 1
+
     def at_most(self, batch: int) -> Floats:
         """[K] what no b from this one to `batch` exceeds."""
         most = self.micro_batches
@@ -149,6 +162,35 @@ class Figures:
         return np.maximum(self._rate(batch * below, below), reached)
 
 
+class Scored(Protocol):
+    """[K] what cuts reach at one b, the more the better; `Figures` does for tokens a second."""
+
+    @property
+    def micro_batches(self) -> Integers: ...
+
+    def rates(self) -> Floats: ...
+
+    def first(self, rates: Floats) -> int: ...
+
+    def fewest(self, index: int) -> int: ...
+
+    def at_most(self, batch: int) -> Floats: ...
+
+
+class Scorer(Protocol):
+    """What is reached by one problem's cuts; `Rates` is one."""
+
+    @property
+    def problem(self) -> PlanProblem: ...
+
+    @property
+    def least(self) -> Instance: ...
+
+    def places(self, cuts: Cuts) -> Places: ...
+
+    def figures(self, places: Places, batch: int) -> Scored: ...
+
+
 class Rates:
     """The rates of one problem's cuts."""
 
@@ -157,17 +199,21 @@ class Rates:
         self.problem = costs.problem
         self.least = costs.decode(Load())
         """What a cut has to keep at the least: the smallest load."""
-        self._tables: dict[int, tuple[_Table, _Table]] = {}
+        self._tables: dict[int, tuple[Table, Table]] = {}
 
     def places(self, cuts: Cuts) -> Places:
         return Places(cuts, self.least)
 
-    def figures(self, places: Places, batch: int) -> Figures:
-        """Times and the most micro-batches at one b."""
+    def tables(self, batch: int) -> tuple[Table, Table]:
+        """The prompt's and a token's."""
         if batch not in self._tables:
             load = Load(batch)
-            self._tables[batch] = _Table.of(self.costs.prefill(load)), _Table.of(self.costs.decode(load))
-        prefill, decode = self._tables[batch]
+            self._tables[batch] = Table.of(self.costs.prefill(load)), Table.of(self.costs.decode(load))
+        return self._tables[batch]
+
+    def figures(self, places: Places, batch: int) -> Figures:
+        """Times and the most micro-batches at one b."""
+        prefill, decode = self.tables(batch)
         prefill_round_s, prefill_busiest_s = places.times(prefill)
         round_s, busiest_s = places.times(decode)
         most = np.minimum(self._fitting(places, batch), most_micro_batches(self.costs, batch))
@@ -209,7 +255,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Best:
-    """The best of all cuts looked at: tokens a second, cut, b and m."""
+    """The best of all cuts looked at: what it reaches (tokens a second), cut, b and m."""
 
     rate: float = 0.0
     cut: Cut | None = None
@@ -220,7 +266,7 @@ class Best:
     def load(self) -> Load:
         return Load(self.batch, self.micro_batches)
 
-    def look(self, rates: Rates, groups: list[Places]) -> bool:
+    def look(self, rates: Scorer, groups: list[Places]) -> bool:
         """Every cut at every b and m allowed; whether one was better. Cuts and ranges of b that cannot be are left."""
         before = self.rate
         high = rates.problem.batch_limit
@@ -231,7 +277,7 @@ class Best:
             high = low
         return self.rate > before
 
-    def _range(self, rates: Rates, groups: list[Places], low: int, high: int) -> None:
+    def _range(self, rates: Scorer, groups: list[Places], low: int, high: int) -> None:
         """Every b from `low` to `high`."""
         left = []
         for places in groups:
@@ -242,7 +288,7 @@ class Best:
             index = figures.first(found)
             if found[index] > self.rate * (1 + SAME):
                 self.rate, self.cut = float(found[index]), places.cuts.cut(index)
-                self.batch, self.micro_batches = low, _fewest(figures, index)
+                self.batch, self.micro_batches = low, figures.fewest(index)
             if high > low:
                 left.append((places, figures.at_most(high)))
         if high == low:
@@ -253,14 +299,6 @@ class Best:
             self._range(rates, kept, middle, high)
             if middle > low + 1:
                 self._range(rates, kept, low + 1, middle - 1)
-
-
-def _fewest(figures: Figures, index: int) -> int:
-    """The fewest micro-batches with the rate of the most: more of them would only wait."""
-    most = int(figures.micro_batches[index])
-    one: dict[str, Any] = {name: np.repeat(getattr(figures, name)[index], most) for name in _TIMES}
-    found = replace(figures, **one, micro_batches=np.arange(1, most + 1)).rates()
-    return int(np.argmax(found >= found[-1] * (1 - SAME))) + 1
 
 
 _TIMES = ("prefill_round_s", "prefill_busiest_s", "decode_round_s", "decode_busiest_s")

@@ -16,7 +16,7 @@ from edgeshard.planning.costs import Costs, Load, Roofline
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.neighbours import neighbours
 from edgeshard.planning.problem import ComputeTimes
-from edgeshard.planning.rate_scoring import Best, Places, Rates
+from edgeshard.planning.rate_scoring import Best, Places, Scorer
 from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.problem import Kinds, equal_kinds, single_kinds
 
@@ -65,7 +65,7 @@ def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | Non
     return Costs(replace(costs.problem, exclude=exclude)), fewer, tuple(kept)
 
 
-def count_out(rates: Rates, kinds: Kinds | None) -> Best | None:
+def count_out(rates: Scorer, kinds: Kinds | None) -> Best | None:
     """The best of all cuts at all loads; None when there are too many."""
     instance = rates.least
     if kinds is None or count_cuts(instance, kinds) > MOST_COUNTED:
@@ -87,7 +87,7 @@ def joined(parts: list[Cuts]) -> Cuts:
 class Pool:
     """The cuts found so far, each rated at its best load, and the best of all."""
 
-    def __init__(self, rates: Rates, kinds: Kinds | None) -> None:
+    def __init__(self, rates: Scorer, kinds: Kinds | None) -> None:
         self.rates = rates
         self.kinds = kinds if kinds is not None else single_kinds(rates.least)
         self.best = Best()

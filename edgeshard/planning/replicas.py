@@ -106,11 +106,23 @@ class Replicas:
             text = f"{low:.2f} ({slowest}) to {high:.2f} tokens/s ({fastest}) on a box"
         return f"{text}; left out: {_listed(_reasons(self.left_out))}" if self.left_out else text
 
-    def seconds(self, goal: Objective) -> float:
-        """What the objective minimises, as `CutPrediction.seconds`."""
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of all their tokens together; None where the watts of one are unknown."""
+        total_w = 0.0
+        for replica in self.replicas:
+            if (joules := replica.prediction.joules_per_token) is None:
+                return None
+            total_w += joules * replica.prediction.throughput_tps
+        return total_w / self.throughput_tps
+
+    def cost(self, goal: Objective) -> float:
+        """What the objective minimises, as `CutPrediction.cost`."""
         if goal is Objective.THROUGHPUT:
             return 1.0 / self.throughput_tps
-        return max(replica.prediction.seconds(goal) for replica in self.replicas)
+        if goal is Objective.ENERGY and (joules := self.joules_per_token) is not None:
+            return joules
+        return max(replica.prediction.cost(goal) for replica in self.replicas)
 
 
 def boxes_alone(problem: PlanProblem) -> tuple[BoxAlone, ...]:
@@ -142,14 +154,15 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
 def replicas(problem: PlanProblem) -> Replicas:
     """The model on each box that can hold it, with the requests shared out for the highest rate together.
 
-    One request alone goes to the box that is best for the objective. At most `max_nodes` boxes are used.
+    One request alone goes to the box that is best for the objective, and so do all for the least energy, since a second
+    box only adds its own. At most `max_nodes` boxes are used.
     """
     boxes = boxes_alone(problem)
     able = [box for box in boxes if box.figures]
     left_out = tuple(box for box in boxes if not box.figures)
     if not able:
         chosen = []
-    elif problem.goal.is_single:
+    elif problem.goal.is_single or problem.goal is Objective.ENERGY:
         best = _best(problem, able)
         chosen = [Replica(best.node, best.figures[-1])]
     else:
@@ -196,7 +209,7 @@ def none_holds(boxes: Sequence[BoxAlone]) -> str:
 def _best(problem: PlanProblem, able: Sequence[BoxAlone]) -> BoxAlone:
     """The best for the objective; of equal ones the source."""
     source = problem.cluster.source
-    return min(able, key=lambda box: (box.figures[-1].seconds(problem.goal), box.node != source))
+    return min(able, key=lambda box: (box.figures[-1].cost(problem.goal), box.node != source))
 
 
 def _none_holds(boxes: Sequence[BoxAlone]) -> Shortage:
@@ -235,7 +248,7 @@ def _box_alone(problem: PlanProblem, node: ClusterNode) -> BoxAlone:
             if not figures:
                 return BoxAlone(node.name, (), memory, f"needs {1000 * found.time_per_token_s:.1f} ms per token")
             break
-        figures.append(max(figures[-1], found, key=lambda item: item.throughput_tps) if figures else found)
+        figures.append(min(figures[-1], found, key=lambda item: item.cost(problem.goal)) if figures else found)
     while len(figures) > 1 and figures[-1] is figures[-2]:
         figures.pop()
     return BoxAlone(node.name, tuple(figures), memory)

@@ -42,38 +42,53 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best cut found; `bound_s` is no more than the objective of any cut that may be used."""
+    """The best cut found; `value` is what was asked to be least, and `bound` no more than any cut has."""
 
     cut: Cut
-    value_s: float
-    bound_s: float
+    value: float
+    bound: float
 
     @property
     def gap(self) -> float:
-        gap = 1.0 - self.bound_s / self.value_s if self.value_s > 0 else 0.0
+        gap = 1.0 - self.bound / self.value if self.value > 0 else 0.0
         return gap if gap > _ROUNDING else 0.0
 
 
 class RequestSearch:
-    """For one request alone; `limit_s` leaves out cuts whose time per token is longer."""
+    """For one request alone; `max_time_per_token` leaves out cuts whose time per token is longer.
+
+    `energy_alone` asks for another objective of one request alone by what it says of a cut and of a bound.
+    """
 
     def __init__(self, costs: Costs, objective: Objective, times: PromptTimes | None = None) -> None:
         self._costs, self._times = costs, times or PromptTimes(costs)
-        self._tokens = costs.problem.new_tokens - 1 if objective is Objective.REQUEST else 0
+        self._tokens = 0 if objective is Objective.TTFT else costs.problem.new_tokens - 1
         self._limit_s = costs.problem.max_time_per_token_s
         self._prefill, self._decode = costs.prefill(Load()), costs.decode(Load())
 
-    def value_s(self, cut: Cut) -> float:
+    def value(self, cut: Cut) -> float:
         """The objective of a cut; infinite beyond `max_time_per_token`."""
         per_token_s = score(self._decode, cut).round_s
         if self._limit_s is not None and per_token_s > self._limit_s:
-            return float("inf")
-        return self._times.first_token(cut).seconds + self._tokens * per_token_s
+            return INFINITY
+        return self._value(cut, self._times.first_token(cut).seconds + self._tokens * per_token_s)
+
+    def _value(self, cut: Cut, request_s: float) -> float:
+        """The objective of a cut that takes so long for the request."""
+        return request_s
+
+    def _floors(self, floor: PromptFloor, cuts: Cuts, request_s: Floats) -> Floats:
+        """[K] what the objective of each cut is at least, if its request takes at least so long."""
+        return request_s
+
+    def _instances(self, floor: PromptFloor) -> list[Instance]:
+        """What tells boxes apart."""
+        return [self._prefill, self._decode, floor.first, floor.last, floor.whole]
 
     def run(self) -> Found | None:
         """None where no cut keeps every limit."""
         floor = PromptFloor.of(self._costs)
-        kinds = kinds_of_all([self._prefill, self._decode, floor.first, floor.last, floor.whole])
+        kinds = kinds_of_all(self._instances(floor))
         if count_cuts(self._decode, kinds) <= MOST_CUTS:
             return self._among(floor, every_cut(self._decode, kinds))
         return self._improved(floor, kinds)
@@ -83,7 +98,7 @@ class RequestSearch:
         kept, bounds = list[Cuts](), list[Floats]()
         for part in parts:
             per_token_s, _ = scores(self._decode, part)
-            bound = floor.seconds(part) + self._tokens * per_token_s
+            bound = self._floors(floor, part, floor.seconds(part) + self._tokens * per_token_s)
             if self._limit_s is not None:
                 bound = np.where(per_token_s <= self._limit_s, bound, INFINITY)
             kept.append(part)
@@ -99,15 +114,15 @@ class RequestSearch:
                 return None if best is None else Found(best, value, min(value, float(bound[place])))
             number_of = int(np.searchsorted(firsts, place, side="right")) - 1
             cut = kept[number_of].cut(place - int(firsts[number_of]))
-            if (seconds := self.value_s(cut)) < value:
-                best, value = cut, seconds
+            if (own := self.value(cut)) < value:
+                best, value = cut, own
         return None if best is None else Found(best, value, value)
 
     def _improved(self, floor: PromptFloor, kinds: Kinds) -> Found | None:
         """The best of the solvers' candidates and of what comes of changing it, with a certified bound."""
-        bound_s = self._bound_s(floor)
-        candidates = dict.fromkeys(self._candidates())
-        values = {cut: self.value_s(cut) for cut in candidates}
+        bound = self._bound(floor)
+        candidates = dict.fromkeys(self._candidates(floor))
+        values = {cut: self.value(cut) for cut in candidates}
         values = {cut: value for cut, value in values.items() if value < INFINITY}
         if not values:
             return None
@@ -118,17 +133,17 @@ class RequestSearch:
             improved = False
             for cut in self._near(floor, kinds, best, values[best]):
                 steps += 1
-                values[cut] = self.value_s(cut)
+                values[cut] = self.value(cut)
                 if values[cut] < values[best] * (1 - _ROUNDING):
                     best, improved = cut, True
                     break
                 if steps >= MOST_STEPS:
                     break
-        return Found(best, values[best], min(bound_s, values[best]))
+        return Found(best, values[best], min(bound, values[best]))
 
-    def _bound_s(self, floor: PromptFloor) -> float:
-        """No cut is better: the last slice's way and the tokens' ways, or all slices on the busiest station."""
-        both = solve_latency(with_tokens(floor.last, self._decode, self._tokens))
+    def _bound(self, floor: PromptFloor) -> float:
+        """No cut is better: the slices' and the tokens' ways, or all slices on the busiest station."""
+        both = solve_latency(with_tokens(floor.way, self._decode, self._tokens))
         stations = solve_throughput(floor.whole, _MANY)
         tokens = solve_latency(self._decode) if self._tokens else None
         if both is None or stations is None:
@@ -136,7 +151,7 @@ class RequestSearch:
         tokens_s = self._tokens * tokens.bound_s if tokens is not None else 0.0
         return max(both.bound_s, stations.bound_s / _MANY + tokens_s)
 
-    def _candidates(self) -> Iterator[Cut]:
+    def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
         tokens = self._costs.problem.prompt_tokens
         for instance, micro_batches in (
             (prompt_and_tokens(self._costs, self._tokens), 1),
@@ -152,7 +167,7 @@ class RequestSearch:
             if tokens < 2 * slice_unit(tokens) and self._limit_s is None:
                 return  # one piece: the sum is the objective
 
-    def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value_s: float) -> Iterator[Cut]:
+    def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value: float) -> Iterator[Cut]:
         """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
         found: dict[int, list[Cut]] = {}
         for other in dict.fromkeys(neighbours(cut, kinds)):
@@ -161,10 +176,11 @@ class RequestSearch:
         bounded = []
         for same in found.values():
             cuts = Cuts.of(same)
-            bound = floor.seconds(cuts) + self._tokens * scores(self._decode, cuts)[0]
+            request_s = floor.seconds(cuts) + self._tokens * scores(self._decode, cuts)[0]
+            bound = self._floors(floor, cuts, request_s)
             bounded += [(float(low), index, other) for index, (low, other) in enumerate(zip(bound, same, strict=True))]
         bounded.sort(key=lambda item: item[:2])
-        return (other for low, _, other in bounded if low < value_s)
+        return (other for low, _, other in bounded if low < value)
 
 
 def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:

@@ -205,8 +205,11 @@ def _links(
 def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
     """A measured box as the device that would take as long by the roofline. Solvers do not see it, baselines do.
 
-    Its watts are those of the catalogue where it is there.
+    Its watts are measured too where it has a sensor, else those of the catalogue where it is there.
     """
+    idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
+    if profile.energy is not None:
+        idle_w, busy_w = profile.energy.idle_w, max(profile.energy.idle_w, profile.energy.busy_w)
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)
@@ -221,6 +224,6 @@ def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
         flops=dict.fromkeys(DType, 2.0 * block.parameters * prompt.count / prompt.seconds),
         unified=profile.memory.unified,
         source="measured",
-        idle_w=known.idle_w if known is not None else None,
-        busy_w=known.busy_w if known is not None else None,
+        idle_w=idle_w,
+        busy_w=busy_w,
     )

@@ -45,18 +45,18 @@ Tried = Callable[[PlanProblem], bool]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Seconds of the plan and of replicas in the objective, of a rate those of one token; infinite without any."""
+    """What the objective minimises, of the plan and of replicas: infinite without one, of a rate a token's seconds."""
 
-    plan_s: float
-    whole_s: float
+    plan_cost: float
+    whole_cost: float
 
     @property
     def plan_wins(self) -> bool:
-        return self.plan_s < self.whole_s * (1 - _SAME)
+        return self.plan_cost < self.whole_cost * (1 - _SAME)
 
     @property
     def whole_wins(self) -> bool:
-        return self.whole_s < self.plan_s * (1 - _SAME)
+        return self.whole_cost < self.plan_cost * (1 - _SAME)
 
 
 def plan_wins(problem: PlanProblem) -> bool:
@@ -64,8 +64,8 @@ def plan_wins(problem: PlanProblem) -> bool:
     whole = replicas(problem)
     if problem.goal is not Objective.THROUGHPUT:
         planned = plan(problem, alternatives=0).prediction
-        whole_s = whole.seconds(problem.goal) if whole.replicas else float("inf")
-        return planned is not None and Pair(planned.seconds(problem.goal), whole_s).plan_wins
+        whole_cost = whole.cost(problem.goal) if whole.replicas else float("inf")
+        return planned is not None and Pair(planned.cost(problem.goal), whole_cost).plan_wins
     costs, target = Costs(problem), whole.throughput_tps / (1 - _SAME)
     found = search_rate(costs, target)
     return found.cut is not None and predict(costs, found.load, found.cut).throughput_tps > target
@@ -79,11 +79,11 @@ def advice(result: PlanResult) -> str:
     whole = replicas(problem)
     if not whole.replicas:
         return ""
-    pair = Pair(result.prediction.seconds(problem.goal), whole.seconds(problem.goal))
-    if _gain(pair.plan_s, pair.whole_s, problem.goal) <= CLEARLY:
+    pair = Pair(result.prediction.cost(problem.goal), whole.cost(problem.goal))
+    if _gain(pair.plan_cost, pair.whole_cost, problem.goal) <= CLEARLY:
         return ""
-    than = _than(pair.plan_s, pair.whole_s, problem.goal)
-    return f"{_whole(problem, whole)} would give {_value(pair.whole_s, problem.goal)}, {than}: see --compare"
+    than = _than(pair.plan_cost, pair.whole_cost, problem.goal)
+    return f"{_whole(problem, whole)} would give {_value(pair.whole_cost, problem.goal)}, {than}: see --compare"
 
 
 def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
@@ -95,15 +95,15 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
     if not shared.feasible:
         return f"{'Split it' if planned.feasible else 'There is no plan'}: {shared.reason}."
     goal, whole = problem.goal, replicas(problem)
-    pair = Pair(_seconds(planned, goal), _seconds(shared, goal))
-    ours, theirs, unsplit = _value(pair.plan_s, goal), _value(pair.whole_s, goal), _whole(problem, whole)
+    pair = Pair(_cost(planned, goal), _cost(shared, goal))
+    ours, theirs, unsplit = _value(pair.plan_cost, goal), _value(pair.whole_cost, goal), _whole(problem, whole)
     if pair.plan_wins:
-        than = _than(pair.whole_s, pair.plan_s, goal)
+        than = _than(pair.whole_cost, pair.plan_cost, goal)
         first = f"Split it: the plan gives {ours}, {than} than {unsplit} ({theirs})."
     elif not planned.feasible:
         first = f"Do not split it: {unsplit} gives {theirs}; from {problem.cluster.source} there is no plan."
     elif pair.whole_wins:
-        than = _than(pair.plan_s, pair.whole_s, goal)
+        than = _than(pair.plan_cost, pair.whole_cost, goal)
         first = f"Do not split it: {unsplit} gives {theirs}, {than} than the plan ({ours})."
     else:
         first = f"Do not split it: {unsplit} gives {theirs}, and no plan is better."
@@ -113,7 +113,11 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
 def _changes(problem: PlanProblem, pair: Pair) -> list[str]:
     """Where the way that loses now would be better, a sentence for each of requests, links and memory."""
     boxes = boxes_alone(problem)
-    if len(boxes) > MOST_TRIED or (not problem.goal.is_single and not _quickly_searched(problem)):
+    if (
+        len(boxes) > MOST_TRIED
+        or problem.goal is Objective.ENERGY
+        or (not problem.goal.is_single and not _quickly_searched(problem))
+    ):
         return []
     better = "Not splitting would be as good or better" if pair.plan_wins else "Splitting would be better"
 
@@ -142,8 +146,8 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     tried = [2**exponent for exponent in range((at_once - 1).bit_length() + 1)]
     now = problem.request_limit
     # Rates only rise with the requests allowed: what loses without a limit to what wins now loses in between as well.
-    least_s = whole.seconds(Objective.THROUGHPUT) if pair.plan_wins else _bound_s(most)
-    hopeless = least_s > min(pair.plan_s, pair.whole_s) * (1 + _SAME)
+    least_s = whole.cost(Objective.THROUGHPUT) if pair.plan_wins else _bound_s(most)
+    hopeless = least_s > min(pair.plan_cost, pair.whole_cost) * (1 + _SAME)
 
     def wins(number: int) -> bool:
         if now is None:
@@ -241,10 +245,10 @@ def _bound_s(result: PlanResult) -> float:
     """Seconds per token that no plan of a rate is below."""
     if result.prediction is None or result.gap is None:
         return float("inf")
-    return result.prediction.seconds(Objective.THROUGHPUT) * (1 - result.gap)
+    return result.prediction.cost(Objective.THROUGHPUT) * (1 - result.gap)
 
 
-def _seconds(row: StrategyRow, goal: Objective) -> float:
+def _cost(row: StrategyRow, goal: Objective) -> float:
     if not row.feasible:
         return float("inf")
     match goal:
@@ -254,6 +258,8 @@ def _seconds(row: StrategyRow, goal: Objective) -> float:
             value = row.ttft_s
         case Objective.LATENCY:
             value = row.time_per_token_s
+        case Objective.ENERGY:
+            value = row.joules_per_token
         case _:
             value = 1.0 / row.throughput_tps if row.throughput_tps else None
     assert value is not None  # a row that can run has all its figures
@@ -269,18 +275,20 @@ def _whole(problem: PlanProblem, whole: Replicas) -> str:
     return f"the model whole on {node}{'' if node == problem.cluster.source else ', where requests then come in,'}"
 
 
-def _gain(loser_s: float, winner_s: float, goal: Objective) -> float:
-    return loser_s / winner_s - 1 if goal is Objective.THROUGHPUT else 1 - winner_s / loser_s
+def _gain(loser: float, winner: float, goal: Objective) -> float:
+    return loser / winner - 1 if goal is Objective.THROUGHPUT else 1 - winner / loser
 
 
-def _than(loser_s: float, winner_s: float, goal: Objective) -> str:
-    gain = 100 * _gain(loser_s, winner_s, goal)
+def _than(loser: float, winner: float, goal: Objective) -> str:
+    gain = 100 * _gain(loser, winner, goal)
     return f"{gain:.{1 if gain < 10 else 0}f} % {'more' if goal is Objective.THROUGHPUT else 'less'}"
 
 
-def _value(seconds: float, goal: Objective) -> str:
+def _value(cost: float, goal: Objective) -> str:
     """A figure in the objective's own unit."""
     if goal is Objective.THROUGHPUT:
-        return f"{1 / seconds:.2f} tokens/s"
-    text = f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+        return f"{1 / cost:.2f} tokens/s"
+    if goal is Objective.ENERGY:
+        return f"{cost:.2f} J per token"
+    text = f"{1000 * cost:.1f} ms" if cost < 1 else f"{cost:.2f} s"
     return text + {Objective.REQUEST: " a request", Objective.TTFT: " to the first token"}.get(goal, " per token")

@@ -25,8 +25,10 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     shared = ", shared with the accelerator" if memory.unified else ""
     yield f"memory: {_size(memory.free_bytes)} free of {_size(memory.total_bytes)}{shared}"
     yield f"the agent itself: {_size(memory.daemon_bytes)}"
-    if profile.energy is not None:
-        energy = profile.energy
+    energy = profile.energy
+    if energy is None:
+        yield "power: no sensor could be read"
+    else:
         yield f"power: {energy.idle_w:.1f} W at rest, {energy.busy_w:.1f} W while measuring ({energy.source})"
 
 

@@ -110,6 +110,7 @@ def _prediction_to_wire(prediction: Prediction) -> pb.Prediction:
         new_tokens=prediction.new_tokens,
         lengths=prediction.lengths.value,
         request_s=prediction.request_s,
+        joules_per_token=prediction.joules_per_token,
     )
 
 
@@ -152,6 +153,7 @@ def _prediction_from_wire(message: pb.Prediction) -> Prediction:
         new_tokens=message.new_tokens,
         lengths=LengthsFrom(message.lengths) if message.lengths in list(LengthsFrom) else LengthsFrom.DEFAULT,
         request_s=message.request_s,
+        joules_per_token=message.joules_per_token if message.HasField("joules_per_token") else None,
     )
 
 

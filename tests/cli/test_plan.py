@@ -25,6 +25,7 @@ ROW_FIELDS = (
     "throughput_tps",
     "ttft_s",
     "request_s",
+    "joules_per_token",
     "nodes",
     "placement",
     "gap",
@@ -69,7 +70,10 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
 def two_boxes(tmp_path: Path, rate: str = "1e9") -> Path:
     path = tmp_path / "two.toml"
     devices = "".join(f'[[device]]\nname = "{name}"\nkind = "agx-orin"\n' for name in "ab")
-    path.write_text(f'source = "a"\n{devices}[[link]]\nbandwidth_bps = {rate}\n[model]\ndtype = "float16"\n[workload]\nnew_tokens = 128\n')
+    path.write_text(
+        f'source = "a"\n{devices}[[link]]\nbandwidth_bps = {rate}\n[model]\ndtype = "float16"\n'
+        "[workload]\nnew_tokens = 128\n"
+    )
     return path
 
 
@@ -150,6 +154,28 @@ def test_options_reach_the_planner() -> None:
     assert data("--objective", "auto", "--concurrency", "4", "--batch", "1")["batch"] == 1
     assert data("--new-tokens", "8", "--prompt-tokens", "4")["ttft_s"] < data()["ttft_s"]
     assert data("--head-on-source")["time_per_token_s"] > data()["time_per_token_s"]
+
+
+def test_energy_is_printed_where_the_power_of_the_boxes_is_known(tmp_path: Path) -> None:
+    values = data("--objective", "energy", "--concurrency", "4")
+    assert values["gap_objective"] == "energy per token" and values["joules_per_token"] > 0
+    assert values["stages"][0]["power"] == {"idle_w": 15, "busy_w": 40, "measured": False}
+    assert values["joules_per_token"] < data("--concurrency", "4")["joules_per_token"]
+    table = run("--objective", "energy", "--max-time-per-token", "1").output
+    assert "J per token, that of these boxes alone" in table and "in energy per token" in table
+    assert {row["joules_per_token"] is None for row in data("--compare")} == {False}
+
+    unknown = tmp_path / "site.toml"
+    boxes = "".join(
+        f'[[device]]\nname = "{name}"\nkind = "{kind}"\n'
+        for name, kind in (("pi", "raspberry-pi-5"), ("nx", "orin-nx"))
+    )
+    unknown.write_text(f'source = "pi"\n{boxes}[link]\nbandwidth_bps = 1e9\n[model]\ndtype = "float16"\n')
+    shown = run("--compare", cluster=unknown)
+    assert shown.exit_code == 0 and "no J/TOKEN with pi, whose power is not known" in shown.stderr
+    assert "J per token" not in run(cluster=unknown).output
+    refused = run("--objective", "energy", cluster=unknown)
+    assert refused.exit_code == 2 and "the power of pi is not known" in refused.stderr
 
 
 def eval_layers(text: str) -> int:

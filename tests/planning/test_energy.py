@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from math import inf
 from typing import Any
 
 import pytest
 
+from bench import brute_energy
+from bench.brute_energy import least_energy
+from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.planning import rate_search, request_search
+from edgeshard.planning.baselines import compare
 from edgeshard.planning.catalogue import CATALOGUE
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.energy import energy_j
+from edgeshard.planning.explain import explain
 from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import predict
+from edgeshard.planning.plan import GAP_OF_ENERGY, PlanResult, plan, predict
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.prompt_time import PromptTimes
+from edgeshard.planning.shapes import built_in_model
 from tests.planning.request_truth import first_token_s, step_seconds, token_s
 from tests.planning.test_requests import random_problem
 
@@ -97,3 +106,137 @@ def test_every_figure_of_the_catalogue_has_a_source() -> None:
         if spec.busy_w is not None:
             assert spec.idle_w is not None and spec.idle_w < spec.busy_w
             assert f"power: {spec.busy_w} W" in spec.source
+
+
+SMALL = range(30)
+SAME = 1e-6
+
+
+def small(seed: int) -> PlanProblem:
+    """2 to 4 boxes and 2 to 7 layers, with watts; one request, or 2 to 6 at most; some within a time per token."""
+    return brute_energy.random_problem(seed, most_boxes=4, most_layers=7)
+
+
+@cache
+def least(seed: int) -> float:
+    return least_energy(small(seed)).joules_per_token
+
+
+def joules(result: PlanResult) -> float:
+    if result.prediction is None:
+        return inf
+    assert result.prediction.joules_per_token is not None and result.gap_objective == GAP_OF_ENERGY
+    return result.prediction.joules_per_token
+
+
+def test_the_problems_are_of_all_sorts() -> None:
+    problems = [small(seed) for seed in SMALL]
+    assert sum(problem.request_limit == 1 for problem in problems) > 5
+    assert sum(problem.request_limit != 1 for problem in problems) > 5
+    assert sum(problem.max_time_per_token_s is not None and least(seed) < inf for seed, problem in enumerate(problems))
+    assert sum(least(seed) < inf for seed in SMALL) > 20
+
+
+@pytest.mark.parametrize("seed", SMALL)
+def test_no_plan_takes_less_energy(seed: int) -> None:
+    problem = small(seed)
+    result = plan(problem, alternatives=0)
+    assert joules(result) == pytest.approx(least(seed), rel=SAME)
+    if result.prediction is None:
+        assert result.shortage is not None
+        return
+    assert result.gap == 0
+    load, limit = result.prediction.load, problem.request_limit
+    assert load.batch <= problem.batch_limit and (limit is None or load.requests <= limit)
+    assert all(stage.memory.needed <= stage.memory.usable for stage in result.stages)
+    if problem.max_time_per_token_s is not None:
+        assert result.prediction.time_per_token_s <= problem.max_time_per_token_s
+
+
+@pytest.mark.parametrize("seed", SMALL)
+def test_too_many_cuts_leave_a_gap_that_holds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_search, "MOST_CUTS", 0)
+    monkeypatch.setattr(rate_search, "MOST_COUNTED", 0)
+    result = plan(small(seed), alternatives=0)
+    if result.prediction is None:
+        assert least(seed) == inf
+        return
+    assert result.gap is not None
+    assert joules(result) * (1 - result.gap) <= least(seed) * (1 + SAME)
+    assert joules(result) >= least(seed) * (1 - SAME)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_more_room_to_choose_never_takes_more(seed: int) -> None:
+    problem = small(seed)
+    fewer = replace(problem, max_nodes=None, exclude=(problem.cluster.nodes[-1].name,))
+    assert joules(plan(replace(problem, max_nodes=None), 0)) <= joules(plan(fewer, 0)) * (1 + SAME)
+    fastest = plan(replace(problem, objective=Objective.LATENCY, max_time_per_token_s=None), 0).prediction
+    if fastest is None:
+        return
+    limits = (1.01 * fastest.time_per_token_s, 2 * fastest.time_per_token_s, None)
+    found = [joules(plan(replace(problem, max_time_per_token_s=limit), 0)) for limit in limits]
+    assert inf > found[0] >= found[1] * (1 - SAME) >= found[2] * (1 - 2 * SAME)
+    alone, some, more = (joules(plan(replace(problem, concurrency=count), 0)) for count in (1, 3, 6))
+    assert alone >= some * (1 - SAME) >= more * (1 - 2 * SAME)
+
+
+def two_boxes(**changes: object) -> PlanProblem:
+    """A box that sips and a box that gulps, and is twenty times as fast; the model fits each of them."""
+    cluster = parse_cluster(
+        {
+            "source": "orin",
+            "device": [{"name": "orin", "kind": "agx-orin"}, {"name": "gpu", "kind": "rtx-3090"}],
+            "link": [{"bandwidth_bps": 1e9, "latency_s": 0.0005}],
+        }
+    )
+    model = built_in_model("llama2-7b")
+    assert model is not None
+    problem = PlanProblem(model, cluster, Objective.ENERGY, dtype=DType.FLOAT16)
+    return replace(problem, **changes)  # type: ignore[arg-type]
+
+
+def test_energy_is_bought_with_time_as_far_as_the_limit_allows() -> None:
+    thrifty = plan(two_boxes()).prediction
+    fast = plan(two_boxes(objective=Objective.REQUEST)).prediction
+    assert thrifty is not None and fast is not None
+    assert thrifty.time_per_token_s > fast.time_per_token_s
+    assert thrifty.cost(Objective.ENERGY) < fast.cost(Objective.ENERGY)
+    limit = (fast.time_per_token_s + thrifty.time_per_token_s) / 2
+    between = plan(two_boxes(max_time_per_token_s=limit)).prediction
+    assert between is not None and between.time_per_token_s <= limit
+    assert thrifty.cost(Objective.ENERGY) < between.cost(Objective.ENERGY) <= fast.cost(Objective.ENERGY)
+    none = plan(two_boxes(max_time_per_token_s=fast.time_per_token_s / 100))
+    assert none.shortage is not None and none.shortage.constraint == "max_time_per_token"
+
+
+def test_many_requests_share_what_weights_take() -> None:
+    alone, many = plan(two_boxes()), plan(two_boxes(concurrency=8))
+    assert many.prediction is not None and many.prediction.load.requests == 8
+    assert joules(many) < joules(alone) / 3
+
+
+def test_boxes_of_unknown_power_are_named() -> None:
+    problem = two_boxes()
+    first, second = problem.cluster.nodes
+    without = replace(second, device=replace(second.device, idle_w=None, busy_w=None))
+    problem = replace(problem, cluster=replace(problem.cluster, nodes=(first, without)))
+    with pytest.raises(InvalidArgumentError, match="power of gpu is not known; give idle_w and busy_w") as caught:
+        plan(problem)
+    assert (caught.value.field, caught.value.reason) == ("objective", "UNKNOWN_POWER")
+    assert joules(plan(replace(problem, exclude=("gpu",)))) < inf
+    rows = {row.strategy: row for row in compare(replace(problem, objective=Objective.REQUEST))}
+    assert rows["edge-solo"].joules_per_token and rows["cloud-edge-even"].joules_per_token is None
+
+
+def test_runner_ups_and_other_strategies_are_judged_by_energy() -> None:
+    result = plan(two_boxes(concurrency=4))
+    words = " ".join(explain(result))
+    assert "fewest joules per token with at most 4 requests" in words and "J per token, " in words
+    taken = [item.joules_per_token for item in result.alternatives]
+    assert taken and taken == sorted(taken, key=lambda value: value or inf)
+    assert all(value and value >= joules(result) * (1 - SAME) for value in taken)
+    rows = compare(two_boxes(concurrency=4))
+    assert rows[-1].gap == 0
+    for row in rows:
+        assert row.joules_per_token and row.gap == pytest.approx(1 - joules(result) / row.joules_per_token)

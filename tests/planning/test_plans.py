@@ -342,7 +342,8 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
 def test_the_constraint_that_is_short_is_named(
     more: dict[str, Any], constraint: str, words: str, objective: Objective
 ) -> None:
-    cluster = cluster_of(device("a", 3), device("b", 3), device("c", 3.9))
+    watts = {"idle_w": 5, "busy_w": 50}
+    cluster = cluster_of(device("a", 3, **watts), device("b", 3, **watts), device("c", 3.9, **watts))
     assert plan(problem_of(cluster, objective=objective, concurrency=2)).feasible
     result = plan(problem_of(cluster, objective=objective, concurrency=2, **more))
     assert not result.feasible and result.stages == () and result.placement == ""

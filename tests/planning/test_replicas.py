@@ -152,12 +152,12 @@ def test_one_request_goes_to_the_box_that_is_best_for_the_objective(objective: O
     problem = problem_of(cluster_of(*specs), objective=objective, prompt_tokens=900, new_tokens=8)
     found, fastest = replicas(problem), whole_fastest(problem)
     alone = {spec["name"]: plan(replace(problem, cluster=cluster_of(spec))).prediction for spec in specs}
-    seconds = {name: one.seconds(problem.goal) for name, one in alone.items() if one is not None}
+    seconds = {name: one.cost(problem.goal) for name, one in alone.items() if one is not None}
     best = min(seconds, key=seconds.__getitem__)
     assert best == ("b" if objective is Objective.LATENCY else "c")
     assert fastest.placement == f"{best}=0:8" and found.placement == f"{best}=0:8 x1"
     assert fastest.prediction is not None
-    assert fastest.prediction.seconds(problem.goal) == pytest.approx(seconds[best], rel=1e-12)
+    assert fastest.prediction.cost(problem.goal) == pytest.approx(seconds[best], rel=1e-12)
     row = rows_of(problem)["whole-fastest"]
     assert row.reason.startswith(f"requests come in at {best}; ") and row.request_s == fastest.prediction.request_s
 
@@ -264,7 +264,7 @@ def wins_fully(problem: PlanProblem) -> bool:
     planned, whole = plan(problem, alternatives=0).prediction, replicas(problem)
     if planned is None or not whole.replicas:
         return planned is not None
-    return planned.seconds(problem.goal) < whole.seconds(problem.goal) * (1 - 1e-6)
+    return planned.cost(problem.goal) < whole.cost(problem.goal) * (1 - 1e-6)
 
 
 def test_whether_a_plan_wins_is_known_before_its_search_has_ended() -> None:

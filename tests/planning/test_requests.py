@@ -68,8 +68,8 @@ def test_no_plan_serves_one_request_sooner(seed: int, objective: Objective) -> N
         assert not result.feasible
         return
     assert result.prediction is not None
-    assert result.prediction.seconds(objective) == pytest.approx(min(truth.values()), rel=1e-6)
-    assert result.prediction.seconds(objective) == pytest.approx(truth[result.prediction.cut], rel=1e-6)
+    assert result.prediction.cost(objective) == pytest.approx(min(truth.values()), rel=1e-6)
+    assert result.prediction.cost(objective) == pytest.approx(truth[result.prediction.cut], rel=1e-6)
     assert result.gap == 0.0
     assert result.gap_objective == (GAP_OF_REQUEST if objective is Objective.REQUEST else GAP_OF_TTFT)
 
@@ -96,7 +96,7 @@ def test_too_many_cuts_leave_a_certified_gap(seed: int, objective: Objective, mo
     if result.prediction is None or exact.prediction is None:
         return
     assert result.gap is not None
-    best, found = exact.prediction.seconds(objective), result.prediction.seconds(objective)
+    best, found = exact.prediction.cost(objective), result.prediction.cost(objective)
     assert found >= best * (1 - 1e-9)
     assert found * (1 - result.gap) <= best * (1 + 1e-9), "the certified bound is above a plan"
     assert found <= best * 1.1

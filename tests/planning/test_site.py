@@ -13,9 +13,10 @@ from edgeshard.domain.device import DeviceFacts, Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.profile import EnergyProfile, LinkProfile, MeasuredLink
 from edgeshard.planning.catalogue import CATALOGUE, recognise
 from edgeshard.planning.costs import Costs, Load
+from edgeshard.planning.energy import Power, power_of, without_power
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import plan
 from edgeshard.planning.problem import PlanProblem
@@ -98,6 +99,21 @@ def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
     device = site.cluster.nodes[1].device
     assert device.bandwidth_bytes_per_s == CATALOGUE["rtx-4090"].bandwidth_bytes_per_s
     assert device.usable_bytes == 20 * GB, "what the coordinator says is left, not what the data sheet has"
+
+
+def test_a_box_has_the_watts_of_its_sensor_else_of_the_catalogue(make_profile: Any) -> None:
+    nodes = (node("a"), node("b", "NVIDIA GeForce RTX 4090"), node("c", "NVIDIA GeForce RTX 4090"), node("d"))
+    profiles = {NodeId(f"id-{name}"): make_profile(CONFIG, block_s=1e-2) for name in "abcd"}
+    for name, energy in (("a", EnergyProfile(9.0, 8.5, "rapl")), ("b", EnergyProfile(20.0, 260.0, "nvml"))):
+        profiles[NodeId(f"id-{name}")] = replace(profiles[NodeId(f"id-{name}")], energy=energy)
+    site = site_cluster(nodes, (), profiles, model=MODEL, dtype=DType.BFLOAT16, source="a")
+    costs = Costs(problem(site))
+    assert power_of(costs, 0) == Power(9.0, 9.0, measured=True), "a busy box takes no less than an idle one"
+    assert power_of(costs, 1) == Power(20.0, 260.0, measured=True)
+    known = CATALOGUE["rtx-4090"]
+    assert known.idle_w is not None and known.busy_w is not None
+    assert power_of(costs, 2) == Power(known.idle_w, known.busy_w, measured=False)
+    assert power_of(costs, 3) is None and without_power(costs) == ("d",)
 
 
 def test_quantised_boxes_are_planned_by_profiles_of_that_and_on_processors_only(cluster: Any) -> None:

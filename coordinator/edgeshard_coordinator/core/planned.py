@@ -231,7 +231,7 @@ class _Site:
             "prompt_tokens": self._typical.prompt_tokens,
             "new_tokens": self._typical.new_tokens,
             "context_tokens": self._context,
-            "concurrency": spec.concurrency,
+            "concurrency": 1 if spec.mode == "sequential" else spec.concurrency,
             "dtype": spec.dtype,
             "quantisation": self._quantisation,
             "kv_dtype": spec.kv_dtype,
@@ -297,7 +297,8 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
 def _objective(spec: DeploymentSpec) -> Objective:
     """In mode `sequential` one step is under way at a time: what matters is one request."""
     objective = Objective(spec.objective)
-    return objective if objective.is_single or spec.mode != "sequential" else Objective.REQUEST
+    one = objective.is_single or objective is Objective.ENERGY
+    return objective if one or spec.mode != "sequential" else Objective.REQUEST
 
 
 def _prediction(result: PlanResult, lengths: LengthsFrom) -> Prediction:
@@ -315,6 +316,7 @@ def _prediction(result: PlanResult, lengths: LengthsFrom) -> Prediction:
         new_tokens=result.problem.new_tokens,
         lengths=lengths,
         request_s=figures.request_s,
+        joules_per_token=figures.joules_per_token,
     )
 
 

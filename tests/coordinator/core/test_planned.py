@@ -17,11 +17,16 @@ from edgeshard.architectures import parse_config, stage_tensors
 from edgeshard.domain.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import LengthsFrom, Placement
-from edgeshard.domain.profile import LinkProfile
+from edgeshard.domain.profile import EnergyProfile, LinkProfile
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from tests.support.sizes import parameter_bytes
 
@@ -93,6 +98,25 @@ def test_the_fast_box_gets_what_the_source_need_not_hold(place: Any, measured: A
     assert (figures.requests, figures.prompt_tokens, figures.new_tokens) == (1, 64, 64), "half of the context each"
     assert (figures.objective, figures.lengths) == ("latency", "default") and not placement.note
     assert len(placement.costs) == 2, "the head sizes its steps by what its stages cost"
+
+
+def test_energy_is_planned_where_the_power_of_every_box_is_known(place: Any, measured: Any) -> None:
+    known = measured(a=1e-2, b=1e-3, c=1e-3)
+    watts = {"a": EnergyProfile(3.0, 9.0, "rapl"), "b": EnergyProfile(80.0, 300.0, "nvml")}
+    for name, energy in watts.items():
+        node_id = NodeId(f"id-{name}")
+        ((key, reported),) = known[node_id].profiles.items()
+        profile = replace(reported.value, energy=energy)
+        known[node_id] = replace(known[node_id], profiles={key: Reported(profile, 0.0)})
+    fast = place(ABC, known, exclude=["c"], objective="request")
+    assert cuts(fast) == "a=0:1,b=1:12"
+    placement = place(ABC, known, exclude=["c"], objective="energy")
+    assert cuts(placement) == "a=0:12" and placement.predicted.joules_per_token > 0
+    alone = place(ABC, known, exclude=["c"], objective="energy", mode="sequential")
+    assert alone.micro_batches == 1 and alone.predicted.requests == 1
+    with pytest.raises(InvalidArgumentError, match="power of c is not known") as caught:
+        place(ABC, known, objective="energy")
+    assert caught.value.reason == "UNKNOWN_POWER"
 
 
 def test_by_hand_it_stays_by_hand_with_figures(place: Any, measured: Any, manifest: ModelManifest) -> None:

@@ -1,0 +1,182 @@
+"""Random sites with watts, and the fewest joules per token of each by counting out every cut at every load.
+
+Everything is computed anew from what docs/planning.md says, as in `brute_rates`. Only the slices of a prompt alone are
+taken from the planner: which they are is not what is compared here.
+
+    python -m bench.brute_energy --sites 300        # plans against it, and bounds with nothing counted out
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from math import inf
+from unittest import mock
+
+import numpy as np
+
+from bench.brute_rates import PER_PART, TOKEN, Counted, frame_bytes
+from bench.brute_rates import random_problem as random_site
+from edgeshard.planning import rate_search, request_search
+from edgeshard.planning.costs import Costs
+from edgeshard.planning.instance import Cut
+from edgeshard.planning.plan import plan
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.prompt_time import PromptTimes
+
+SAME = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Joules per token of a placement (box and layers of each stage) with m micro-batches of b requests."""
+
+    joules_per_token: float
+    placement: tuple[tuple[str, int], ...] = ()
+    batch: int = 0
+    micro_batches: int = 0
+
+
+def random_problem(seed: int, most_boxes: int = 5, most_layers: int = 10) -> PlanProblem:
+    """Sites of `brute_rates` whose boxes take 0 to 150 W idle and up to 500 W busy; one request, or 2 to 6 at most."""
+    rng = np.random.default_rng([seed, 1])
+    problem = random_site(seed, most_boxes, most_layers)
+    nodes = []
+    for node in problem.cluster.nodes:
+        idle_w = float(rng.choice([0.0, 3.0, 15.0, 60.0, 150.0])) * float(rng.uniform(0.7, 1.0))
+        busy_w = idle_w + float(rng.choice([0.0, 10.0, 60.0, 350.0])) * float(rng.uniform(0.7, 1.0))
+        nodes.append(replace(node, device=replace(node.device, idle_w=idle_w, busy_w=busy_w)))
+    concurrency = None if rng.random() < 0.4 else int(rng.integers(2, 7))
+    cluster = replace(problem.cluster, nodes=tuple(nodes))
+    return replace(problem, cluster=cluster, objective=Objective.ENERGY, concurrency=concurrency)
+
+
+def least_energy(problem: PlanProblem) -> Energy:
+    """The fewest joules per token of all; infinite when nothing fits or keeps the time per token."""
+    counted = _Energies(problem)
+    best = Energy(inf)
+    for boxes, counts in Counted(problem).placements():
+        names = [problem.cluster.nodes[box].name for box in boxes]
+        for batch in range(1, problem.batch_limit + 1):
+            for index, joules in enumerate(counted.of_loads(boxes, counts, batch, best.joules_per_token)):
+                if joules < best.joules_per_token:
+                    best = Energy(joules, tuple(zip(names, counts, strict=True)), batch, index + 1)
+    return best
+
+
+class _Energies:
+    """One problem's joules per token, from the definitions."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self._problem, self._counted = problem, Counted(problem)
+        self._prompts = PromptTimes(Costs(problem))
+
+    def of_loads(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float) -> list[float]:
+        """By micro-batches from 1 on; infinite where a limit is broken. One alone may be left if not `below` that."""
+        counted, new = self._counted, self._problem.new_tokens
+        prompt, token = (counted.computing(boxes, counts, batch, phase) for phase in (True, False))
+        found = []
+        for index, rate in enumerate(counted.rates(boxes, counts, batch)):
+            m = index + 1
+            if rate <= 0:
+                found.append(inf)
+            elif batch == m == 1:
+                found.append(self._alone(boxes, counts, below))
+            else:
+                busy = [m * (p + (new - 1) * t) for p, t in zip(prompt, token, strict=True)]
+                found.append(self._joules(boxes, busy, m * batch * new / rate) / (m * batch * new))
+        return found
+
+    def _joules(self, boxes: tuple[int, ...], busy: list[float], span: float) -> float:
+        devices = [self._counted.nodes[box].device for box in boxes]
+        return sum(
+            (device.idle_w or 0) * (span - seconds) + (device.busy_w or 0) * seconds
+            for device, seconds in zip(devices, busy, strict=True)
+        )
+
+    def _alone(self, boxes: tuple[int, ...], counts: tuple[int, ...], below: float) -> float:
+        """One request, its prompt in slices."""
+        counted, new = self._counted, self._problem.new_tokens
+        more_s = (new - 1) * counted.times(boxes, counts, 1, False)[0]
+        busy = [(new - 1) * seconds for seconds in counted.computing(boxes, counts, 1, False)]
+        if self._joules(boxes, busy, more_s) / new >= below:
+            return inf  # its tokens alone take that much
+        prompt, first_s = self._first_token(boxes, counts)
+        busy = [one + other for one, other in zip(busy, prompt, strict=True)]
+        return self._joules(boxes, busy, first_s + more_s) / new
+
+    def _first_token(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[list[float], float]:
+        """Seconds that each stage computes for the slices, and until the first token is back."""
+        counted, problem = self._counted, self._problem
+        slices = self._prompts.first_token(Cut(boxes, tuple(np.cumsum(counts).tolist()))).slices
+        assert sum(slices) == problem.prompt_tokens
+        count, before = len(boxes), 0
+        width = problem.model.shape.frame_width * counted.item
+        apart = problem.head_on_source and count > 1
+        free, sent, back, busy = [0.0] * count, [0.0] * count, list[float](), [0.0] * count
+        for number, tokens in enumerate(slices):
+            last = number == len(slices) - 1
+            at = back[number - count] if number >= count else 0.0
+            whole = (tokens, before + (tokens + 1) / 2, before + tokens)
+            steps = counted.step(boxes, counts, *whole, 1 if last and not apart else 0)
+            for stage, seconds in enumerate(steps):
+                at = free[stage] = max(at, free[stage]) + seconds
+                busy[stage] += seconds
+                if count == 1:
+                    continue
+                rate, delay = counted.link(boxes[stage], boxes[(stage + 1) % count])
+                size = frame_bytes(tokens * width)
+                if stage == count - 1:
+                    size = frame_bytes(width * last) if apart else PER_PART + TOKEN * last
+                sent[stage] = max(at, sent[stage]) + 8 * size / rate
+                if not problem.asynchronous:
+                    free[stage] = sent[stage]
+                at = sent[stage] + delay
+            back.append(at)
+            before += tokens
+        if not apart:
+            return busy, back[-1]
+        token = (1, 1.0, 1)
+        head_s = counted.step(boxes, counts, *token, 1)[0] - counted.step(boxes, counts, *token, 0)[0]
+        busy[0] += head_s
+        return busy, max(back[-1], free[0]) + head_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, default=300)
+    parser.add_argument("--boxes", type=int, default=5, help="most of them")
+    parser.add_argument("--layers", type=int, default=10, help="most of them")
+    options = parser.parse_args()
+    wrong, unproven, broken, none, gaps, losses = 0, 0, 0, 0, list[float](), list[float]()
+    for seed in range(options.sites):
+        problem = random_problem(seed, options.boxes, options.layers)
+        least = least_energy(problem).joules_per_token
+        found = plan(problem, alternatives=0)
+        with mock.patch.object(request_search, "MOST_CUTS", 0), mock.patch.object(rate_search, "MOST_COUNTED", 0):
+            searched = plan(problem, alternatives=0)
+        if least == inf:
+            none += 1
+            wrong += found.prediction is not None
+            continue
+        own = inf if found.prediction is None else found.prediction.joules_per_token or 0.0
+        if abs(own - least) > SAME * least:
+            wrong += 1
+            print(f"seed {seed}: {own} is planned, {least} is least (gap {found.gap})", flush=True)
+        unproven += bool(found.gap)
+        own = inf if searched.prediction is None else searched.prediction.joules_per_token or 0.0
+        gap = 0.0 if searched.gap is None else searched.gap
+        if own * (1 - gap) > least * (1 + SAME) or own < least * (1 - SAME):
+            broken += 1
+            print(f"seed {seed}: {own} with a gap of {gap} is searched, {least} is least", flush=True)
+        gaps.append(gap)
+        losses.append(own / least - 1 if least else 0.0)
+    print(f"{options.sites} sites, {none} without any plan: {wrong} plans are not the best, {unproven} have a gap")
+    print(f"nothing counted out: {broken} bounds are broken; {sum(loss < SAME for loss in losses)} plans are the best")
+    for part in (50, 75, 90, 100):
+        loss, gap = 100 * np.percentile(losses, part), 100 * np.percentile(gaps, part)
+        print(f"{part} % of the plans take at most {loss:.2f} % more than the best, of the gaps {gap:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
