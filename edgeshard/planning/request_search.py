@@ -27,6 +27,7 @@ from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.problem import INFINITY, Kinds
+from edgeshard.planning.spare import kinds_of, without_spare
 
 MOST_CUTS = 200_000
 """Up to so many all are looked at."""
@@ -52,6 +53,15 @@ class Found:
     def gap(self) -> float:
         gap = 1.0 - self.bound_s / self.value_s if self.value_s > 0 else 0.0
         return gap if gap > _ROUNDING else 0.0
+
+
+def search_request(costs: Costs, objective: Objective) -> Found | None:
+    """The best cut of all boxes, those left out that a plan cannot use. None where no cut keeps every limit."""
+    some, _, index = without_spare(costs, kinds_of(costs))
+    found = RequestSearch(some, objective).run()
+    if found is None:
+        return None
+    return replace(found, cut=Cut(tuple(index[node] for node in found.cut.nodes), found.cut.ends))
 
 
 class RequestSearch:
