@@ -55,6 +55,14 @@ def best_rate(problem: PlanProblem) -> Rate:
     return best
 
 
+def best_value(problem: PlanProblem) -> float:
+    """What the objective minimises at the least, infinite when nothing fits; of a rate, the seconds a token takes."""
+    if problem.goal is not Objective.THROUGHPUT:
+        return least_seconds(problem, (problem.goal,))[problem.goal]
+    rate = best_rate(problem).tokens_per_s
+    return 1.0 / rate if rate else inf
+
+
 def least_seconds(problem: PlanProblem, objectives: tuple[Objective, ...]) -> dict[Objective, float]:
     """For one request alone: the least time to the first token, of the request, and per token; infinite for none."""
     counted = Counted(problem)

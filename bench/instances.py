@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.planning.devices import Cluster, Link, parse_cluster
+from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_nodes
 from edgeshard.planning.instance import Floats, Instance
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, model_from_config
@@ -209,4 +209,25 @@ def _random_limits(rng: np.random.Generator, problem: PlanProblem) -> dict[str, 
         found["loading_itemsize"] = problem.dtype.itemsize
     if rng.random() < 0.15:
         found["quantisation"] = Quantisation.INT8
+    return found
+
+
+def grown(problem: PlanProblem) -> dict[str, PlanProblem]:
+    """The same problem with more of one thing."""
+    cluster, limit = problem.cluster, problem.request_limit
+    roomier = tuple(
+        replace(node, device=replace(node.device, memory_bytes=1.3 * node.device.memory_bytes))
+        for node in cluster.nodes
+    )
+    quicker = {ends: replace(link, bandwidth_bps=1.5 * link.bandwidth_bps) for ends, link in cluster.links.items()}
+    default = replace(cluster.default_link, bandwidth_bps=1.5 * cluster.default_link.bandwidth_bps)
+    found = {
+        "memory": replace(problem, cluster=replace(cluster, nodes=roomier)),
+        "box": replace(problem, cluster=with_nodes(cluster, cluster.nodes[1].group, 1, "grown")),
+        "links": replace(problem, cluster=replace(cluster, links=MappingProxyType(quicker), default_link=default)),
+    }
+    if problem.goal is Objective.THROUGHPUT:
+        found["batch"] = replace(problem, batch=problem.batch_limit + 3)
+        if limit is not None:
+            found["concurrency"] = replace(problem, concurrency=limit + 5)
     return found

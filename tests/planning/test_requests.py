@@ -16,7 +16,7 @@ from edgeshard.planning.explain import explain
 from edgeshard.planning.forecast import forecast
 from edgeshard.planning.plan import GAP_OF_REQUEST, GAP_OF_TTFT, plan, predict
 from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.prompt_floor import PromptFloor
+from edgeshard.planning.prompt_floor import CutFloor, PromptFloor, StepTables
 from edgeshard.planning.serving import ServedRequest
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, built_in_model, model_from_config
 from tests.planning.request_truth import every_cut, first_token_s, token_s
@@ -78,11 +78,15 @@ def test_no_plan_serves_one_request_sooner(seed: int, objective: Objective) -> N
 def test_no_slicing_is_faster_than_its_floor(seed: int) -> None:
     problem = random_problem(seed, boxes=4, layers=6, asynchronous=bool(seed % 3), sliced=bool(seed % 4))
     costs = Costs(problem)
-    floor, dice = PromptFloor.of(costs), random.Random(seed)
+    tables, dice = StepTables(costs), random.Random(seed)
+    floor, closer = PromptFloor.of(tables), CutFloor(tables)
     cuts = list(every_cut(problem))
     for cut in dice.sample(cuts, min(20, len(cuts))):
         bound = float(floor.seconds(Cuts.of([cut]))[0])
-        assert bound <= predict(costs, Load(), cut).ttft_s * (1 + 1e-9)
+        seconds = predict(costs, Load(), cut).ttft_s
+        assert bound <= seconds * (1 + 1e-9)
+        if problem.sliced:
+            assert bound * (1 - 1e-9) <= closer.seconds(cut) <= seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])
