@@ -23,6 +23,7 @@ from edgeshard.planning.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.neighbours import neighbours
 from edgeshard.planning.pace import slice_unit
 from edgeshard.planning.problem import Objective
+from edgeshard.planning.prompt_bound import PromptBound
 from edgeshard.planning.prompt_floor import CutFloor, PromptFloor, StepTables
 from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.scoring import score, violations
@@ -145,6 +146,8 @@ class RequestSearch:
         values = {cut: value for cut, value in values.items() if value < INFINITY}
         if not values:
             return None
+        if self._closer is not None:
+            bound_s = max(bound_s, self._closer_bound(floor, kinds, values))
         best = min(values, key=values.__getitem__)
         steps = 0
         improved = True
@@ -159,6 +162,15 @@ class RequestSearch:
                 if steps >= MOST_STEPS:
                     break
         return Found(best, values[best], min(bound_s, values[best]))
+
+    def _closer_bound(self, floor: PromptFloor, kinds: Kinds, values: dict[Cut, float]) -> float:
+        """A bound below the best value known; cuts found on the way are added."""
+        closer = PromptBound(floor, self._decode, self._tokens, kinds)
+        closer.run(min(values.values()))
+        for cut in closer.cuts:
+            if cut not in values and not violations(self._decode, cut):
+                values[cut] = self.value_s(cut)
+        return closer.bound_s
 
     def _bound_s(self, floor: PromptFloor) -> float:
         """No cut is better: the last slice's way and the tokens' ways, or all slices on the busiest station."""
