@@ -149,10 +149,14 @@ def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
 
 def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
     """The token budget of a step, less where a link is slow: 1 MiB takes 8.6 s at 1 Mb/s."""
-    fitting = [
-        int((MAX_TRANSFER_S - stage.hop_s) / stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0
-    ]  # the last hop brings tokens back, not hidden states
+    # The last hop brings tokens back, not hidden states.
+    fitting = [transfer_tokens(stage.hop_s, stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0]
     return max(least_tokens, min([STEP_TOKENS, *fitting]))
+
+
+def transfer_tokens(hop_s: float, hop_token_s: float) -> int:
+    """Tokens that a link takes within MAX_TRANSFER_S."""
+    return int((MAX_TRANSFER_S - hop_s) / hop_token_s)
 
 
 def slice_unit(tokens: int) -> int:

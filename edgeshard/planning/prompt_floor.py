@@ -23,7 +23,7 @@ from edgeshard.domain.step import MAX_STEP_TOKENS, STEP_TOKENS
 from edgeshard.planning.all_cuts import Cuts
 from edgeshard.planning.costs import Costs, Load, frame_bytes
 from edgeshard.planning.instance import Cut, Floats, Instance
-from edgeshard.planning.pace import slice_unit
+from edgeshard.planning.pace import slice_unit, transfer_tokens
 from edgeshard.planning.problem import ComputeTimes, StepShape
 from edgeshard.planning.scoring import stages
 from edgeshard.planning.shapes import BlockSpec
@@ -54,10 +54,19 @@ class StepTables:
     """The seconds of every step that a prompt may be cut into, by kind of box."""
 
     def __init__(self, costs: Costs) -> None:
-        self.costs, self.edges = costs, np.array(slice_edges(costs.problem.prompt_tokens))
+        self.costs = costs
         self.width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
+        tokens = costs.problem.prompt_tokens
+        self.edges = np.array((0, tokens) if self._in_one() else slice_edges(tokens))
         self._most = MAX_STEP_TOKENS if costs.problem.sliced else STEP_TOKENS
         self._known: dict[int, _Steps] = {}
+
+    def _in_one(self) -> bool:
+        """Whether the prompt is one step over any cut: too short for slices, and no link too slow for it."""
+        tokens, rates = self.costs.problem.prompt_tokens, self.costs.bandwidth_bps
+        slowest_bps = float(rates[rates > 0].min())
+        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.width / slowest_bps)
+        return tokens < 2 * slice_unit(tokens) and step_room(budget, tokens) >= tokens
 
     @property
     def least_tokens(self) -> int:
