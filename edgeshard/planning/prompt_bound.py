@@ -98,7 +98,16 @@ def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
 
     def beyond(name: str) -> Floats:
         more, less = getattr(whole, name), getattr(least, name)
-        return np.maximum(0.0, np.subtract(more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more)))
+        known = np.subtract(more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more))
+        return np.asarray(np.maximum(0.0, known))
 
-    none = {name: np.zeros_like(getattr(whole, name)) for name in ("head_s", "return_s", "latency_s")}
-    return replace(memory, **{name: beyond(name) for name in ("compute_s", "embed_s", "overhead_s", "hop_s")}, **none)
+    return replace(
+        memory,
+        compute_s=beyond("compute_s"),
+        embed_s=beyond("embed_s"),
+        overhead_s=beyond("overhead_s"),
+        hop_s=beyond("hop_s"),
+        head_s=np.zeros_like(whole.head_s),
+        return_s=np.zeros_like(whole.return_s),
+        latency_s=np.zeros_like(whole.latency_s),
+    )

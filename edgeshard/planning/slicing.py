@@ -188,8 +188,8 @@ def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ..
         if made > limit:
             return None
         for length, chosen in enumerate(kept, start=1):
-            index = np.flatnonzero(chosen)
-            labels[start + length].add(after[length - 1, index], [(*lengths[one], length) for one in index])
+            places = np.flatnonzero(chosen)
+            labels[start + length].add(after[length - 1, places], [(*lengths[one], length) for one in places])
     return best
 
 
