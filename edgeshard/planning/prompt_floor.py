@@ -64,9 +64,14 @@ class StepTables:
     def _in_one(self) -> bool:
         """Whether the prompt is one step over any cut: too short for slices, and no link too slow for it."""
         tokens, rates = self.costs.problem.prompt_tokens, self.costs.bandwidth_bps
-        slowest_bps = float(rates[rates > 0].min())
+        if tokens >= 2 * slice_unit(tokens):
+            return False
+        links = rates[(rates > 0) & np.isfinite(rates)]
+        if not len(links):
+            return True
+        slowest_bps = float(links.min())
         budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.width / slowest_bps)
-        return tokens < 2 * slice_unit(tokens) and step_room(budget, tokens) >= tokens
+        return step_room(budget, tokens) >= tokens
 
     @property
     def least_tokens(self) -> int:
