@@ -64,7 +64,7 @@ bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.engine --quick $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) -o .benchmarks/engine.json
 	$(BIN)/python -m bench.hop | tee .benchmarks/hop.json
-	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py bench/test_planner_rates.py
+	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py bench/test_planner_plans.py
 	$(BIN)/python -m pytest bench/test_planner_speed.py --benchmark-json=.benchmarks/planner.json
 
 bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real boxes (20 minutes)

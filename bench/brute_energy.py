@@ -1,7 +1,6 @@
 """Random sites with watts, and the fewest joules per token of each by counting out every cut at every load.
 
-Everything is computed anew from what docs/planning.md says, as in `brute_rates`. Only the slices of a prompt alone are
-taken from the planner: which they are is not what is compared here.
+Everything is computed anew from what docs/planning.md says, as in `brute_plans`.
 
     python -m bench.brute_energy --sites 300        # plans against it, and bounds with nothing counted out
 """
@@ -15,14 +14,11 @@ from unittest import mock
 
 import numpy as np
 
-from bench.brute_rates import PER_PART, TOKEN, Counted, frame_bytes
-from bench.brute_rates import random_problem as random_site
+from bench.brute_plans import Counted
+from bench.instances import random_problem as random_site
 from edgeshard.planning import rate_search, request_search
-from edgeshard.planning.costs import Costs
-from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import plan
 from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.prompt_time import PromptTimes
 
 SAME = 1e-6
 
@@ -37,18 +33,17 @@ class Energy:
     micro_batches: int = 0
 
 
-def random_problem(seed: int, most_boxes: int = 5, most_layers: int = 10) -> PlanProblem:
-    """Sites of `brute_rates` whose boxes take 0 to 150 W idle and up to 500 W busy; one request, or 2 to 6 at most."""
+def random_problem(seed: int) -> PlanProblem:
+    """Sites of `instances` whose boxes take 0 to 150 W idle and up to 500 W busy; one request, or 2 to 6 at most."""
     rng = np.random.default_rng([seed, 1])
-    problem = random_site(seed, most_boxes, most_layers)
+    problem = random_site(seed, Objective.ENERGY)
     nodes = []
     for node in problem.cluster.nodes:
         idle_w = float(rng.choice([0.0, 3.0, 15.0, 60.0, 150.0])) * float(rng.uniform(0.7, 1.0))
         busy_w = idle_w + float(rng.choice([0.0, 10.0, 60.0, 350.0])) * float(rng.uniform(0.7, 1.0))
         nodes.append(replace(node, device=replace(node.device, idle_w=idle_w, busy_w=busy_w)))
     concurrency = None if rng.random() < 0.4 else int(rng.integers(2, 7))
-    cluster = replace(problem.cluster, nodes=tuple(nodes))
-    return replace(problem, cluster=cluster, objective=Objective.ENERGY, concurrency=concurrency)
+    return replace(problem, cluster=replace(problem.cluster, nodes=tuple(nodes)), concurrency=concurrency)
 
 
 def least_energy(problem: PlanProblem) -> Energy:
@@ -69,7 +64,6 @@ class _Energies:
 
     def __init__(self, problem: PlanProblem) -> None:
         self._problem, self._counted = problem, Counted(problem)
-        self._prompts = PromptTimes(Costs(problem))
 
     def of_loads(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float) -> list[float]:
         """By micro-batches from 1 on; infinite where a limit is broken. One alone may be left if not `below` that."""
@@ -97,60 +91,22 @@ class _Energies:
     def _alone(self, boxes: tuple[int, ...], counts: tuple[int, ...], below: float) -> float:
         """One request, its prompt in slices."""
         counted, new = self._counted, self._problem.new_tokens
-        more_s = (new - 1) * counted.times(boxes, counts, 1, False)[0]
+        more_s = (new - 1) * counted.token_s(boxes, counts)
         busy = [(new - 1) * seconds for seconds in counted.computing(boxes, counts, 1, False)]
         if self._joules(boxes, busy, more_s) / new >= below:
             return inf  # its tokens alone take that much
-        prompt, first_s = self._first_token(boxes, counts)
+        prompt, first_s = counted.prompt(boxes, counts)
         busy = [one + other for one, other in zip(busy, prompt, strict=True)]
         return self._joules(boxes, busy, first_s + more_s) / new
-
-    def _first_token(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[list[float], float]:
-        """Seconds that each stage computes for the slices, and until the first token is back."""
-        counted, problem = self._counted, self._problem
-        slices = self._prompts.first_token(Cut(boxes, tuple(np.cumsum(counts).tolist()))).slices
-        assert sum(slices) == problem.prompt_tokens
-        count, before = len(boxes), 0
-        width = problem.model.shape.frame_width * counted.item
-        apart = problem.head_on_source and count > 1
-        free, sent, back, busy = [0.0] * count, [0.0] * count, list[float](), [0.0] * count
-        for number, tokens in enumerate(slices):
-            last = number == len(slices) - 1
-            at = back[number - count] if number >= count else 0.0
-            whole = (tokens, before + (tokens + 1) / 2, before + tokens)
-            steps = counted.step(boxes, counts, *whole, 1 if last and not apart else 0)
-            for stage, seconds in enumerate(steps):
-                at = free[stage] = max(at, free[stage]) + seconds
-                busy[stage] += seconds
-                if count == 1:
-                    continue
-                rate, delay = counted.link(boxes[stage], boxes[(stage + 1) % count])
-                size = frame_bytes(tokens * width)
-                if stage == count - 1:
-                    size = frame_bytes(width * last) if apart else PER_PART + TOKEN * last
-                sent[stage] = max(at, sent[stage]) + 8 * size / rate
-                if not problem.asynchronous:
-                    free[stage] = sent[stage]
-                at = sent[stage] + delay
-            back.append(at)
-            before += tokens
-        if not apart:
-            return busy, back[-1]
-        token = (1, 1.0, 1)
-        head_s = counted.step(boxes, counts, *token, 1)[0] - counted.step(boxes, counts, *token, 0)[0]
-        busy[0] += head_s
-        return busy, max(back[-1], free[0]) + head_s
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=300)
-    parser.add_argument("--boxes", type=int, default=5, help="most of them")
-    parser.add_argument("--layers", type=int, default=10, help="most of them")
     options = parser.parse_args()
     wrong, unproven, broken, none, gaps, losses = 0, 0, 0, 0, list[float](), list[float]()
     for seed in range(options.sites):
-        problem = random_problem(seed, options.boxes, options.layers)
+        problem = random_problem(seed)
         least = least_energy(problem).joules_per_token
         found = plan(problem, alternatives=0)
         with mock.patch.object(request_search, "MOST_CUTS", 0), mock.patch.object(rate_search, "MOST_COUNTED", 0):

@@ -1,10 +1,21 @@
-"""Placement problems made from a seed: small ones of every sort, for the tests too, and the large ones of the bench."""
+"""Problems made from a seed: placements as the solvers see them, small ones of every sort and the large ones of the
+bench; and whole planning problems, sites with workloads."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
+from types import MappingProxyType
+from typing import Any
+
 import numpy as np
 
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_nodes
 from edgeshard.planning.instance import Floats, Instance
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, model_from_config
+from edgeshard.planning.workspace import workspace_bytes
 
 LAYERS = 80
 RANDOM_SEEDS = range(200)
@@ -105,3 +116,118 @@ def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
     latency_s = rng.uniform(1e-4, 2e-3, (len(sizes), len(sizes)))
     spread = np.ix_(classes, classes)
     return _instance(rng, speed_s[classes], rooms[classes], hop_s[spread], latency_s[spread])
+
+
+def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large: bool = False) -> PlanProblem:
+    """A site and a workload: 2 to 5 boxes and 2 to 10 layers, memory from short to ample; or, `large`, 6 to 15 boxes
+    and 12 to 40 layers, memory for 1.3 to 2.5 times the need. Prompts of 1 to 3,000 tokens, answers of 1 to 512, any
+    links (some missing) and any of the planner's limits."""
+    rng = np.random.default_rng([seed, large])
+    boxes, layers = (rng.integers(6, 16), rng.integers(12, 41)) if large else (rng.integers(2, 6), rng.integers(2, 11))
+    config = BUILT_IN_CONFIGS["llama2-7b"] | {
+        "num_hidden_layers": int(layers),
+        "hidden_size": int(rng.choice([512, 2048, 4096])),
+        "num_key_value_heads": int(rng.choice([4, 32])),
+        "vocab_size": int(rng.choice([2000, 32000])),
+        "tie_word_embeddings": bool(rng.random() < 0.3),
+    }
+    model = model_from_config("small", config)
+    dtype = DType.FLOAT16 if rng.random() < 0.5 else DType.FLOAT32
+    prompt_tokens = round(10 ** rng.uniform(0, np.log10(3000)))
+    problem = PlanProblem(
+        model=model,
+        cluster=_random_cluster(rng, model, dtype, prompt_tokens, int(boxes), large),
+        objective=objective,
+        prompt_tokens=prompt_tokens,
+        new_tokens=round(10 ** rng.uniform(0, np.log10(512))),
+        dtype=dtype,
+        relays=bool(rng.random() < 0.15),
+        asynchronous=bool(rng.random() < 0.8),
+        head_on_source=bool(rng.random() < 0.2),
+        sliced=bool(rng.random() < 0.8),
+    )
+    return replace(problem, **_random_limits(rng, problem))
+
+
+def _random_cluster(
+    rng: np.random.Generator, model: ModelSpec, dtype: DType, prompt_tokens: int, boxes: int, large: bool
+) -> Cluster:
+    whole, step = float(model.parameter_count * dtype.itemsize), workspace_bytes(model, dtype, prompt_tokens, 1)
+    shares = rng.dirichlet(np.full(boxes, 4.0)) * rng.uniform(1.3, 2.5)
+    if not large:
+        shares = rng.choice([0.4, 0.8, 1.5, 4.0], boxes) * rng.uniform(0.7, 1.3, boxes)
+    devices: list[dict[str, Any]] = []
+    for index in range(boxes):
+        device: dict[str, Any] = {
+            "memory_bytes": whole * shares[index] + step * float(rng.choice([1.1, 2.0] if large else [1.1, 2.0, 8.0])),
+            "system_bytes": 0.0,
+            "bandwidth_bytes_per_s": 10 ** rng.uniform(10, 12),
+            "flops": 10 ** rng.uniform(11.5, 14),
+            "unified": bool(rng.random() < 0.5),
+            "step_overhead_s": float(rng.choice([0.0, 1e-3, 5e-3])),
+        }
+        if rng.random() < 0.2:
+            device["up_bps"] = 10 ** rng.uniform(6.5, 9)
+        if rng.random() < 0.1:
+            device["down_bps"] = 10 ** rng.uniform(6.5, 9)
+        if index and rng.random() < 0.25:
+            device = devices[-1]  # one more of its kind
+        devices.append(device)
+    named = [{**device, "name": f"box-{index}"} for index, device in enumerate(devices)]
+    default = {"bandwidth_bps": 10 ** rng.uniform(6.5, 9.5), "latency_s": 10 ** rng.uniform(-4, -2)}
+    cluster = parse_cluster({"source": "box-0", "device": named, "link": default})
+    links = {}
+    if rng.random() < 0.7:
+        for ends in permutations(cluster.names, 2):
+            if rng.random() < 0.3:
+                missing = rng.random() < 0.2
+                links[ends] = Link(0.0 if missing else 10 ** rng.uniform(6, 9.5), 10 ** rng.uniform(-4, -1.5))
+    return replace(cluster, links=MappingProxyType(links))
+
+
+def _random_limits(rng: np.random.Generator, problem: PlanProblem) -> dict[str, Any]:
+    names, found = problem.cluster.names, dict[str, Any]()
+    if rng.random() < 0.7:
+        found["concurrency"] = int(rng.integers(2, 33))
+    if rng.random() < 0.4:
+        found["batch"] = int(rng.integers(1, 13))
+    if rng.random() < 0.2:
+        found["max_time_per_token_s"] = 10 ** rng.uniform(-2.5, 0.5)
+    if rng.random() < 0.2:
+        found["max_share"] = {str(rng.choice(names)): float(rng.uniform(0.1, 1.0))}
+    if rng.random() < 0.15:
+        found["min_nodes"] = int(rng.integers(1, 4))
+    if rng.random() < 0.2:
+        found["max_nodes"] = int(rng.integers(found.get("min_nodes", 1), len(names) + 2))
+    if rng.random() < 0.15:
+        found["reserve"] = {str(rng.choice(names)): 10 ** rng.uniform(7, 9.5)}
+    if rng.random() < 0.15:
+        found["context_tokens"] = problem.prompt_tokens + problem.new_tokens + int(rng.integers(0, 500))
+    if rng.random() < 0.15:
+        found["step_tokens"] = int(rng.choice([512, 2048]))
+    if rng.random() < 0.15:
+        found["loading_itemsize"] = problem.dtype.itemsize
+    if rng.random() < 0.15:
+        found["quantisation"] = Quantisation.INT8
+    return found
+
+
+def grown(problem: PlanProblem) -> dict[str, PlanProblem]:
+    """The same problem with more of one thing."""
+    cluster, limit = problem.cluster, problem.request_limit
+    roomier = tuple(
+        replace(node, device=replace(node.device, memory_bytes=1.3 * node.device.memory_bytes))
+        for node in cluster.nodes
+    )
+    quicker = {ends: replace(link, bandwidth_bps=1.5 * link.bandwidth_bps) for ends, link in cluster.links.items()}
+    default = replace(cluster.default_link, bandwidth_bps=1.5 * cluster.default_link.bandwidth_bps)
+    found = {
+        "memory": replace(problem, cluster=replace(cluster, nodes=roomier)),
+        "box": replace(problem, cluster=with_nodes(cluster, cluster.nodes[1].group, 1, "grown")),
+        "links": replace(problem, cluster=replace(cluster, links=MappingProxyType(quicker), default_link=default)),
+    }
+    if problem.goal is Objective.THROUGHPUT:
+        found["batch"] = replace(problem, batch=problem.batch_limit + 3)
+        if limit is not None:
+            found["concurrency"] = replace(problem, concurrency=limit + 5)
+    return found

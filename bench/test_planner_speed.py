@@ -1,9 +1,9 @@
 """How long the planner takes with many boxes, and how much better than its answers an optimum could be.
 
-pytest-benchmark measures; a limit that is broken fails. Three families of 80 layers: a thousand boxes in four classes,
-where the class DP is exact; the same with Llama2-70B, cuts and load chosen together, by rate and by energy; and a
-hundred boxes with any link matrix and memory for 1.5x the layers, where the label DP certifies a gap
-(`bench.instances`). Limits are for a machine that does nothing else.
+pytest-benchmark measures; a limit that is broken fails. Families of 80 layers: a thousand boxes in four classes, where
+the class DP is exact; the same with Llama2-70B, cuts and load chosen together, by rate and by energy, and for one
+request alone; and a hundred boxes with any link matrix and memory for 1.5x the layers, where the label DP certifies a
+gap (`bench.instances`). Limits are for a machine that does nothing else.
 
     pytest bench/test_planner_speed.py --benchmark-json FILE
 """
@@ -114,6 +114,19 @@ def test_energy_per_token(benchmark: BenchmarkFixture, sizes: tuple[int, ...], c
     assert found.prediction is not None and found.gap is not None
     benchmark.extra_info.update(gap=found.gap, joules_per_token=found.prediction.joules_per_token)
     assert slowest_s(benchmark) < JOINT_LIMIT_S
+
+
+@pytest.mark.parametrize("tokens", [(16, 128), (1000, 100), (3900, 2)], ids=str)
+@pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])
+@pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
+def test_one_request(
+    benchmark: BenchmarkFixture, sizes: tuple[int, ...], objective: Objective, tokens: tuple[int, int]
+) -> None:
+    problem = joint_problem(sizes, objective=objective, prompt_tokens=tokens[0], new_tokens=tokens[1])
+    found: PlanResult = benchmark.pedantic(plan, args=(problem,), rounds=3)
+    assert found.prediction is not None and found.gap is not None
+    benchmark.extra_info["gap"] = found.gap
+    assert slowest_s(benchmark) < CLASS_LIMIT_S
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

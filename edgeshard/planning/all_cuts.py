@@ -80,9 +80,10 @@ def kinds_of_all(instances: Sequence[Instance]) -> Kinds:
 def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
     """How many cuts `every_cut` looks at, those that break a limit of memory, layers or links among them."""
     sizes = [len(members) for members in _others(instance, kinds)]
-    orders = _order_counts(sizes)
+    counts = _stage_counts(instance, sum(sizes))
+    orders = _order_counts(sizes, counts.stop - 1)
     total = 0
-    for stages in _stage_counts(instance, sum(sizes)):
+    for stages in counts:
         splits = instance.layers - 1
         free = stages - 1
         ways = comb(splits + free - 1, free) if instance.relays and free else comb(splits, free)
@@ -165,13 +166,13 @@ def _stage_counts(instance: Instance, others: int) -> range:
     return range(max(1, instance.min_nodes), most + 1)
 
 
-def _order_counts(sizes: Sequence[int]) -> list[int]:
-    """How many orders there are of 0, 1, 2, ... boxes out of kinds of these sizes."""
+def _order_counts(sizes: Sequence[int], most: int) -> list[int]:
+    """How many orders there are of 0, 1, 2, ... and at most `most` boxes out of kinds of these sizes."""
     counts = [1]
     for size in sizes:
-        longer = [0] * (len(counts) + size)
+        longer = [0] * min(len(counts) + size, most + 1)
         for old, ways in enumerate(counts):
-            for new in range(size + 1):
+            for new in range(min(size, most - old) + 1):
                 longer[old + new] += ways * comb(old + new, new)
         counts = longer
     return counts

@@ -93,7 +93,10 @@ class MemoryUse:
 
 
 class Costs:
-    """The instances of one problem. Boxes are those not excluded; indices 0 to M-1 into `nodes`."""
+    """The instances of one problem. Boxes are those not excluded; indices 0 to M-1 into `nodes`.
+
+    `bandwidth_bps` and `delay_s` are [M, M], sender by receiver, as `link_matrices` has them.
+    """
 
     def __init__(self, problem: PlanProblem) -> None:
         self.problem = problem
@@ -101,7 +104,7 @@ class Costs:
         self.nodes: tuple[ClusterNode, ...] = tuple(node for node in problem.cluster.nodes if node.name not in excluded)
         self.names = tuple(node.name for node in self.nodes)
         self.source = self.names.index(problem.cluster.source)
-        self._bandwidth, self._latency = link_matrices(problem, self.nodes)
+        self.bandwidth_bps, self.delay_s = link_matrices(problem, self.nodes)
         self._rooflines: dict[int, Roofline] = {}  # one for all boxes of a [[device]], which share its spec
         self._times = [self.times_of(node) for node in self.nodes]
         self._capacity = np.array([self._room(node) for node in self.nodes])
@@ -125,7 +128,7 @@ class Costs:
 
     def hop_s(self, payload_bytes: int) -> Floats:
         """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
-        return link_seconds(frame_bytes(payload_bytes), self._bandwidth)
+        return link_seconds(frame_bytes(payload_bytes), self.bandwidth_bps)
 
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
@@ -239,9 +242,9 @@ class Costs:
             embed_s=np.array([times.embedding_s(phase) for times in self._times]),
             head_s=np.array([times.head_s(phase) for times in self._times]),
             overhead_s=np.array([times.step_s(hidden) for times in self._times]),
-            hop_s=link_seconds(frame_bytes(hidden), self._bandwidth),
-            return_s=link_seconds(back, self._bandwidth),
-            latency_s=self._latency,
+            hop_s=link_seconds(frame_bytes(hidden), self.bandwidth_bps),
+            return_s=link_seconds(back, self.bandwidth_bps),
+            latency_s=self.delay_s,
             layer_bytes=self._layer_bytes(load),
             embed_bytes=float(model.embedding_parameters * item + outer_loading),
             head_bytes=float(head + self.logits_bytes(load) + outer_loading),

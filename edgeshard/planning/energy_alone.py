@@ -27,7 +27,7 @@ from edgeshard.planning.prompt_floor import PromptFloor
 from edgeshard.planning.request_search import RequestSearch
 from edgeshard.planning.scoring import score
 from edgeshard.planning.solvers import solve_latency
-from edgeshard.planning.solvers.problem import INFINITY
+from edgeshard.planning.solvers.problem import INFINITY, Kinds
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)
 """Candidates weigh time by so many times the mean idle watts of a box, beyond those of any cut."""
@@ -86,6 +86,9 @@ class EnergyAlone(RequestSearch):
             known_j = 0.0 if own else weight * least_s
             bounds.append(bounded(instance, self._decode, self._limit_s).bound - known_j)
         return max(bounds)
+
+    def _closer_bound(self, floor: PromptFloor, kinds: Kinds, values: dict[Cut, float]) -> float:
+        return 0.0  # that of the request's seconds says nothing of its joules
 
     def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
         yield from super()._candidates(floor)

@@ -25,11 +25,12 @@ from edgeshard.planning.energy_alone import EnergyAlone, bounded, standing, weig
 from edgeshard.planning.energy_scoring import EnergyRates
 from edgeshard.planning.instance import Cut, Instance, with_tokens
 from edgeshard.planning.rate_scoring import Best, most_micro_batches
-from edgeshard.planning.rate_search import Pool, count_out, kinds_of, without_spare
+from edgeshard.planning.rate_search import Pool, count_out
 from edgeshard.planning.search import RateSearch, search_rate, sizes
 from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.problem import INFINITY, Kinds
+from edgeshard.planning.spare import kinds_of, without_spare
 
 _OWN = (0.5, 0.0, 1.0)
 """Parts of a box's idle time that are bounded by its own computing instead of the rate; the first one suits most."""

@@ -72,10 +72,9 @@ class Instance:
 def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
     """The seconds of a prompt and so many tokens after it, over one cut, under the memory of `token`."""
     names = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
-    sums = {name: getattr(prompt, name) for name in names}
-    if tokens:  # no token at all makes a missing link no number
-        sums = {name: seconds + tokens * getattr(token, name) for name, seconds in sums.items()}
-    return replace(token, **sums)
+    if not tokens:  # a missing link takes for ever, and no tokens over it would be no number
+        return replace(token, **{name: getattr(prompt, name) for name in names})
+    return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from edgeshard.planning.energy import Power, energy_j, power_of, without_power
 from edgeshard.planning.energy_search import search_energy
 from edgeshard.planning.instance import Cut, Score, Solution
 from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.request_search import RequestSearch, prompt_and_tokens
+from edgeshard.planning.request_search import prompt_and_tokens, search_request
 from edgeshard.planning.scoring import stages, violations
 from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
@@ -221,7 +221,7 @@ def _latency(costs: Costs) -> PlanResult:
 
 def _request(costs: Costs) -> PlanResult:
     problem, load = costs.problem, Load()
-    found = RequestSearch(costs, problem.goal).run()
+    found = search_request(costs, problem.goal)
     if found is not None:
         objective = GAP_OF_TTFT if problem.goal is Objective.TTFT else GAP_OF_REQUEST
         return result_of(costs, predict(costs, load, found.cut), found.gap, objective)

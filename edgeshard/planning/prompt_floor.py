@@ -1,27 +1,32 @@
-"""What no slicing of a prompt can be faster than, for many cuts at once. Pure.
+"""What no slicing of a prompt can be faster than, for many cuts at once, and closer for one cut. Pure.
 
 Whatever its slices: stage j works for all of them, after the first one's way to it and before the last one's way from
 it. So the first token comes no sooner than
 
     max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages behind j].
 
-Each part is the least over all slicings, block by block; so is each link's. What remains is a sum over blocks and hops,
-which solvers and numpy can do. The bound is exact for a single box and for a prompt in one piece.
+`PromptFloor` takes each part as the least over all slicings, block by block; so is each link's. What remains is a sum
+over blocks and hops, which solvers and numpy can do. `CutFloor` takes the least of the whole over all first and last
+slices, which is close and takes a tenth of a millisecond for a cut. Both are exact for a single box and for a prompt in
+one piece. Where slices do not follow each other, the first token takes the sum of all steps' ways.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
-from edgeshard.domain.step import STEP_TOKENS
+from edgeshard.domain.step import MAX_STEP_TOKENS, STEP_TOKENS
 from edgeshard.planning.all_cuts import Cuts
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.instance import Floats, Instance
-from edgeshard.planning.pace import slice_unit
+from edgeshard.planning.costs import Costs, Load, frame_bytes
+from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.pace import slice_unit, transfer_tokens
 from edgeshard.planning.problem import ComputeTimes, StepShape
+from edgeshard.planning.scoring import stages
+from edgeshard.planning.shapes import BlockSpec
 
 
 def slice_edges(tokens: int) -> tuple[int, ...]:
@@ -37,28 +42,92 @@ def step_room(budget: int, tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _Steps:
+    """[E, E] seconds of one kind of box by the edges where a step begins and ends, infinite where there is no step."""
+
+    blocks: dict[BlockSpec, Floats]
+    embed: Floats
+    step: Floats
+
+
+class StepTables:
+    """The seconds of every step that a prompt may be cut into, by kind of box."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
+        tokens = costs.problem.prompt_tokens
+        self.edges = np.array((0, tokens) if self._in_one() else slice_edges(tokens))
+        self._most = MAX_STEP_TOKENS if costs.problem.sliced else STEP_TOKENS
+        self._known: dict[int, _Steps] = {}
+
+    def _in_one(self) -> bool:
+        """Whether the prompt is one step over any cut: too short for slices, and no link too slow for it."""
+        tokens, rates = self.costs.problem.prompt_tokens, self.costs.bandwidth_bps
+        if tokens >= 2 * slice_unit(tokens):
+            return False
+        links = rates[(rates > 0) & np.isfinite(rates)]
+        if not len(links):
+            return True
+        slowest_bps = float(links.min())
+        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.width / slowest_bps)
+        return step_room(budget, tokens) >= tokens
+
+    @property
+    def least_tokens(self) -> int:
+        return int(np.diff(self.edges).min())
+
+    @property
+    def fewest(self) -> int:
+        """Steps of a prompt at the least."""
+        return -(-int(self.edges[-1]) // self._most)
+
+    def of(self, node: int) -> _Steps:
+        times = self.costs.times_of(self.costs.nodes[node])
+        if id(times) not in self._known:
+            self._known[id(times)] = self._made(times)
+        return self._known[id(times)]
+
+    def _made(self, times: ComputeTimes) -> _Steps:
+        kinds = dict.fromkeys(self.costs.problem.model.blocks)
+        tables = [np.full((len(self.edges),) * 2, np.inf) for _ in range(len(kinds) + 2)]
+        for a, first in enumerate(self.edges.tolist()):
+            for b, end in enumerate(self.edges.tolist()):
+                if not first < end <= first + self._most:
+                    continue
+                shape = StepShape.of_spans([(end - first, first)])
+                for table, kind in zip(tables, kinds, strict=False):
+                    table[a, b] = times.block_s(kind, shape)
+                tables[-2][a, b] = times.embedding_s(shape)
+                tables[-1][a, b] = times.step_s(shape.step_tokens * self.width)
+        return _Steps(dict(zip(kinds, tables, strict=False)), tables[-2], tables[-1])
+
+
+@dataclass(frozen=True, slots=True)
 class PromptFloor:
-    """Instances whose times are the least of the first slice, of the last one, and of all slices together."""
+    """Instances whose times are the least of the first slice, of the last one, and of all slices together.
+
+    Where steps do not follow each other (`apart`), all three are of all steps, with their delays.
+    """
 
     first: Instance
     last: Instance
     whole: Instance
+    apart: bool
 
     @classmethod
-    def of(cls, costs: Costs) -> PromptFloor:
-        tokens = costs.problem.prompt_tokens
-        edges = slice_edges(tokens)
-        prefill = costs.prefill(Load())
+    def of(cls, tables: StepTables) -> PromptFloor:
+        costs = tables.costs
+        prefill, apart = costs.prefill(Load()), not costs.problem.sliced
         width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
-        least = min(end - first for first, end in pairwise(edges))
         known: dict[int, tuple[_Least, ...]] = {}
         rows = []
-        for node in costs.nodes:
-            times = costs.times_of(node)
-            if id(times) not in known:
-                known[id(times)] = _least_times(times, costs, edges, width)
-            rows.append(known[id(times)])
-        hop_s = costs.hop_s(least * width)
+        for node in range(len(costs.nodes)):
+            steps = tables.of(node)
+            if id(steps) not in known:
+                known[id(steps)] = _least_times(steps, costs.problem.model.blocks)
+            rows.append(known[id(steps)])
+        hop_s = costs.hop_s(tables.least_tokens * width)
         first, last, whole = (
             replace(
                 prefill,
@@ -66,10 +135,11 @@ class PromptFloor:
                 embed_s=np.array([row[part].embed for row in rows]),
                 overhead_s=np.array([row[part].step for row in rows]),
                 hop_s=prefill.hop_s if part == 2 else hop_s,
+                latency_s=prefill.latency_s * (tables.fewest if apart else 1),
             )
             for part in range(3)
         )
-        return cls(first, last, whole)
+        return cls(whole, whole, whole, apart) if apart else cls(first, last, whole, apart)
 
     @property
     def way(self) -> Instance:
@@ -92,13 +162,69 @@ class PromptFloor:
         hop, every = instance.hop_s[nodes, receivers], self.whole.hop_s[nodes, receivers]
         delay = instance.latency_s[nodes, receivers]
         hop[:, -1] = every[:, -1] = instance.return_s[nodes[:, -1], instance.source]
+        head_s = instance.head_s[instance.source] if instance.head_on_source else 0.0
         way = hop + delay
+        if self.apart:
+            return np.asarray((whole + way).sum(axis=1) + head_s)
         before = np.cumsum(first + way, axis=1) - (first + way)
         behind = np.cumsum((last + way)[:, ::-1], axis=1)[:, ::-1] - (last + way)
         at_boxes = before + whole + behind + (way if instance.asynchronous else every + delay)
         at_links = before + first + every + delay + behind
-        head_s = instance.head_s[instance.source] if instance.head_on_source else 0.0
         return np.asarray(np.maximum(at_boxes.max(axis=1), at_links[:, :-1].max(axis=1)) + head_s)
+
+
+class CutFloor:
+    """The floor of one cut whose slices follow each other: the least over all first and last slices."""
+
+    def __init__(self, tables: StepTables) -> None:
+        self._tables, self._costs = tables, tables.costs
+        self._prefill = tables.costs.prefill(Load())
+        self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        width, edges = tables.width, tables.edges
+        # Of two edges: frames of all tokens between them, no fewer than of one frame.
+        bits = np.array([[8.0 * frame_bytes(max(0, end - start) * width) for end in edges] for start in edges.tolist()])
+        self._first_bits, self._last_bits = bits[0], bits[:, -1]
+        self._between_bits = np.where(edges[:, None] < edges[None, :], bits, 0.0)
+        inner = (edges > 0) & (edges < edges[-1])
+        self._open = inner[:, None] & inner[None, :] & (edges[:, None] <= edges[None, :])
+
+    def seconds(self, cut: Cut) -> float:
+        """Seconds that no first token comes before."""
+        found = [self._stage(node, first, end) for node, first, end in stages(cut)]
+        firsts = np.array([steps[0] for steps, _ in found])  # [S, E] of the first slice, by its end
+        lasts = np.array([steps[:, -1] for steps, _ in found])  # [S, E] of the last one, by its start
+        between = np.array([least for _, least in found])  # [S, E, E]
+        source = self._prefill.source
+        if len(found) == 1:
+            return float(between[0, 0, -1] + self._prefill.head_s[source])
+        senders, receivers = list(cut.nodes[:-1]), list(cut.nodes[1:])
+        rate_bps = self._costs.bandwidth_bps[senders, receivers][:, None]
+        delay_s = self._costs.delay_s[senders, receivers][:, None]
+        first_hops, last_hops = self._first_bits / rate_bps + delay_s, self._last_bits / rate_bps + delay_s
+        sent = self._between_bits / rate_bps[:, :, None]
+        before = np.zeros_like(firsts)
+        before[1:] = np.cumsum(firsts[:-1] + first_hops, axis=0)
+        behind = np.zeros_like(lasts)
+        behind[:-1] = np.cumsum((lasts[1:] + last_hops)[::-1], axis=0)[::-1]
+        ends = self._prefill.return_s[cut.nodes[-1], source] + self._costs.delay_s[cut.nodes[-1], source]
+        ends += self._prefill.head_s[source if self._prefill.head_on_source else cut.nodes[-1]]
+        boxes = (before + firsts)[:, :, None] + between + (lasts + behind)[:, None, :]
+        links = (before[:-1] + firsts[:-1] + first_hops - delay_s)[:, :, None] + sent + behind[:-1, None, :]
+        if not self._prefill.asynchronous:
+            boxes[:-1] += (first_hops - delay_s)[:, :, None] + sent
+        least = np.where(self._open, np.maximum(boxes.max(axis=0), links.max(axis=0)), np.inf).min(initial=np.inf)
+        return float(min(least, before[-1, -1] + firsts[-1, -1]) + ends)
+
+    def _stage(self, node: int, first: int, end: int) -> tuple[Floats, Floats]:
+        """[E, E] seconds of each step of a stage, and the least of all steps from one edge to another."""
+        steps = self._tables.of(node)
+        kinds = Counter(self._costs.problem.model.blocks[first:end])
+        key = (id(steps), tuple(kinds.items()), first == 0)
+        if key not in self._known:
+            table = steps.step + sum(count * steps.blocks[kind] for kind, count in kinds.items())
+            table = table + steps.embed if first == 0 else table
+            self._known[key] = table, _least_between(table)
+        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +232,28 @@ class _Least:
     blocks: Floats
     embed: float
     step: float
+
+
+def _least_between(steps: Floats) -> Floats:
+    """[E, E] the least seconds of steps from one edge to another; 0 from an edge to itself."""
+    least = np.full_like(steps, np.inf)
+    np.fill_diagonal(least, 0.0)
+    for end in range(1, len(steps)):
+        least[:end, end] = (least[:end, :end] + steps[:end, end]).min(axis=1)
+    return least
+
+
+def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[_Least, ...]:
+    """Of one kind of box: the least of a first slice, of a last slice, of all slices."""
+
+    def least(table: Floats) -> tuple[float, float, float]:
+        return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])
+
+    by_kind = {kind: least(table) for kind, table in steps.blocks.items()}
+    embed, step = least(steps.embed), least(steps.step)
+    return tuple(
+        _Least(np.array([by_kind[block][part] for block in blocks]), embed[part], step[part]) for part in range(3)
+    )
 
 
 def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:
@@ -117,29 +265,3 @@ def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:
     if not instance.head_on_source or nodes.shape[1] == 1:
         seconds[:, -1] += instance.head_s[nodes[:, -1]]
     return np.asarray(seconds)
-
-
-def _least_times(times: ComputeTimes, costs: Costs, edges: tuple[int, ...], width: int) -> tuple[_Least, ...]:
-    """Of one kind of box: the least of a first slice, of a last slice, of all slices."""
-    spans = [
-        (a, b, StepShape.of_spans([(edges[b] - edges[a], edges[a])]))
-        for a in range(len(edges) - 1)
-        for b in range(a + 1, len(edges))
-    ]
-
-    def least(seconds: list[float]) -> tuple[float, float, float]:
-        total = [0.0, *[float("inf")] * (len(edges) - 1)]
-        first = last = float("inf")
-        for (a, b, _), taken in zip(spans, seconds, strict=True):
-            total[b] = min(total[b], total[a] + taken)
-            first = min(first, taken) if a == 0 else first
-            last = min(last, taken) if b == len(edges) - 1 else last
-        return first, last, total[-1]
-
-    blocks = costs.problem.model.blocks
-    by_kind = {kind: least([times.block_s(kind, shape) for *_, shape in spans]) for kind in set(blocks)}
-    embed = least([times.embedding_s(shape) for *_, shape in spans])
-    step = least([times.step_s(shape.step_tokens * width) for *_, shape in spans])
-    return tuple(
-        _Least(np.array([by_kind[block][part] for block in blocks]), embed[part], step[part]) for part in range(3)
-    )

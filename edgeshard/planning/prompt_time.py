@@ -7,7 +7,6 @@ link's pure delay occupies nothing. Only the last slice is sampled from, and its
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from edgeshard.domain.step import MAX_STEP_TOKENS
@@ -17,10 +16,9 @@ from edgeshard.planning.costs import (
     RETURNED_TOKEN_BYTES,
     Costs,
     frame_bytes,
-    link_matrices,
 )
 from edgeshard.planning.instance import Cut
-from edgeshard.planning.pace import prompt_slices, rounded_prompt, slice_unit, stage_costs, step_tokens
+from edgeshard.planning.pace import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens
 from edgeshard.planning.problem import StepShape
 from edgeshard.planning.prompt_floor import step_room
 from edgeshard.planning.scoring import stages
@@ -39,7 +37,7 @@ class PromptTimes:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._bandwidth, self._delay = link_matrices(costs.problem, costs.nodes)
+        self._stage_costs = StageCosts(costs)
         self._width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
         self._known: dict[Cut, FirstToken] = {}
         self._stage_s: dict[tuple[object, ...], float] = {}
@@ -56,7 +54,7 @@ class PromptTimes:
 
         As `scheduler.slices` and `chunking` do in the agent, but that a step's room is a multiple of the slices' unit.
         """
-        costs_of_stages = stage_costs(self._costs, cut)
+        costs_of_stages = self._stage_costs.of(cut)
         unit, whole = slice_unit(tokens), rounded_prompt(tokens)
         room = step_room(step_tokens(costs_of_stages, KV_BLOCK_TOKENS), tokens)
         lengths: tuple[int, ...] = (tokens,)
@@ -91,7 +89,7 @@ class PromptTimes:
                 link_free[stage] = sent
                 if not self._costs.problem.asynchronous:
                     box_free[stage] = sent
-                ready = sent + float(self._delay[node, receiver])
+                ready = sent + float(self._costs.delay_s[node, receiver])
             back.append(ready)
             first += length
         if self._head_apart(count):
@@ -118,13 +116,13 @@ class PromptTimes:
         return self._costs.problem.head_on_source and count > 1
 
     def _step_s(self, node: int, begin: int, end: int, first: bool, headed: bool, piece: tuple[int, int]) -> float:
-        key = (node, begin, end, first, headed, piece)
+        times = self._costs.times_of(self._costs.nodes[node])
+        key = (id(times), begin, end, first, headed, piece)
         if key not in self._stage_s:
-            costs = self._costs
-            times, phase = costs.times_of(costs.nodes[node]), StepShape.of_spans([(piece[1], piece[0])])
+            phase = StepShape.of_spans([(piece[1], piece[0])])
             seconds = times.step_s(phase.step_tokens * self._width) + (times.embedding_s(phase) if first else 0.0)
-            kinds = Counter(costs.problem.model.blocks[begin:end])
-            seconds += sum(number * times.block_s(block, phase) for block, number in kinds.items())
+            kinds = self._stage_costs.kinds(begin, end)
+            seconds += sum(number * times.block_s(block, phase) for block, number in kinds)
             self._stage_s[key] = seconds + (times.head_s(_sampled()) if headed else 0.0)
         return self._stage_s[key]
 
@@ -134,7 +132,7 @@ class PromptTimes:
             size = FRAME_OVERHEAD_BYTES + tokens * RETURNED_TOKEN_BYTES
         else:
             size = frame_bytes(tokens * self._width)
-        return 8.0 * size / float(self._bandwidth[sender, receiver])
+        return 8.0 * size / float(self._costs.bandwidth_bps[sender, receiver])
 
 
 def _sampled() -> StepShape:

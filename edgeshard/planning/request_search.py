@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -22,16 +23,20 @@ from edgeshard.planning.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.neighbours import neighbours
 from edgeshard.planning.pace import slice_unit
 from edgeshard.planning.problem import Objective
-from edgeshard.planning.prompt_floor import PromptFloor
+from edgeshard.planning.prompt_bound import PromptBound
+from edgeshard.planning.prompt_floor import CutFloor, PromptFloor, StepTables
 from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.problem import INFINITY, Kinds
+from edgeshard.planning.spare import kinds_of, without_spare
 
 MOST_CUTS = 200_000
 """Up to so many all are looked at."""
 MOST_SCORED = 400
 """Cuts whose slices are searched, a few milliseconds each, before the rest keeps its bound."""
+MOST_CLOSER = 10_000
+"""Cuts whose bound is made closer, a tenth of a millisecond each."""
 MOST_STEPS = 60
 """The same for improving candidates where there are too many cuts to look at all."""
 _MANY = 1_000_000
@@ -54,6 +59,15 @@ class Found:
         return gap if gap > _ROUNDING else 0.0
 
 
+def search_request(costs: Costs, objective: Objective) -> Found | None:
+    """The best cut of all boxes, those left out that a plan cannot use. None where no cut keeps every limit."""
+    some, _, index = without_spare(costs, kinds_of(costs))
+    found = RequestSearch(some, objective).run()
+    if found is None:
+        return None
+    return replace(found, cut=Cut(tuple(index[node] for node in found.cut.nodes), found.cut.ends))
+
+
 class RequestSearch:
     """For one request alone; `max_time_per_token` leaves out cuts whose time per token is longer.
 
@@ -64,6 +78,8 @@ class RequestSearch:
         self._costs, self._times = costs, times or PromptTimes(costs)
         self._tokens = 0 if objective is Objective.TTFT else costs.problem.new_tokens - 1
         self._limit_s = costs.problem.max_time_per_token_s
+        self._prompt_tokens = costs.problem.prompt_tokens
+        self._closer: CutFloor | None = None
         self._prefill, self._decode = costs.prefill(Load()), costs.decode(Load())
 
     def value(self, cut: Cut) -> float:
@@ -87,7 +103,10 @@ class RequestSearch:
 
     def run(self) -> Found | None:
         """None where no cut keeps every limit."""
-        floor = PromptFloor.of(self._costs)
+        tables = StepTables(self._costs)
+        floor = PromptFloor.of(tables)
+        if self._costs.problem.sliced and slice_unit(self._prompt_tokens) * 2 <= self._prompt_tokens:
+            self._closer = CutFloor(tables)
         kinds = kinds_of_all(self._instances(floor))
         if count_cuts(self._decode, kinds) <= MOST_CUTS:
             return self._among(floor, every_cut(self._decode, kinds))
@@ -109,14 +128,31 @@ class RequestSearch:
         bound = np.concatenate(bounds)
         best: Cut | None = None
         value = INFINITY
-        for number, place in enumerate(np.argsort(bound, kind="stable").tolist()):
-            if bound[place] >= value * (1 - _ROUNDING) or number == MOST_SCORED:
-                return None if best is None else Found(best, value, min(value, float(bound[place])))
-            number_of = int(np.searchsorted(firsts, place, side="right")) - 1
-            cut = kept[number_of].cut(place - int(firsts[number_of]))
+
+        def rising() -> Iterator[tuple[float, Cut]]:
+            for place in np.argsort(bound, kind="stable").tolist():
+                number = int(np.searchsorted(firsts, place, side="right")) - 1
+                yield float(bound[place]), kept[number].cut(place - int(firsts[number]))
+
+        for number, (low, cut) in enumerate(self._by_closer_bounds(floor, rising())):
+            if low >= value * (1 - _ROUNDING) or number == MOST_SCORED:
+                return None if best is None else Found(best, value, min(value, low))
             if (own := self.value(cut)) < value:
                 best, value = cut, own
         return None if best is None else Found(best, value, value)
+
+    def _by_closer_bounds(self, floor: PromptFloor, rising: Iterable[tuple[float, Cut]]) -> Iterator[tuple[float, Cut]]:
+        """Cuts in the order of closer bounds, each made when no cut left over can have a lower one."""
+        waiting: list[tuple[float, int, Cut]] = []
+        for number, (low, cut) in enumerate(rising):
+            while waiting and waiting[0][0] <= low:
+                yield waiting[0][0], heappop(waiting)[2]
+            if self._closer is not None and low < INFINITY and number < MOST_CLOSER:
+                request_s = self._closer.seconds(cut) + self._tokens * score(self._decode, cut).round_s
+                low = max(low, float(self._floors(floor, Cuts.of([cut]), np.array([request_s]))[0]))
+            heappush(waiting, (low, number, cut))
+        while waiting:
+            yield waiting[0][0], heappop(waiting)[2]
 
     def _improved(self, floor: PromptFloor, kinds: Kinds) -> Found | None:
         """The best of the solvers' candidates and of what comes of changing it, with a certified bound."""
@@ -126,6 +162,8 @@ class RequestSearch:
         values = {cut: value for cut, value in values.items() if value < INFINITY}
         if not values:
             return None
+        if self._closer is not None:
+            bound = max(bound, self._closer_bound(floor, kinds, values))
         best = min(values, key=values.__getitem__)
         steps = 0
         improved = True
@@ -141,6 +179,15 @@ class RequestSearch:
                     break
         return Found(best, values[best], min(bound, values[best]))
 
+    def _closer_bound(self, floor: PromptFloor, kinds: Kinds, values: dict[Cut, float]) -> float:
+        """A bound below the best value known; cuts found on the way are added."""
+        closer = PromptBound(floor, self._decode, self._tokens, kinds)
+        closer.run(min(values.values()))
+        for cut in closer.cuts:
+            if cut not in values and not violations(self._decode, cut):
+                values[cut] = self.value(cut)
+        return closer.bound_s
+
     def _bound(self, floor: PromptFloor) -> float:
         """No cut is better: the slices' and the tokens' ways, or all slices on the busiest station."""
         both = solve_latency(with_tokens(floor.way, self._decode, self._tokens))
@@ -152,9 +199,9 @@ class RequestSearch:
         return max(both.bound_s, stations.bound_s / _MANY + tokens_s)
 
     def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
-        tokens = self._costs.problem.prompt_tokens
+        whole = floor.whole if floor.apart else self._prefill
         for instance, micro_batches in (
-            (prompt_and_tokens(self._costs, self._tokens), 1),
+            (with_tokens(whole, self._decode, self._tokens), 1),
             (self._decode, 1),
             *(
                 (with_tokens(_part(self._prefill, count), self._decode, self._tokens / count), count)
@@ -164,8 +211,8 @@ class RequestSearch:
             solution = solve_latency(instance) if micro_batches == 1 else solve_throughput(instance, micro_batches)
             if solution is not None:
                 yield solution.cut
-            if tokens < 2 * slice_unit(tokens) and self._limit_s is None:
-                return  # one piece: the sum is the objective
+            if self._closer is None and self._limit_s is None:
+                return  # the sum is the objective
 
     def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value: float) -> Iterator[Cut]:
         """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
@@ -180,7 +227,8 @@ class RequestSearch:
             bound = self._floors(floor, cuts, request_s)
             bounded += [(float(low), index, other) for index, (low, other) in enumerate(zip(bound, same, strict=True))]
         bounded.sort(key=lambda item: item[:2])
-        return (other for low, _, other in bounded if low < value)
+        rising = self._by_closer_bounds(floor, ((low, other) for low, _, other in bounded if low < value))
+        return (other for low, other in rising if low < value)
 
 
 def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:

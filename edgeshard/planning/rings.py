@@ -11,7 +11,6 @@ from edgeshard.planning.costs import (
     RETURNED_TOKEN_BYTES,
     Costs,
     frame_bytes,
-    link_matrices,
 )
 from edgeshard.planning.fields import invalid
 from edgeshard.planning.instance import Cut
@@ -123,15 +122,14 @@ def _hops(costs: Costs, cut: Cut) -> tuple[HopTimes, ...]:
     problem, count = costs.problem, len(cut.nodes)
     if count == 1:
         return ()
-    bandwidth, latency = link_matrices(problem, costs.nodes)
     width = hidden_width(problem)
     found = []
     for index, sender in enumerate(cut.nodes):
         receiver = cut.nodes[(index + 1) % count]
-        rate_bps = float(bandwidth[sender, receiver])
+        rate_bps = float(costs.bandwidth_bps[sender, receiver])
         returns_tokens = index == count - 1 and not problem.head_on_source
         station_s = _tokens_s(rate_bps) if returns_tokens else _states_s(rate_bps, width)
-        found.append(HopTimes(station_s, float(latency[sender, receiver])))
+        found.append(HopTimes(station_s, float(costs.delay_s[sender, receiver])))
     return tuple(found)
 
 

@@ -8,8 +8,9 @@ from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.rate_bound import RateBound
 from edgeshard.planning.rate_scoring import Rates, most_micro_batches
-from edgeshard.planning.rate_search import Pool, count_out, kinds_of, without_spare
+from edgeshard.planning.rate_search import Pool, count_out
 from edgeshard.planning.solvers import solve_latency
+from edgeshard.planning.spare import kinds_of, without_spare
 
 EVERY_BATCH = 8
 """Micro-batch sizes up to this one are all tried; beyond, sizes in steps that grow."""

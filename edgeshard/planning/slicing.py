@@ -91,6 +91,24 @@ def _recurrence(times: SliceTimes, lengths: Sequence[int]) -> float:
     return finish[-1]
 
 
+def _recurrences(times: SliceTimes, slicings: Sequence[tuple[int, ...]]) -> list[float]:
+    """`_recurrence` of many slicings at once."""
+    most = max(map(len, slicings), default=0)
+    ends = np.cumsum([(*lengths, *(0,) * (most - len(lengths))) for lengths in slicings], axis=1)
+    finish = np.zeros((len(slicings), times.work_s.shape[2]))
+    start = np.zeros(len(slicings), dtype=np.int64)
+    for end in ends.T:
+        more = end > start
+        arrived = np.zeros(len(slicings))
+        for device in range(finish.shape[1]):
+            arrived = np.maximum(finish[:, device], arrived) + times.work_s[start, end, device]
+            finish[more, device] = arrived[more]
+            if device < finish.shape[1] - 1:
+                arrived = arrived + times.comm_s[end - start, device]
+        start = end
+    return [float(seconds) for seconds in finish[:, -1]]
+
+
 def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
     """For each ceiling on a slice's time, the slicing of least total work under it; the best by F."""
     units = times.units
@@ -104,8 +122,9 @@ def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
     before = _before(longest, ceilings)
     found = {_trace(row, units) for row in before if row[units] >= 0}
     found |= {_greedy(longest, float(ceiling)) for ceiling in ceilings} - {()}
-    for lengths in sorted(found, key=len):
-        if (seconds := _recurrence(times, lengths)) < value * (1 - _SLACK):
+    shortest_first = sorted(found, key=len)
+    for lengths, seconds in zip(shortest_first, _recurrences(times, shortest_first), strict=True):
+        if seconds < value * (1 - _SLACK):
             best, value = lengths, seconds
     return best, value
 
@@ -150,29 +169,69 @@ def _greedy(longest: Floats, ceiling: float) -> tuple[int, ...]:
 
 def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ...] | None:
     """Lengths of the least F below `ceiling_s`, empty when there is none; None when the labels became too many."""
-    units, count = times.units, times.work_s.shape[2]
-    rest = _least_rest(times)
-    labels: list[list[tuple[tuple[float, ...], tuple[int, ...]]]] = [[] for _ in range(units + 1)]
-    labels[0] = [((0.0,) * count, ())]
+    units, rest = times.units, _least_rest(times)
+    labels = [_Labels(times.work_s.shape[2]) for _ in range(units + 1)]
+    labels[0].add(np.zeros((1, times.work_s.shape[2])), [()])
+    best: tuple[int, ...] = ()
     made = 0
     for start in range(units):
-        for finish, lengths in _undominated(labels[start]):
-            for end in range(start + 1, units + 1):
-                after = _step(times, finish, start, end)
-                if max(f + r for f, r in zip(after, rest[end], strict=True)) >= ceiling_s * (1 - _SLACK):
-                    continue
-                made += 1
-                if made > limit:
-                    return None
-                labels[end].append((after, (*lengths, end - start)))
-                if end == units:
-                    ceiling_s = after[-1]
-    done = labels[units]
-    return min(done, key=lambda label: label[0][-1])[1] if done else ()
+        finish, lengths = labels[start].undominated()
+        if not lengths:
+            continue
+        after = _steps(times, finish, start)
+        for index, seconds in enumerate(after[-1, :, -1].tolist()):
+            if seconds < ceiling_s * (1 - _SLACK):
+                best, ceiling_s = (*lengths[index], units - start), seconds
+        bound = (after + rest[start + 1 :, None, :]).max(axis=2)
+        kept = bound[:-1] < ceiling_s * (1 - _SLACK)
+        made += int(kept.sum())
+        if made > limit:
+            return None
+        for length, chosen in enumerate(kept, start=1):
+            places = np.flatnonzero(chosen)
+            labels[start + length].add(after[length - 1, places], [(*lengths[one], length) for one in places])
+    return best
 
 
-def _least_rest(times: SliceTimes) -> list[tuple[float, ...]]:
-    """By slice end and device: a lower bound on the time from that device's finish to the end of everything.
+class _Labels:
+    """Finish times on every device at one slice end, [labels, devices], each with the lengths that lead there."""
+
+    def __init__(self, devices: int) -> None:
+        self._finish: list[Floats] = [np.zeros((0, devices))]
+        self._lengths: list[tuple[int, ...]] = []
+
+    def add(self, finish: Floats, lengths: list[tuple[int, ...]]) -> None:
+        if lengths:
+            self._finish.append(finish)
+            self._lengths += lengths
+
+    def undominated(self) -> tuple[Floats, list[tuple[int, ...]]]:
+        """Those that no other is as good as on every device, in rising order."""
+        finish = np.concatenate(self._finish)
+        order = np.lexsort(finish.T[::-1])
+        finish = finish[order]
+        kept = np.ones(len(finish), dtype=bool)
+        for index in range(len(finish)):
+            if kept[index]:
+                kept[index + 1 :] &= (finish[index] > finish[index + 1 :]).any(axis=1)
+        return finish[kept], [self._lengths[one] for one in order[kept]]
+
+
+def _steps(times: SliceTimes, finish: Floats, start: int) -> Floats:
+    """[ends, labels, devices]: `_step` of every label with every slice from `start`, the shortest first."""
+    work, comm = times.work_s[start, start + 1 :], times.comm_s[1 : times.units - start + 1]
+    after = np.empty((len(work), *finish.shape))
+    arrived = np.zeros((len(work), len(finish)))
+    for device in range(finish.shape[1]):
+        arrived = np.maximum(finish[:, device], arrived) + work[:, device, None]
+        after[:, :, device] = arrived
+        if device < comm.shape[1]:
+            arrived = arrived + comm[:, device, None]
+    return after
+
+
+def _least_rest(times: SliceTimes) -> Floats:
+    """[units + 1, devices] by slice end: a lower bound on the time from that device's finish to the end of everything.
 
     A device still has its own work of all units to come, then the last slice has to pass the devices after it.
     """
@@ -188,17 +247,7 @@ def _least_rest(times: SliceTimes) -> list[tuple[float, ...]]:
         for end in range(start + 1, units):
             least[start] = np.minimum(least[start], times.work_s[start, end] + least[end])
     least[units] = 0.0
-    return [tuple(float(value) for value in row) for row in least]
-
-
-def _undominated(
-    labels: list[tuple[tuple[float, ...], tuple[int, ...]]],
-) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
-    kept: list[tuple[tuple[float, ...], tuple[int, ...]]] = []
-    for finish, lengths in sorted(labels):
-        if not any(all(a <= b for a, b in zip(other, finish, strict=True)) for other, _ in kept):
-            kept.append((finish, lengths))
-    return kept
+    return least
 
 
 def _longest_first(times: SliceTimes, lengths: tuple[int, ...], value: float) -> tuple[int, ...]:

@@ -19,10 +19,10 @@ from edgeshard.planning.costs import Costs
 from edgeshard.planning.devices import Cluster
 from edgeshard.planning.plan import PlanResult, plan, predict
 from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.rate_search import kinds_of
 from edgeshard.planning.replicas import BoxAlone, Replicas, boxes_alone, replicas
 from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import gigabytes
+from edgeshard.planning.spare import kinds_of
 
 CLEARLY = 0.05
 """A plan mentions replicas that are better by more than this part."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.brute_rates import best_rate
+from bench.brute_plans import best_rate
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.baselines import cloud_of, compare, cut_of, even

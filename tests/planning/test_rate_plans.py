@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.brute_rates import Rate, best_rate, random_problem
+from bench.brute_plans import Rate, best_rate
+from bench.instances import grown, random_problem
 from edgeshard.domain.dtypes import DType
 from edgeshard.planning import rate_search
-from edgeshard.planning.devices import parse_cluster, with_nodes
+from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.plan import GAP_OF_RATE, PlanResult, plan
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import built_in_model
@@ -90,28 +91,11 @@ def test_the_search_finds_nearly_always_the_best() -> None:
     assert sum(gap < 0.01 for gap in gaps) >= 0.75 * len(gaps)
 
 
-def more(problem: PlanProblem) -> dict[str, PlanProblem]:
-    """The same problem with more of one thing."""
-    limit = problem.request_limit
-    roomier = tuple(
-        replace(node, device=replace(node.device, memory_bytes=1.3 * node.device.memory_bytes))
-        for node in problem.cluster.nodes
-    )
-    found = {
-        "batch": replace(problem, batch=problem.batch_limit + 3),
-        "memory": replace(problem, cluster=replace(problem.cluster, nodes=roomier)),
-        "box": replace(problem, cluster=with_nodes(problem.cluster, "box-1", 1, "more")),
-    }
-    if limit is not None:
-        found["concurrency"] = replace(problem, concurrency=limit + 5)
-    return found
-
-
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_more_of_anything_never_lowers_the_rate(seed: int) -> None:
     problem = random_problem(seed)
     before = rate(plan(problem, alternatives=0))
-    for name, wider in more(problem).items():
+    for name, wider in grown(problem).items():
         after = plan(wider, alternatives=0)
         assert after.gap in (0, None), name
         assert rate(after) >= before * (1 - SAME), name
@@ -122,7 +106,7 @@ def test_more_of_anything_never_lowers_the_rate(seed: int) -> None:
 def test_where_it_is_not_exact_by_no_more_than_the_gap(seed: int) -> None:
     problem = random_problem(seed)
     before = plan(problem, alternatives=0)
-    for name, wider in more(problem).items():
+    for name, wider in grown(problem).items():
         after = plan(wider, alternatives=0)
         if before.prediction is not None:
             assert after.gap is not None, name

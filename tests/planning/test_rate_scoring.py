@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.brute_rates import random_problem
+from bench.instances import random_problem
 from edgeshard.planning.all_cuts import every_cut
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
@@ -55,7 +56,8 @@ def test_a_cut_is_rated_at_its_best_load(seed: int) -> None:
 
 def test_micro_batches_that_only_wait_are_left_out() -> None:
     """One box alone takes as long for each micro-batch more."""
-    problem = replace(random_problem(1), max_nodes=1, max_time_per_token_s=None, objective=Objective.THROUGHPUT)
+    free: dict[str, Any] = {"max_time_per_token_s": None, "min_nodes": 1, "max_share": {}, "reserve": {}}
+    problem = replace(random_problem(1), max_nodes=1, **free)
     roomy = tuple(replace(n, device=replace(n.device, memory_bytes=1e12)) for n in problem.cluster.nodes)
     costs = Costs(replace(problem, cluster=replace(problem.cluster, nodes=roomy), concurrency=None))
     rates = Rates(costs)

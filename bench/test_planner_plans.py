@@ -1,0 +1,111 @@
+"""Plans of random sites and workloads for every objective, against every placement at every load counted out.
+
+`make test` compares some of them. Where the cuts are few a plan must be the best there is; on large sites no cut that
+a long random search finds may beat the certified bound; and with more boxes, memory, bandwidth, batch or concurrency
+no plan may be worse by more than its gap. How near plans and bounds come is printed.
+
+    pytest bench/test_planner_plans.py -s
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import inf
+
+import numpy as np
+import pytest
+
+from bench.brute_plans import best_value
+from bench.instances import grown, random_problem
+from bench.random_search import RandomSearch
+from edgeshard.planning import rate_search, request_search
+from edgeshard.planning.plan import PlanResult, plan
+from edgeshard.planning.problem import Objective
+
+pytestmark = pytest.mark.timeout(3600)
+
+COUNTED = range(300)
+SEARCHED = range(1000)
+LARGE = range(1000)
+CHAINS = range(100)
+STARTS = 4
+LOOKS = {Objective.REQUEST: 40, Objective.TTFT: 40, Objective.LATENCY: 3000, Objective.THROUGHPUT: 2000}
+"""Cuts a climb of the random search may look at, about."""
+SAME = 1e-9
+OBJECTIVES = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.THROUGHPUT)
+
+
+def seconds(result: PlanResult) -> float:
+    """What the objective minimises, infinite without a plan; of a throughput, the seconds a token takes."""
+    return inf if result.prediction is None else result.prediction.cost(result.problem.goal)
+
+
+def tell(gaps: dict[Objective, list[float]], lost: dict[Objective, list[float]]) -> None:
+    """Print how many plans are the best known, and how large their gaps are."""
+    for objective, found in gaps.items():
+        best = sum(part <= SAME for part in lost[objective])
+        parts = ", ".join(f"{part} %: {100 * np.percentile(found, part):.2f} %" for part in (50, 75, 90, 100))
+        worst = 100 * max(lost[objective])
+        print(f"\n{objective}: {best} of {len(found)} are the best known, the worst loses {worst:.1f} %")
+        print(f"    gaps {parts}")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("seed", COUNTED)
+def test_a_plan_is_the_best_of_all(seed: int, objective: Objective) -> None:
+    problem = random_problem(seed, objective)
+    found = plan(problem, alternatives=0)
+    assert seconds(found) == pytest.approx(best_value(problem), rel=SAME)
+    assert found.prediction is None or found.gap == 0
+
+
+def test_bounds_are_not_broken_where_nothing_is_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps, lost = defaultdict[Objective, list[float]](list), defaultdict[Objective, list[float]](list)
+    for seed in SEARCHED:
+        problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)])
+        with monkeypatch.context() as patch:
+            patch.setattr(rate_search, "MOST_COUNTED", 0)
+            patch.setattr(request_search, "MOST_CUTS", 0)
+            found = plan(problem, alternatives=0)
+        best_s = seconds(plan(problem, alternatives=0))
+        assert (found.prediction is None) == (best_s == inf), seed
+        if found.gap is None:
+            continue
+        assert seconds(found) * (1 - found.gap) * (1 - SAME) <= best_s <= seconds(found) * (1 + SAME), seed
+        gaps[problem.goal].append(found.gap)
+        lost[problem.goal].append(1 - best_s / seconds(found))
+    tell(gaps, lost)
+
+
+def test_no_cut_of_a_large_site_beats_its_bound() -> None:
+    gaps, lost = defaultdict[Objective, list[float]](list), defaultdict[Objective, list[float]](list)
+    for seed in LARGE:
+        problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)], large=True)
+        found = plan(problem, alternatives=0)
+        search = RandomSearch(problem, seed)
+        given = [found.prediction.cut] if found.prediction is not None else []
+        other_s = search.run(STARTS, LOOKS[problem.goal], given)
+        if found.gap is None:
+            assert other_s == inf, seed
+            continue
+        assert other_s >= seconds(found) * (1 - found.gap) * (1 - SAME), seed
+        gaps[problem.goal].append(found.gap)
+        lost[problem.goal].append(max(0.0, 1 - other_s / seconds(found)))
+    tell(gaps, lost)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_more_of_anything_makes_no_plan_worse(large: bool) -> None:
+    """But by its gap; of those counted out not at all."""
+    worst = 0.0
+    for seed in CHAINS:
+        problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)], large=large)
+        before_s = seconds(plan(problem, alternatives=0))
+        for name, wider in grown(problem).items():
+            after = plan(wider, alternatives=0)
+            after_s = seconds(after)
+            if before_s < inf:
+                assert after.gap is not None, (seed, name)
+                assert after_s * (1 - after.gap) <= before_s * (1 + SAME), (seed, name)
+                worst = max(worst, after_s / before_s - 1)
+    print(f"\nworse by at most {100 * worst:.2f} %, within the gap")
