@@ -42,6 +42,10 @@ MOST_STEPS = 60
 _MANY = 1_000_000
 """So many micro-batches that max(R, m B) is m B."""
 _SLICES = (4, 16)
+_FEW_STAGES = (2, 3)
+"""Good cuts of few stages are far from those of many: no change of one step leads from the one to the other."""
+_NEAR_ENOUGH = 0.01
+"""With a smaller gap the search ends without looking for them."""
 _ROUNDING = 1e-9
 
 
@@ -164,20 +168,30 @@ class RequestSearch:
             return None
         if self._closer is not None:
             bound = max(bound, self._closer_bound(floor, kinds, values))
-        best = min(values, key=values.__getitem__)
-        steps = 0
-        improved = True
+        best = self._climb(floor, kinds, min(values, key=values.__getitem__), values)
+        if self._closer is not None and bound < values[best] * (1 - _NEAR_ENOUGH):
+            few = {cut: self.value(cut) for cut in dict.fromkeys(self._of_few_stages())}
+            values |= few
+            others = [cut for cut in values if len(cut.nodes) != len(best.nodes)]
+            start = min(others, key=values.__getitem__, default=best)
+            best = min(best, self._climb(floor, kinds, start, values), key=values.__getitem__)
+        return Found(best, values[best], min(bound, values[best]))
+
+    def _climb(self, floor: PromptFloor, kinds: Kinds, start: Cut, values: dict[Cut, float]) -> Cut:
+        """What comes of changing a cut step by step for the better; what is looked at is added to `values`."""
+        best, steps, improved = start, 0, True
         while improved and steps < MOST_STEPS:
             improved = False
             for cut in self._near(floor, kinds, best, values[best]):
-                steps += 1
-                values[cut] = self.value(cut)
+                if cut not in values:
+                    steps += 1
+                    values[cut] = self.value(cut)
                 if values[cut] < values[best] * (1 - _ROUNDING):
                     best, improved = cut, True
                     break
                 if steps >= MOST_STEPS:
                     break
-        return Found(best, values[best], min(bound, values[best]))
+        return best
 
     def _closer_bound(self, floor: PromptFloor, kinds: Kinds, values: dict[Cut, float]) -> float:
         """A bound below the best value known; cuts found on the way are added."""
@@ -199,20 +213,27 @@ class RequestSearch:
         return max(both.bound_s, stations.bound_s / _MANY + tokens_s)
 
     def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
-        whole = floor.whole if floor.apart else self._prefill
-        for instance, micro_batches in (
-            (with_tokens(whole, self._decode, self._tokens), 1),
-            (self._decode, 1),
-            *(
-                (with_tokens(_part(self._prefill, count), self._decode, self._tokens / count), count)
-                for count in _SLICES
-            ),
-        ):
-            solution = solve_latency(instance) if micro_batches == 1 else solve_throughput(instance, micro_batches)
+        whole = with_tokens(floor.whole if floor.apart else self._prefill, self._decode, self._tokens)
+        for instance in (whole, self._decode):
+            solution = solve_latency(instance)
             if solution is not None:
                 yield solution.cut
             if self._closer is None and self._limit_s is None:
                 return  # the sum is the objective
+        yield from self._in_slices(whole.max_nodes)
+
+    def _of_few_stages(self) -> Iterator[Cut]:
+        for most in _FEW_STAGES:
+            if self._decode.min_nodes <= most < self._decode.max_nodes:
+                yield from self._in_slices(most)
+
+    def _in_slices(self, max_nodes: int) -> Iterator[Cut]:
+        """The best for a prompt in equal slices that do not grow with what is before them."""
+        for count in _SLICES:
+            sliced = with_tokens(_part(self._prefill, count), self._decode, self._tokens / count)
+            solution = solve_throughput(replace(sliced, max_nodes=max_nodes), count)
+            if solution is not None:
+                yield solution.cut
 
     def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value: float) -> Iterator[Cut]:
         """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
