@@ -27,6 +27,8 @@ BETTER = 0.03
 """A number of micro-batches takes another's place where it saves this part of the time between tokens."""
 HOPE = 0.15
 """One that was not measured is tried where it would be the best if it took so much less than expected."""
+HOPE_WITHOUT_PROFILE = 0.45
+"""The same where only a few steps say what to expect, and nothing how much boxes at work together disturb each other."""
 MEASURED_FOR_S = 60.0
 """What was measured longer ago may be tried again."""
 ALIKE = 1.5
@@ -171,14 +173,16 @@ class Spread:
         untried = [parts for parts in choices if parts not in measured]
         hopes = {parts: self._expected_s(parts, count, longest, hope=True) or 0.0 for parts in untried}
         trial = min(hopes, key=lambda parts: hopes[parts], default=best)
-        if trial != best and (1 - HOPE) * hopes[trial] < measured[best]:
+        hope = HOPE if self._cost is not None else HOPE_WITHOUT_PROFILE
+        if trial != best and (1 - hope) * hopes[trial] < measured[best]:
             self._before_trial, best = best, trial
         self._change(best, count)
 
     def _is_measured(self, parts: int, count: int) -> bool:
-        """Whether this number was measured lately, with about as many requests."""
+        """Whether this number was measured lately, with about as many requests; without a profile, with as many."""
+        alike = ALIKE if self._cost is not None else 1.0
         return any(
-            of == parts and max(count, others) <= ALIKE * min(count, others) and self._is_new(measured)
+            of == parts and max(count, others) <= alike * min(count, others) and self._is_new(measured)
             for (of, others), measured in self._measured.items()
         )
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.spread import BETTER, MEASURED_FOR_S, Spread
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.generation import StageTiming
@@ -127,6 +127,7 @@ def test_it_changes_when_requests_come_and_go() -> None:
 
 
 @settings(deadline=None, max_examples=60)
+@example([(0.0078125, 0.0), (0.00390625, 0.001953125)], 2.0, [1, 6, 4], False)  # Stayed at two: 1.5 times the best.
 @given(
     stages=st.lists(st.tuples(st.floats(0.001, 0.03), st.floats(0.0, 0.003)), min_size=1, max_size=4),
     slower=st.floats(1.0, 2.0),
