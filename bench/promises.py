@@ -29,7 +29,7 @@ from typing import Any
 from bench.engine_site import LAYERS, NODES, prompt_of, write_model
 from bench.pinning import started
 from bench.random_llama import RandomWeights
-from edgeshard.cli.lab_site import lab_cluster, make_stand_in
+from edgeshard.cli.lab_site import VOCABULARY, lab_cluster, make_stand_in
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
 from edgeshard.domain.deployment import Deployment, parse_spec
@@ -43,7 +43,7 @@ PROMPTS = (64, 1024, 3000)
 NEW_TOKENS = 32
 SHORT, LONG = (32, 160), (3000, 16)
 """Prompt and answer of the requests that change."""
-LAB_SHORT, LAB_LONG = (32, 48), (3000, 4)
+LAB_SHORT, LAB_LONG = (32, 16), (3800, 2)
 LAB = """
 source = "a"
 [[device]]
@@ -138,7 +138,7 @@ class Promises:
     async def request(self, prompt_tokens: int, new_tokens: int) -> Served:
         self._sent += 1
         began, arrivals = time.perf_counter(), list[float]()
-        prompt = prompt_of(self._sent, prompt_tokens)
+        prompt = [token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)]  # the stand-in knows few
         events = self._client.generate(self._name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
         async with aclosing(events) as stream:
             async for event in stream:
@@ -176,7 +176,7 @@ async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int]
     await site.delete()
     first = await site.deploy()
     quiet = await site.outlook()
-    await site.requests(*long, 4 * rounds)
+    await site.requests(*long, 12 * rounds)
     asked = await site.outlook()
     outlook = asked.outlook
     assert outlook is not None and outlook.expected is not None

@@ -76,7 +76,6 @@ class _InFlight:
     step: int
     due: float
     frames: list[Frame]
-    padding: int
 
 
 class LinkSender:
@@ -191,11 +190,10 @@ class LinkSender:
                     if self._slow is None:
                         await self._write_step(call, *taken)
                     else:
-                        self._flight.append(self._put_on_link(self._slow, *taken))
+                        await self._put_on_link(self._slow, call, *taken)
                 while self._flight and self._flight[0].due <= loop.time() + TIMER_S:
                     arrived = self._flight.popleft()
                     _sleep(arrived.due - loop.time())
-                    await self._write_padding(call, arrived.padding)
                     await self._write_step(call, arrived.step, arrived.frames)
                 if ended.done():
                     ended.result()
@@ -214,15 +212,14 @@ class LinkSender:
         if isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
             self._on_timing(message)
 
-    def _put_on_link(self, slow: SlowLink, step: int, frames: list[Frame]) -> _InFlight:
+    async def _put_on_link(self, slow: SlowLink, call: Exchange, step: int, frames: list[Frame]) -> None:
+        """Its padding goes while the emulated link is busy with it, so that none is left when it is due."""
         size = sum(frame_bytes(frame) for frame in frames)
         padding = slow.padding_bytes(step, size)
         due = slow.arrival(asyncio.get_running_loop().time(), size + padding)
-        return _InFlight(step, due, frames, padding)
-
-    async def _write_padding(self, call: Exchange, padding: int) -> None:
-        for size in _pieces(padding):
-            await _write(call, LinkPadding(size))
+        self._flight.append(_InFlight(step, due, frames))
+        for piece in _pieces(padding):
+            await _write(call, LinkPadding(piece))
 
     async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
         for frame in frames:

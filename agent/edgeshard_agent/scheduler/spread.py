@@ -28,7 +28,7 @@ BETTER = 0.03
 HOPE = 0.15
 """One that was not measured is tried where it would be the best if it took so much less than expected."""
 HOPE_WITHOUT_PROFILE = 0.45
-"""The same where only a few steps say what to expect, and nothing how much boxes at work together disturb each other."""
+"""The same where a few steps alone say what to expect, and nothing how much boxes disturb each other."""
 MEASURED_FOR_S = 60.0
 """What was measured longer ago may be tried again."""
 ALIKE = 1.5
