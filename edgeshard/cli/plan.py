@@ -79,8 +79,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     Plans for the running site, from what `edgectl profile` measured of its boxes and links. With --cluster it plans
     for the boxes of a file instead, and needs no daemon, no weights and no PyTorch. Exits 1 when nothing fits.
     """
-    from edgeshard.cli import plan_views as views
+    from edgeshard.cli.plan_compare import show_comparison, show_sweep
     from edgeshard.cli.plan_inputs import Asked, offline_problem, online_problem, shares, sizes
+    from edgeshard.cli.plan_views import show_plan
     from edgeshard.domain.dtypes import parse_quantisation
     from edgeshard.planning.what_if import changed
 
@@ -123,13 +124,13 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         typer.echo(f"note: {note}", err=True)
     with_changes = changed(problem, asked.what_if)
     if sweep is not None:
-        views.show_sweep(with_changes, sweep, plot, output)
+        show_sweep(with_changes, sweep, plot, output)
     elif compare:
-        views.show_comparison(with_changes, plot, output)
+        show_comparison(with_changes, plot, output)
     elif simulate is not None:
         from edgeshard.cli.plan_load import show_simulation
 
         if not show_simulation(with_changes, simulate, plot, output):
             raise typer.Exit(1)
-    elif not views.show_plan(with_changes, problem if what_if else None, explain, output):
+    elif not show_plan(with_changes, problem if what_if else None, explain, output):
         raise typer.Exit(1)

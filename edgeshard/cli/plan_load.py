@@ -23,8 +23,9 @@ from edgeshard.cli.output import (
     table,
     visible,
 )
+from edgeshard.cli.plan_compare import draw
 from edgeshard.cli.plan_inputs import read_input
-from edgeshard.cli.plan_views import draw, load_words, plan_data, plan_words
+from edgeshard.cli.plan_views import load_words, plan_data, plan_words
 from edgeshard.cli.views import percent
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.mode import Mode
