@@ -49,8 +49,8 @@ coordinator and the fifteen boxes, each of which does a small model's mathematic
 emulates would have finished. Emulated boxes know devices and links, not the plan. "off" is the prediction less the
 measurement, over the measurement. What plans of many boxes take longer is the software of a hop, which no data sheet
 has: {hop} ms for each stage here, with all sixteen processes on one machine's cores. (A box's `step_overhead_s` in the
-cluster file tells the planner of it.) The rates are of eight requests in micro-batches of one, so that they are not
-those of the table above, whose b x m is the plan's.
+cluster file tells the planner of it.) The rates are of eight requests, in as many
+micro-batches as the head finds best while it runs; predicted is the best of those that share them evenly.
 """
 
 SWEEP = """\

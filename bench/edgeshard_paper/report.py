@@ -101,7 +101,7 @@ def lab_section(lab: Sequence[LabRow]) -> list[str]:
     return [
         "## The 7B row by the lab\n",
         markdown_table(["latency plan of", "paper, ms/token", "predicted", "lab", "off", "TTFT off"], alone),
-        markdown_table(["throughput plan of", "paper, tokens/s", "predicted, 1 x 8", "lab", "off"], many),
+        markdown_table(["throughput plan of", "paper, tokens/s", "predicted", "lab", "off"], many),
         prose.LAB.format(hop=f"{1e3 * min(added):.1f} to {1e3 * max(added):.1f}" if added else NONE),
     ]
 
