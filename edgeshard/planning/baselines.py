@@ -243,40 +243,39 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 
 
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
-    prediction, reason = result.prediction, bottleneck(result)
-    if prediction is None:
-        return StrategyRow(name, False, None, None, None, None, None, 0, "", None, reason)
-    source = result.problem.cluster.source
-    return StrategyRow(
-        strategy=name,
-        feasible=True,
-        time_per_token_s=prediction.time_per_token_s,
-        throughput_tps=prediction.throughput_tps,
-        ttft_s=prediction.ttft_s,
-        request_s=prediction.request_s,
-        joules_per_token=prediction.joules_per_token,
-        nodes=len(result.stages),
-        placement=result.placement,
-        gap=_gap(prediction, best),
-        reason=reason if source == best.problem.cluster.source else f"requests come in at {source}; {reason}",
-    )
+    reason, source = bottleneck(result), result.problem.cluster.source
+    if result.prediction is None:
+        return _without_plan(name, reason)
+    if source != best.problem.cluster.source:
+        reason = f"requests come in at {source}; {reason}"
+    return _with_figures(name, result.prediction, best, len(result.stages), result.placement, reason)
 
 
 def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
     if not found.replicas:
-        return StrategyRow("replicas", False, None, None, None, None, None, 0, "", None, found.reason)
+        return _without_plan("replicas", found.reason)
+    return _with_figures("replicas", found, best, len(found.replicas), found.placement, found.reason)
+
+
+def _without_plan(name: str, reason: str) -> StrategyRow:
+    return StrategyRow(name, False, None, None, None, None, None, 0, "", None, reason)
+
+
+def _with_figures(
+    name: str, found: CutPrediction | Replicas, best: PlanResult, nodes: int, placement: str, reason: str
+) -> StrategyRow:
     return StrategyRow(
-        strategy="replicas",
+        strategy=name,
         feasible=True,
         time_per_token_s=found.time_per_token_s,
         throughput_tps=found.throughput_tps,
         ttft_s=found.ttft_s,
         request_s=found.request_s,
         joules_per_token=found.joules_per_token,
-        nodes=len(found.replicas),
-        placement=found.placement,
+        nodes=nodes,
+        placement=placement,
         gap=_gap(found, best),
-        reason=found.reason,
+        reason=reason,
     )
 
 

@@ -74,10 +74,13 @@ class PlanningPlacer:
         placement: Placement,
     ) -> Outlook:
         held = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
-        seen = spec.model_copy(update={"prompt_tokens": None, "new_tokens": None})
+
+        def with_layers(layers: tuple[ExplicitStage, ...]) -> Placement:
+            seen = spec.model_copy(update={"prompt_tokens": None, "new_tokens": None, "layers": layers})
+            return self._placed(seen, _Site(seen, manifest, candidates, measured, traffic))
+
         try:
-            here = self._planned(seen.model_copy(update={"layers": held}), manifest, candidates, measured, traffic)
-            best = self._planned(seen.model_copy(update={"layers": ()}), manifest, candidates, measured, traffic)
+            here, best = with_layers(held), with_layers(())
         except EdgeShardError as error:
             return Outlook(note=f"It cannot be weighed against other placements: {error.message}.")
         if here.predicted is None or best.predicted is None:
@@ -87,16 +90,6 @@ class PlanningPlacer:
             return Outlook(here.predicted)
         layers = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in best.stages)
         return Outlook(here.predicted, best.predicted, layers, gain)
-
-    def _planned(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-    ) -> Placement:
-        return self._placed(spec, _Site(spec, manifest, candidates, measured, traffic))
 
     def _with_starting(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
         starting = () if spec.layers else _starting(spec, candidates)
