@@ -62,8 +62,8 @@ class Lab:
         return replace(base, **changes)
 
     def predict(self, run: LabRun) -> CutPrediction:
-        """What the planner says of a run: with its streams in as many equal micro-batches as serve them fastest. Prompts
-        follow each other one by one, however many requests are decoded at once."""
+        """What the planner says of a run: with its streams in as many equal micro-batches as serve them fastest.
+        Prompts follow each other one by one, however many requests are decoded at once."""
         costs = Costs(self.problem())
         nodes = tuple(costs.names.index(stage.node) for stage in run.stages)
         cut = Cut(nodes, tuple(stage.layers.end for stage in run.stages))
