@@ -177,6 +177,7 @@ class FakeHead:
         self._call: Any = None
         self._task: asyncio.Task[None] | None = None
         self.error: EdgeShardError | None = None
+        self.forgotten: list[str] = []
 
     async def attach(self) -> None:
         self._call = self._stub.Attach()

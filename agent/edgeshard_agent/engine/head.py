@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -20,7 +20,7 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
 from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, Taken, TokenOut
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.text import TextStream
 
@@ -83,17 +83,29 @@ class Head:
     def pause(self) -> None:
         """The epoch is over. Requests stay, and nothing is computed or sent before the next one."""
         self._is_open = False
+        # What it would call belongs to the stage that ends, whose weights must not stay in memory.
+        self._epoch = Epoch(self._scheduler, _nowhere, _nowhere, on_failed=_nowhere)
         self._journal.stream_lost()
 
     def begin(self, epoch: Epoch) -> None:
-        """Go on with a new pipeline, whose memory is empty: each request begins again with what it has so far, in the
+        """Go on with a new pipeline, whose memory is empty: each request begins again with what was said of it, in the
         old order, which gives the same tokens. Nothing runs before `open`."""
         former, self._epoch, self._failure, self._is_open = self._epoch, epoch, None, False
-        for sequence in former.scheduler.sequences:
+        for entry in self._journal.unfinished():
+            assert entry.accepted is not None
+            prompt, emitted = entry.accepted.prompt_tokens, entry.token_ids
             try:
-                epoch.scheduler.readmit(sequence)
-            except EdgeShardError as error:
-                self._say(RequestRefused(sequence.request_id, error))
+                # A token that was taken and never said is not there yet, nor is its text.
+                text = former.scheduler.text_of(entry.request_id, [*prompt, *emitted])
+                if text is None:
+                    text = TextStream(self._decode, prompt, entry.start.generation.stop_strings)
+                    self._read(entry.start, emitted, len(prompt), text)
+                end = self._submit(entry, prompt, emitted, text, resumed=True)
+            except Exception as error:
+                self._refuse(entry.request_id, error)
+            else:
+                if end is not None:
+                    self._say(end)
 
     def open(self) -> None:
         """The pipeline is linked: compute."""
@@ -120,7 +132,7 @@ class Head:
         entry = self._journal.find(start.request_id)
         if entry is not None:
             if self._has_all(entry, start.emitted_tokens):
-                entry.instance = start.instance
+                entry.start = replace(entry.start, instance=start.instance)
                 self._follow(entry, len(start.emitted_tokens))
                 return
             # Another head had it meanwhile, and what the coordinator has counts.
@@ -159,24 +171,11 @@ class Head:
             if self._journal.find(request_id) is not entry:
                 return  # forgotten, or begun anew
             text = TextStream(self._decode, prompt, generation.stop_strings)
-            entry.tokens = self._carried(start, len(prompt), text)
-            end = self._scheduler.submit(
-                request_id,
-                generation,
-                prompt,
-                text,
-                start.emitted_tokens,
-                start.client,
-                arrival=entry.arrival,
-                resumed=start.resumed,
-            )
-        except EdgeShardError as error:
-            self._say(RequestRefused(request_id, error))
-            return
+            entry.tokens = self._read(start, start.emitted_tokens, len(prompt), text)
+            end = self._submit(entry, prompt, start.emitted_tokens, text, resumed=start.resumed)
         except Exception as error:
             # No one awaits this task: without an answer the client would wait forever.
-            log.error("request_crashed", request=request_id, error=type(error).__name__)
-            self._say(RequestRefused(request_id, InternalError(f"the head failed: {type(error).__name__}")))
+            self._refuse(request_id, error)
             return
         self._say(RequestAccepted(request_id, prompt))
         if end is not None:
@@ -184,6 +183,27 @@ class Head:
         if entry.cancelled:
             self._say_all(self._scheduler.cancel(request_id))
         self._pump()
+
+    def _submit(
+        self, entry: Entry, prompt: list[int], emitted: tuple[int, ...], text: TextStream, *, resumed: bool
+    ) -> RequestEnd | None:
+        start = entry.start
+        return self._scheduler.submit(
+            entry.request_id,
+            start.generation,
+            prompt,
+            text,
+            emitted,
+            start.client,
+            arrival=entry.arrival,
+            resumed=resumed,
+        )
+
+    def _refuse(self, request_id: RequestId, error: Exception) -> None:
+        if not isinstance(error, EdgeShardError):
+            log.error("request_crashed", request=request_id, error=type(error).__name__)
+            error = InternalError(f"the head failed: {type(error).__name__}")
+        self._say(RequestRefused(request_id, error))
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request; its KV is freed on every stage by the next step. Unknown ids are ignored."""
@@ -198,7 +218,8 @@ class Head:
             taken = self._scheduler.on_result(step.number, step.result, self._now())
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._say_all(self._scheduler.events(taken))
+            for item in taken:
+                self._say_taken(item)
         except InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -231,13 +252,26 @@ class Head:
         for output in outputs:
             self._say(output)
 
-    def _carried(self, start: StartRequest, prompt_count: int, text: TextStream) -> list[TokenOut]:
-        """The tokens that another head said of a request, with their texts, which `text` gives as it did there."""
-        carried = []
-        for index, token in enumerate(start.emitted_tokens):
+    def _say_taken(self, item: Taken) -> None:
+        try:
+            events = self._scheduler.events([item])
+        except Exception as error:  # of its text: the other requests are none the worse
+            request_id = item.sequence.request_id
+            self._scheduler.cancel(request_id)
+            self._refuse(request_id, error)
+            self._pump()
+        else:
+            self._say_all(events)
+
+    def _read(
+        self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream
+    ) -> list[TokenOut]:
+        """Tokens that were said of a request before, with their texts, which `text` gives as it did then."""
+        said = []
+        for index, token in enumerate(emitted):
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
-            carried.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
-        return carried
+            said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
+        return said
 
     async def _tokenise(self, generation: Generation) -> list[int]:
         if not isinstance(generation.prompt, str):
@@ -267,3 +301,7 @@ class Head:
 
     def _decode(self, ids: list[int]) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode(ids)
+
+
+def _nowhere(thing: object) -> None:
+    """The way out of a head without a pipeline."""

@@ -36,8 +36,7 @@ HeadOutput = HeadEvent | RequestAccepted | RequestRefused
 class Entry:
     """One request, and what was said of it. `followed` is whether its outputs go to the stream there is."""
 
-    request_id: RequestId
-    instance: str
+    start: StartRequest
     arrival: int
     followed: bool = True
     cancelled: bool = False
@@ -46,6 +45,10 @@ class Entry:
     tokens: list[TokenOut] = field(default_factory=list)
     end: RequestEnd | RequestRefused | None = None
     ended_at: float = 0.0
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.start.request_id
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -76,7 +79,7 @@ class Journal:
         for request_id in late:
             del self._entries[request_id]
         self._arrivals += 1
-        entry = Entry(start.request_id, start.instance, self._arrivals)
+        entry = Entry(start, self._arrivals)
         self._entries[start.request_id] = entry
         return entry
 
@@ -103,4 +106,8 @@ class Journal:
             entry.followed = False
 
     def held(self) -> tuple[HeldRequest, ...]:
-        return tuple(HeldRequest(entry.request_id, entry.instance) for entry in self._entries.values())
+        return tuple(HeldRequest(request_id, entry.start.instance) for request_id, entry in self._entries.items())
+
+    def unfinished(self) -> list[Entry]:
+        """Requests that were accepted and have no end."""
+        return [entry for entry in self._entries.values() if entry.accepted is not None and entry.end is None]

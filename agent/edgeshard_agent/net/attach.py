@@ -143,7 +143,7 @@ class HeadStream:
             else:
                 break
             self._unsent.popleft()
-        return HeadTokens(tuple(tokens)) if len(tokens) > 1 else first
+        return HeadTokens(tuple(tokens)) if len(tokens) > 1 else tokens[0]
 
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):

@@ -162,11 +162,6 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    @property
-    def sequences(self) -> list[Sequence]:
-        """Every request that has not ended, in the order in which they came."""
-        return sorted(self._requests.values(), key=lambda sequence: sequence.arrival)
-
     def submit(
         self,
         request_id: RequestId,
@@ -200,23 +195,16 @@ class Scheduler:
         if emitted and (reason := self._finish_reason(sequence)) is not None:
             return RequestEnd(request_id, reason, text.finish())
         self._check(sequence, resumed)
-        self._enter(sequence)
-        return None
-
-    def readmit(self, sequence: Sequence) -> None:
-        """Take a request of a scheduler before this one, from its first position and past the limit of waiting ones.
-
-        Raises InvalidArgumentError or ResourceExhaustedError, changing nothing.
-        """
-        sequence.restart(self._take_number())
-        self._check(sequence, resumed=True)
-        self._enter(sequence)
-
-    def _enter(self, sequence: Sequence) -> None:
-        self._requests[sequence.request_id] = sequence
-        self._served_tokens.open(sequence.client)
+        self._requests[request_id] = sequence
+        self._served_tokens.open(client)
         self._waiting.put(sequence)
         self._admit()  # at once, so that only requests that must wait count as waiting
+        return None
+
+    def text_of(self, request_id: RequestId, tokens: list[int]) -> TextStream | None:
+        """The text of a request that has just these tokens, prompt and emitted; None where there is none such."""
+        sequence = self._requests.get(request_id)
+        return sequence.text if sequence is not None and sequence.tokens == tokens else None
 
     def _check(self, sequence: Sequence, resumed: bool) -> None:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens

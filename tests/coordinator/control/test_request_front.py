@@ -34,7 +34,8 @@ class Site:
 
     def __init__(self) -> None:
         self.epoch = Epoch(3)
-        self.front = RequestFront(self.state, TrafficBook())
+        self.now = 0.0
+        self.front = RequestFront(self.state, TrafficBook(), lambda: self.now)
 
     def state(self) -> State:
         return State(instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch)})
@@ -68,7 +69,7 @@ def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
     old = site.front.attach(NAME, Epoch(3), *A)
     new = site.front.attach(NAME, Epoch(3), *B)
     running = site.front.start(NAME, Generation("once"), R)
-    site.front.detach(old, LOST)
+    site.front.detach(old)
     assert running.attachment is new and site.front.active_requests(NAME) == 1
 
 
