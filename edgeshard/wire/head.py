@@ -85,9 +85,7 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
             return pb.AttachRequest(tokens=_tokens_to_wire(message.tokens))
         case HeadHello():
             held = [pb.HeldRequest(request_id=item.request_id, instance=item.instance) for item in message.held]
-            hello = pb.HeadHello(
-                node_id=message.node_id, deployment=message.deployment, epoch=message.epoch, held=held
-            )
+            hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch, held=held)
             return pb.AttachRequest(hello=hello)
         case HeadAccepted():
             accepted = pb.HeadAccepted(

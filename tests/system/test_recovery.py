@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ async def answer(client: Client, new_tokens: int, seen: list[Token] | None = Non
     return [token.token for token in tokens], "".join(token.text for token in tokens) + end.text
 
 
+def begun(client: Client, new_tokens: int) -> tuple[asyncio.Task[tuple[list[int], str]], list[Token]]:
+    """An answer that is on its way, and its tokens so far."""
+    seen: list[Token] = []
+    return asyncio.create_task(answer(client, new_tokens, seen)), seen
+
+
+def reached(seen: list[Token], count: int) -> bool:
+    return len(seen) >= count
+
+
 async def back(site: Site, name: str) -> None:
     """The box is there again, and the deployment is ready."""
     await site.cluster.start_agent(name)
@@ -75,12 +86,9 @@ async def test_a_box_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: Si
     await site.client.deploy(parse_spec(SPEC))
     undisturbed = await answer(site.client, 120)
     for index in (1, 2, 0, 1):
-        stages = (await site.client.deployment("tales")).placement.stages
-        victim = stages[index].node_name
-        seen: list[Token] = []
-        running = asyncio.create_task(answer(site.client, 120, seen))
-        while len(seen) < 5:
-            await asyncio.sleep(0.001)
+        victim = (await site.client.deployment("tales")).placement.stages[index].node_name
+        running, seen = begun(site.client, 120)
+        await site.until(partial(reached, seen, 5))
         await site.cluster.agents[victim].kill()
         assert await running == undisturbed
         assert victim not in [stage.node_name for stage in (await site.client.deployment("tales")).placement.stages]

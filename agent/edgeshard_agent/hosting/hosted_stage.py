@@ -14,8 +14,8 @@ from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract
-from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.head import Epoch as HeadEpoch
+from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.hosting.around import HostServices, LoadedModel

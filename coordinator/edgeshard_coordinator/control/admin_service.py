@@ -24,7 +24,6 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, StoredModel
-from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard.wire.common import node_to_wire

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import InternalError, UnavailableError
@@ -82,6 +83,7 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
+        state = replace(state, frozen_until=now + self._timings.heartbeat_timeout_s)
         self.loop.state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
         self.front.traffic.restore(await self._store.load_traffic())
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]

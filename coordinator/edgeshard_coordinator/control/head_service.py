@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import InvalidArgumentError, StaleEpochError
+from edgeshard.domain.errors import InvalidArgumentError, StaleEpochError, UnavailableError
 from edgeshard.domain.head import HeadAccepted, HeadFailed, HeadFinished, HeadHello, HeadMessage, HeadToken, HeadTokens
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
@@ -56,6 +56,12 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
     def _open(self, hello: HeadHello) -> Attachment:
         deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
         record = self._loop.state.deployments.get(deployment)
+        if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
+            raise UnavailableError(
+                f"the other boxes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
+                reason="NOT_YET",
+                retry_after_s=0.2,
+            )
         if (
             record is None
             or record.epoch != epoch

@@ -73,7 +73,7 @@ class EndService:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Find a placement without the boxes and links that are lost, from the state of `version`; answered by Replanned."""
+    """Find a placement without what is lost, from the state of `version`; answered by Replanned."""
 
     deployment: DeploymentName
     uid: str

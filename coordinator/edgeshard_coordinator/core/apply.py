@@ -167,6 +167,7 @@ def _registered(state: State, event: NodeRegistered) -> State:
     # While a box starts, what it was before is nearer the truth than what it can say of itself.
     facts = known.facts if new.starting and known is not None else new.facts
     node = KnownNode(new.node_id, new.name, new.address, new.wire_version, facts, new.incarnation, new.starting)
+    node = replace(node, met=known is not None and known.met)
     if known is not None and known.incarnation == new.incarnation:
         state, node = _registered_again(state, known, node, event.now)
     elif known is not None:
@@ -185,6 +186,8 @@ def _registered_again(state: State, known: KnownNode, node: KnownNode, now: floa
         stages=known.stages,
         released=known.released,
         huge_pages=known.huge_pages,
+        reported=known.reported,
+        met=known.met or (known.connected and not node.starting),
         others_at=known.others_at,
         saved=_same_identity(known, node),
     )
@@ -210,7 +213,7 @@ def _connected(state: State, event: NodeConnected) -> State:
     if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
         raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
     fresh = replace(node, connection=event.connection, heard_at=event.now, others_at=event.now, released=frozenset())
-    fresh = replace(fresh, reported=False)
+    fresh = replace(fresh, reported=False, met=node.met or not node.starting)
     return replace(_with_node(state, fresh), busy_at=event.now)
 
 

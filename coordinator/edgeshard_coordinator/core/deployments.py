@@ -8,7 +8,7 @@ from edgeshard.domain.commands import CommandKey, CommandKind
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.ids import Epoch, NodeName
+from edgeshard.domain.ids import Epoch, NodeId, NodeName
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.events import Replanned
 from edgeshard_coordinator.core.state import (
@@ -20,7 +20,6 @@ from edgeshard_coordinator.core.state import (
     missing_nodes,
 )
 from edgeshard_coordinator.core.transitions import Trigger, next_phase
-
 
 NODE_LOST = "NODE_LOST"
 
@@ -41,7 +40,7 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         placement=record.placement,
         epoch=record.epoch,
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
-        adoptable=record.phase in (Phase.ACTIVATING, Phase.READY),
+        adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
         ever_ready=record.ever_ready,
         failure=record.failure,
         prepared=fresh,
@@ -90,7 +89,7 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
     if record.adoptable:
         nodes = [state.nodes[placed.node_id] for placed in record.placement.stages]
         if all(_holds(node.stages, record, index) for index, node in enumerate(nodes)):
-            return _adopted(record, nodes[0].connection, now + state.timings.reattach_timeout_s)
+            return _adopted(record, now + state.timings.activate_timeout_s)
         return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
     if now < record.not_before or record.avoided:
         return record
@@ -105,12 +104,11 @@ def _holds(stages: tuple[StageStatus, ...], record: DeploymentRecord, index: int
     )
 
 
-def _adopted(record: DeploymentRecord, connection: int, deadline: float) -> DeploymentRecord:
-    """Go on with the epoch that the boxes hold: nothing is prepared again, and the head only has to attach."""
-    done = Progress(connection, done=True)
-    adopted = replace(
-        record, adoptable=False, activated=done, prepared=tuple(replace(p, done=True) for p in record.prepared)
-    )
+def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
+    """Go on with the epoch that the boxes hold: nothing is prepared again, and the head, which may be at work, is
+    activated once more."""
+    prepared = tuple(replace(progress, done=True) for progress in record.prepared)
+    adopted = replace(record, adoptable=False, prepared=prepared)
     return _activating(_moved(adopted, Trigger.ADOPTED), deadline)
 
 
@@ -143,9 +141,15 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
 
 def wants_replan(state: State, record: DeploymentRecord, now: float) -> bool:
     """Whether a waiting deployment is to go on without the boxes that are lost or failed it."""
-    if record.adoptable and not all(state.is_placeable(stage.node_id) for stage in record.placement.stages):
+    if now < state.frozen_until and any(_is_awaited(state, stage.node_id) for stage in record.placement.stages):
         return False
     return bool(missing_nodes(state, record) or record.avoided)
+
+
+def _is_awaited(state: State, node_id: NodeId) -> bool:
+    """Whether a box may still come for the first time since the coordinator started."""
+    node = state.nodes.get(node_id)
+    return node is not None and not node.met
 
 
 def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
@@ -171,9 +175,7 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
 
 def _step_activating(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     if record.activated.done and record.attachment:
-        ready = replace(
-            record, ever_ready=True, failure=None, failed_attempts=0, deadline=None, avoided=frozenset()
-        )
+        ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None, avoided=frozenset())
         return _moved(ready, Trigger.HEAD_READY)
     if record.deadline is not None and now >= record.deadline:
         late = DeadlineError(

@@ -86,8 +86,6 @@ class Placer(Protocol):
         it holds as free."""
         ...
 
-
-
     def repair(
         self,
         spec: DeploymentSpec,

@@ -1,4 +1,4 @@
-"""What a deployment can go on with when boxes are lost: the others keep their layers wherever that is possible. Pure."""
+"""What a deployment can go on with when boxes are lost: the others keep their layers where that is possible. Pure."""
 
 from __future__ import annotations
 

@@ -69,6 +69,8 @@ class KnownNode:
     others_at: float = 0.0
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
     stages: tuple[StageStatus, ...] = ()
+    met: bool = False
+    """Whether it has been placeable since the coordinator started."""
     reported: bool = False
     """Whether it has said over this connection what it holds."""
     huge_pages: HugePages | None = None
@@ -206,6 +208,8 @@ class State:
     """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
     probe_count: int = 0
     version: int = 0
+    frozen_until: float = 0.0
+    """Before then no deployment goes on without a box that was not placeable since the coordinator started."""
 
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)

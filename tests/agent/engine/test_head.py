@@ -123,7 +123,8 @@ async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> Non
     await rig.head.start_request(StartRequest(RequestId("other"), Generation("some text", 4)))
     rig.tokenizer.fault = OverflowError("out of range")
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
-    assert isinstance(rig.out[-1], RequestRefused) and isinstance(rig.out[-1].error, InternalError)
+    refused = rig.out[-1]
+    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
     rig.tokenizer.fault = None
     rig.head.on_return(ReturnedStep(1, StepResult((SampledToken(1, 2, 8),))))
     assert rig.out[-1] == TokenOut(RequestId("other"), Token(2, 8, "<8>")) and not rig.failures
