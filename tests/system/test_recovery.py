@@ -93,3 +93,35 @@ async def test_a_box_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: Si
         assert await running == undisturbed
         assert victim not in [stage.node_name for stage in (await site.client.deployment("tales")).placement.stages]
         await back(site, victim)
+
+
+async def test_a_coordinator_that_is_killed_ends_no_answer(site: Site) -> None:
+    """The boxes go on meanwhile, nothing is prepared again, and the client misses nothing."""
+    undisturbed = await answer(site.client, 160)
+    epoch = (await site.client.deployment("tales")).epoch
+    running, seen = begun(site.client, 160)
+    await site.until(partial(reached, seen, 5))
+    await restart_coordinator(site)
+    assert await running == undisturbed
+    assert (await site.client.deployment("tales")).epoch == epoch
+
+
+async def test_coordinator_and_head_killed_together_end_no_answer(site: Site) -> None:
+    """The client's own tokens are all that is left of it."""
+    undisturbed = await answer(site.client, 160)
+    head = (await site.client.deployment("tales")).placement.head.node_name
+    running, seen = begun(site.client, 160)
+    await site.until(partial(reached, seen, 5))
+    await site.cluster.agents[head].kill()
+    await restart_coordinator(site)
+    assert await running == undisturbed
+    await back(site, head)
+
+
+async def restart_coordinator(site: Site) -> None:
+    """At the address that it had."""
+    coordinator, address = site.cluster.coordinator, site.cluster.address
+    await coordinator.kill()
+    if "127.0.0.1:0" in coordinator._command:
+        coordinator._command[coordinator._command.index("127.0.0.1:0")] = address
+    await site.cluster.start_coordinator()
