@@ -69,6 +69,7 @@ class HostedStage:
         prepare = self.prepare
         if self.head is None:
             raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
+        await self.head.prepare()
         if self._sender is not None:
             await self._sender.connected.wait()
         assert self._stream is not None

@@ -13,6 +13,7 @@ from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
     ForgetDeployment,
+    Replan,
     SaveDeployment,
     SaveNode,
     SendCommand,
@@ -36,6 +37,7 @@ from edgeshard_coordinator.core.events import (
     NodeDisconnected,
     NodeRegistered,
     ProfileReported,
+    Replanned,
     SaveFailed,
     Ticked,
 )
@@ -65,6 +67,7 @@ from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
@@ -73,7 +76,7 @@ NAMES = ("tale", "poem")
 KINDS = (
     "connect", "vanish", "restart", "started", "reconnect", "answer", "answer", "answer", "refuse", "replay",
     "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
-    "measure", "coordinator restarts",
+    "measure", "coordinator restarts", "planned", "planned",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -118,6 +121,7 @@ class World:
         self.saved: dict[DeploymentName, DeploymentRecord] = {}
         self.retired: dict[DeploymentName, Epoch] = {}
         self.writes: list[SaveDeployment | ForgetDeployment] = []
+        self.plans: list[Replan] = []
         self.answers: list[tuple[NodeId, CommandResult]] = []
         self.attachments: dict[DeploymentName, int] = {}
         self.asked: set[tuple[str, NodeId]] = set()
@@ -163,6 +167,8 @@ class World:
                     node.pending.append(action)
             case SaveDeployment() | ForgetDeployment():
                 self.writes.append(action)
+            case Replan():
+                self.plans.append(action)
             case TellMeasured(measured):
                 # Every call is told once of every box.
                 self.asked.remove((measured.uid, measured.node_id))
@@ -209,6 +215,8 @@ class World:
                 self.feed(CommandAnswered(node_id, result, self.now))
             case "disk" | "disk fails" if self.writes:
                 self.write(self.writes.pop(0), fails=kind == "disk fails")
+            case "planned" if self.plans:
+                self.planned(self.plans.pop(pick % len(self.plans)))
             case "deploy":
                 self.deploy(name)
             case "delete":
@@ -305,6 +313,21 @@ class World:
         operation = ServedOperation(OperationId(f"op-{uid}"), "f", b"")
         self.feed(DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now))
 
+    def planned(self, asked: Replan) -> None:
+        """On the state there is now, which the answer is said to be of: it may come when that has changed."""
+        record = self.state.deployments.get(asked.deployment)
+        if record is None:
+            return
+        found: Placement | EdgeShardError
+        try:
+            usable = [node for node in self.state.candidates(record.name) if node.node_id not in record.avoided]
+            sources = [node.name for node in usable if node.placeable] or ["a"]
+            spec = record.spec.model_copy(update={"source": sources[0]})
+            found = SimplePlacer().place(spec, self.manifest, usable)
+        except EdgeShardError as error:
+            found = error
+        self.feed(Replanned(record.name, asked.uid, asked.version, found, self.now))
+
     def attach(self, name: DeploymentName) -> None:
         for node in self.nodes.values():
             if name in node.active:
@@ -321,6 +344,7 @@ class World:
     def restart(self) -> None:
         """The process dies: writes under way are lost, streams end, the disk stays."""
         self.writes.clear()
+        self.plans.clear()
         self.attachments.clear()
         self.asked.clear()
         for node in self.nodes.values():
@@ -338,6 +362,8 @@ class World:
         for _ in range(400):
             while self.writes:
                 self.write(self.writes.pop(0), fails=False)
+            while self.plans:
+                self.planned(self.plans.pop(0))
             if any(node.pending for node in self.nodes.values()):
                 self.answer(0, refuse=False)
                 continue
