@@ -40,7 +40,7 @@ from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, has_cpu_quota, machine_facts
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.others import OthersWatch
-from edgeshard_agent.net.control import ControlClient
+from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
@@ -84,7 +84,7 @@ async def serve(settings: AgentSettings) -> None:
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
-    control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S)
+    control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S, MAX_RETRY_S)
     data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(2))
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
     await cache.start()

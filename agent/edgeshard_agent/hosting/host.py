@@ -41,6 +41,7 @@ from edgeshard_agent.core.measuring import (
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools, model_key
+from edgeshard_agent.hosting.hang_check import HangCheck
 
 if TYPE_CHECKING:
     from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -100,6 +101,8 @@ class Hosting:
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
         """From now on the box computes with these tools."""
         self._given = tools
+        check = HangCheck(self._stages.values, self._around.worker, self._around.clock)
+        self._alive.add(asyncio.create_task(check.run(), name="hang-check"))
         self.post(Started(facts))
 
     @property
@@ -267,7 +270,8 @@ class Hosting:
         # the collector alone would leave its weights where they are.
         self._around.worker.submit(stage.loaded.model.release)
         del stage
-        await self._around.worker.run(gc.collect)
+        if not self._around.worker.hangs:  # else its memory comes back when the step does
+            await self._around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
         self.post(StageBroke(deployment, epoch))

@@ -14,6 +14,7 @@ from edgeshard_coordinator.core.state import (
     Progress,
     State,
     fresh_progress,
+    lost_nodes,
     missing_nodes,
 )
 from edgeshard_coordinator.core.transitions import Trigger, next_phase
@@ -64,11 +65,12 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     """The next transition, or the very same record when none applies."""
     if record.phase not in (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING):
         return record
-    away = missing_nodes(state, record)
     if record.phase is Phase.WAITING:
-        return record if away or now < record.not_before else _load_again(state, record)
-    if away:
-        return broke(state, record, _node_lost(record, away[0]), now)
+        early = now < record.not_before or missing_nodes(state, record)
+        return record if early else _load_again(state, record)
+    lost = lost_nodes(state, record)
+    if lost:
+        return broke(state, record, _node_lost(record, lost[0]), now)
     if record.phase is Phase.LOADING and all(progress.done for progress in record.prepared):
         return _activating(_moved(record, Trigger.ALL_PREPARED), now + state.timings.activate_timeout_s)
     if record.phase is Phase.ACTIVATING:
@@ -83,7 +85,8 @@ def _step_activating(state: State, record: DeploymentRecord, now: float) -> Depl
     if record.activated.done and record.attachment:
         ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None)
         return _moved(ready, Trigger.HEAD_READY)
-    if record.deadline is not None and now >= record.deadline:
+    # While boxes are awaited their heads are away like them.
+    if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = DeadlineError(
             f"deployment {record.name}: box {record.head.node_name} did not open the pipeline in time",
             field="source",

@@ -35,8 +35,10 @@ class NodeDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    heartbeat: Heartbeat
+class HeartbeatsReceived:
+    """Of boxes whose control streams are open, together because there are many; a box's newest one."""
+
+    heartbeats: tuple[Heartbeat, ...]
     now: float
 
 
@@ -150,7 +152,7 @@ Event = (
     NodeRegistered
     | NodeConnected
     | NodeDisconnected
-    | HeartbeatReceived
+    | HeartbeatsReceived
     | ProfileReported
     | MeasureRequested
     | DeployRequested

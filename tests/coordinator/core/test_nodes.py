@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.actions import SaveNode
 from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import HeartbeatReceived, NodeConnected, NodeDisconnected, NodeRegistered
+from edgeshard_coordinator.core.events import HeartbeatsReceived, NodeConnected, NodeDisconnected, NodeRegistered
 from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import State, node_view
 
@@ -56,20 +56,30 @@ def test_of_two_boxes_that_registered_under_one_name_one_connects(
 
 @pytest.mark.parametrize(("node_id", "incarnation"), [(A, "i2"), (OTHER, "i1")])
 def test_a_box_is_heard_only_as_it_registered(one: State, node_id: NodeId, incarnation: str) -> None:
-    for event in (
-        NodeConnected(node_id, incarnation, 2, now=2.0),
-        HeartbeatReceived(Heartbeat(node_id, incarnation, (STAGE,), 0), now=2.0),
-    ):
-        with pytest.raises(NotFoundError) as refused:
-            apply(one, event)
-        assert refused.value.field == "node_id"
+    with pytest.raises(NotFoundError) as refused:
+        apply(one, NodeConnected(node_id, incarnation, 2, now=2.0))
+    assert refused.value.field == "node_id"
+    assert apply(one, HeartbeatsReceived((Heartbeat(node_id, incarnation, (STAGE,), 0),), now=2.0)) == one
+
+
+def test_of_heartbeats_together_each_counts_for_its_own_box(one: State, make_registration: MakeRegistration) -> None:
+    """Also beside one of a box that is away, and one of a box that nobody knows."""
+    state = apply(registered(one, make_registration("b")), NodeConnected(NodeId("id-b"), "i1", 2, now=1.0))
+    state = registered(state, make_registration("c"))
+    beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (STAGE,), 0) for name in "abcd")
+    state = apply(state, HeartbeatsReceived(beats, now=2.0))
+    assert {node.name: (node.heard_at, node.stages) for node in state.nodes.values()} == {
+        "a": (2.0, (STAGE,)),
+        "b": (2.0, (STAGE,)),
+        "c": (1.0, ()),
+    }
 
 
 def test_the_same_process_keeps_its_stream_and_another_begins_anew(
     one: State, make_registration: MakeRegistration
 ) -> None:
     pages = HugePages(1 << 30, 1 << 29)
-    holding = apply(one, HeartbeatReceived(Heartbeat(A, "i1", (STAGE,), 0, pages), now=2.0))
+    holding = apply(one, HeartbeatsReceived((Heartbeat(A, "i1", (STAGE,), 0, pages),), now=2.0))
     assert node_view(holding, holding.nodes[A], 2.0).huge_pages == pages
     same = registered(holding, make_registration("a")).nodes[A]
     assert (same.connection, same.stages, same.huge_pages, same.saved) == (1, (STAGE,), pages, True)

@@ -13,10 +13,12 @@ from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
     ForgetDeployment,
+    ReleaseOrphans,
     SaveDeployment,
     SaveNode,
     SendCommand,
     TellMeasured,
+    TellStrangers,
 )
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.deployments import new_record, restored_record
@@ -30,7 +32,7 @@ from edgeshard_coordinator.core.events import (
     Event,
     HeadAttached,
     HeadDetached,
-    HeartbeatReceived,
+    HeartbeatsReceived,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -39,10 +41,11 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     Ticked,
 )
+from edgeshard_coordinator.core.eviction import started
 from edgeshard_coordinator.core.machine import machine
 from edgeshard_coordinator.core.placing import SimplePlacer
 from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, validate_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,9 +74,9 @@ LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 NODES = ("a", "b", "c")
 NAMES = ("tale", "poem")
 KINDS = (
-    "connect", "vanish", "restart", "started", "reconnect", "answer", "answer", "answer", "refuse", "replay",
+    "connect", "vanish", "restart", "started", "reconnect", "drop", "answer", "answer", "answer", "refuse", "replay",
     "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
-    "measure", "coordinator restarts",
+    "stall", "measure", "coordinator restarts",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -122,7 +125,9 @@ class World:
         self.attachments: dict[DeploymentName, int] = {}
         self.asked: set[tuple[str, NodeId]] = set()
         self.state = State(instance="0")
-        self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatReceived, Ticked))
+        self.rested: State | None = None
+        self.strangers: list[TellStrangers] = []
+        self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatsReceived, Ticked))
 
     def number(self) -> int:
         self.count += 1
@@ -136,8 +141,10 @@ class World:
         except EdgeShardError:
             return
         for _ in range(50):
-            actions = reconcile(self.state, self.now)
+            actions = reconcile(self.state, self.now, self.rested)
+            assert actions == reconcile(self.state, self.now), "something was due of a box that was not looked at"
             if not actions:
+                self.rested = self.state
                 return
             for action in actions:
                 self.apply(ActionIssued(action, self.now))
@@ -157,10 +164,12 @@ class World:
     def perform(self, action: Action) -> None:
         match action:
             case SendCommand():
-                node = next(b for b in self.nodes.values() if b.node_id == action.node_id)
-                if node.connection == action.connection:
-                    self.check_sent(node, action.command)
-                    node.pending.append(action)
+                self.send(action)
+            case ReleaseOrphans():
+                for command in action.commands:
+                    self.send(command)
+            case TellStrangers():
+                self.strangers.append(action)
             case SaveDeployment() | ForgetDeployment():
                 self.writes.append(action)
             case TellMeasured(measured):
@@ -172,6 +181,12 @@ class World:
                         node.lose_streams()
             case _:
                 assert not isinstance(action, SaveNode) or action.node.node_id in self.state.nodes
+
+    def send(self, action: SendCommand) -> None:
+        node = next(b for b in self.nodes.values() if b.node_id == action.node_id)
+        if node.connection == action.connection:
+            self.check_sent(node, action.command)
+            node.pending.append(action)
 
     def check_sent(self, node: Node, command: Command) -> None:
         """A box never hears of an epoch that is not on disk, nor of one below what it saw; one that starts of none."""
@@ -218,11 +233,15 @@ class World:
                 self.attach(name)
             case "detach" if name in self.attachments:
                 self.feed(HeadDetached(name, self.attachments.pop(name), self.now))
+            case "drop":
+                self.drop(node)
             case "heartbeat":
                 self.heartbeat(node)
             case "tick":
+                self.wait(pick)
+            case "stall":
                 self.now += pick % 20
-                self.feed(Ticked(self.now, active_requests=pick % 3))
+                self.feed(Ticked(self.now))
             case "measure":
                 uid = f"call{self.number()}"
                 compute = MeasureCompute({}, DType.FLOAT32, quick=True, again=False) if pick % 2 else None
@@ -252,6 +271,21 @@ class World:
         connection = node.connection
         node.die()
         self.feed(NodeDisconnected(node.node_id, connection, self.now))
+
+    def drop(self, node: Node) -> None:
+        """Its stream ends, and the process goes on."""
+        connection = node.connection
+        node.lose_streams()
+        self.feed(NodeDisconnected(node.node_id, connection, self.now))
+
+    def wait(self, pick: int) -> None:
+        """Time goes by, tick by tick, and some boxes are silent."""
+        for _ in range(2 * (pick % 20)):
+            self.now += 0.5
+            for number, node in enumerate(self.nodes.values()):
+                if pick >> number & 1:
+                    self.heartbeat(node)
+            self.feed(Ticked(self.now, active_requests=pick % 3))
 
     def answer(self, pick: int, refuse: bool) -> None:
         waiting = [(node, sent) for node in self.nodes.values() for sent in node.pending]
@@ -313,10 +347,12 @@ class World:
                 self.feed(attached)
 
     def heartbeat(self, node: Node) -> None:
+        if not node.connection:
+            return
         stages = tuple(
             StageStatus(name, epoch, 0, LayerRange(0, 1), StagePhase.READY) for name, epoch in node.held.items()
         )
-        self.feed(HeartbeatReceived(Heartbeat(node.node_id, str(node.incarnation), stages, 0), self.now))
+        self.feed(HeartbeatsReceived((Heartbeat(node.node_id, str(node.incarnation), stages, 0),), self.now))
 
     def restart(self) -> None:
         """The process dies: writes under way are lost, streams end, the disk stays."""
@@ -327,8 +363,10 @@ class World:
             node.lose_streams()
         deployments = {name: restored_record(record) for name, record in self.saved.items()}
         instance = str(self.number())
-        self.state = State(instance=instance, deployments=deployments, retired=dict(self.retired))
-        self.ring = EventRing(routine=(HeartbeatReceived, Ticked))
+        nodes = {node_id: fresh_node(known) for node_id, known in self.state.nodes.items()}
+        self.state = State(instance=instance, nodes=nodes, deployments=deployments, retired=dict(self.retired))
+        self.state, self.rested = started(self.state, self.now), None
+        self.ring = EventRing(routine=(HeartbeatsReceived, Ticked))
 
     def calm(self) -> None:
         """From now on everything works; then nothing may be left half done."""
@@ -369,6 +407,11 @@ class World:
             assert set(node.held) <= holders, f"box {node.name} holds what is not deployed"
             for name, epoch in node.held.items():
                 assert epoch == self.state.deployments[name].epoch
+
+
+def fresh_node(node: KnownNode) -> KnownNode:
+    """As the disk has it."""
+    return KnownNode(node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True)
 
 
 def run(world: World, steps: Sequence[Step]) -> World:

@@ -1,0 +1,73 @@
+"""Heartbeats as changes: what an agent says of itself after the first one of a control stream, and the whole again.
+
+Both ends keep the same heartbeat: the agent what it has told, the coordinator what it has heard. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.domain.commands import Heartbeat, HeartbeatChange
+from edgeshard.domain.errors import InvalidArgumentError
+
+HOLDING_INTERVAL_S = 0.5
+IDLE_INTERVAL_S = 1.0
+"""Seconds between the heartbeats of a box that holds a stage, and of one that holds none."""
+MOST_STAGES = 4096
+"""Stages of one box. A box with memory for a few layers holds a few; more are a fault or an attack."""
+MEMORY_NOTICED = 1 / 32
+"""Free memory is told again when it differs by this part of what was told."""
+SHARE_NOTICED = 0.01
+"""The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
+
+
+def check_stage_count(count: int) -> None:
+    """Raise InvalidArgumentError naming `stages` for more than a box can hold."""
+    if count > MOST_STAGES:
+        raise InvalidArgumentError(
+            f"stages: a heartbeat names {count} stages and {MOST_STAGES} is the most that a box can hold; "
+            "restart the agent of this box",
+            field="stages",
+            reason="TOO_MANY_STAGES",
+        )
+
+
+def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
+    """What to say so that `told` becomes `now`, but for figures that hardly differ.
+
+    A reading of huge pages that failed cannot be said; the last one stays.
+    """
+    before = {stage.key: stage for stage in told.stages}
+    held = {stage.key for stage in now.stages}
+    memory, share = now.memory_available_bytes, now.others_share
+    told_memory = told.memory_available_bytes
+    return HeartbeatChange(
+        stages=tuple(stage for stage in now.stages if before.get(stage.key) != stage),
+        removed=tuple(key for key in before if key not in held),
+        memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
+        huge_pages=now.huge_pages if now.huge_pages != told.huge_pages else None,
+        others_share=share if abs(share - told.others_share) > SHARE_NOTICED else None,
+    )
+
+
+def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
+    """The whole heartbeat. Its stages are the very same tuple where none changed.
+
+    Raises InvalidArgumentError naming `stages` when the box would hold more than it can.
+    """
+    stages = told.stages
+    if change.stages or change.removed:
+        held = {stage.key: stage for stage in stages}
+        for key in change.removed:
+            held.pop(key, None)
+        held.update((stage.key, stage) for stage in change.stages)
+        check_stage_count(len(held))
+        stages = tuple(held.values())
+    memory, share = change.memory_available_bytes, change.others_share
+    return replace(
+        told,
+        stages=stages,
+        memory_available_bytes=told.memory_available_bytes if memory is None else memory,
+        huge_pages=told.huge_pages if change.huge_pages is None else change.huge_pages,
+        others_share=told.others_share if share is None else share,
+    )
