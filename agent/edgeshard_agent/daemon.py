@@ -33,6 +33,7 @@ from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
 from edgeshard_agent.hosting.dumping import Dumps
+from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
@@ -136,6 +137,7 @@ async def serve(settings: AgentSettings) -> None:
         may_spin = emulation is None and has_cores_of_its_own() and not has_cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
         hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
+        await HangCheck(hosting.stages, worker, clock).run()
 
     log.info("listening", address=address, node=settings.name)
     try:

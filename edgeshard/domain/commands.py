@@ -54,13 +54,15 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class HeartbeatChange:
     """What changed since the heartbeat before on the same control stream: stages that are new or differ, stages that
-    are gone, and figures, of which None is as it was."""
+    are gone, and figures, of which None is as it was. It is `urgent` if a stage is new, gone, at another epoch or in
+    another phase."""
 
     stages: tuple[StageStatus, ...] = ()
     removed: tuple[StageKey, ...] = ()
     memory_available_bytes: int | None = None
     huge_pages: HugePages | None = None
     others_share: float | None = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

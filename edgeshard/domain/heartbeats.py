@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.domain.commands import Heartbeat, HeartbeatChange
+from edgeshard.domain.device import StageStatus
 from edgeshard.domain.errors import InvalidArgumentError
 
 HOLDING_INTERVAL_S = 0.5
@@ -19,6 +20,7 @@ MEMORY_NOTICED = 1 / 32
 """Free memory is told again when it differs by this part of what was told."""
 SHARE_NOTICED = 0.01
 """The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
+NOTHING = HeartbeatChange()
 
 
 def check_stage_count(count: int) -> None:
@@ -39,22 +41,31 @@ def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
     """
     before = {stage.key: stage for stage in told.stages}
     held = {stage.key for stage in now.stages}
+    changed = tuple(stage for stage in now.stages if before.get(stage.key) != stage)
+    removed = tuple(key for key in before if key not in held)
     memory, share = now.memory_available_bytes, now.others_share
     told_memory = told.memory_available_bytes
     return HeartbeatChange(
-        stages=tuple(stage for stage in now.stages if before.get(stage.key) != stage),
-        removed=tuple(key for key in before if key not in held),
+        stages=changed,
+        removed=removed,
         memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
         huge_pages=now.huge_pages if now.huge_pages != told.huge_pages else None,
         others_share=share if abs(share - told.others_share) > SHARE_NOTICED else None,
+        urgent=bool(removed) or any(_is_news(before.get(stage.key), stage) for stage in changed),
     )
 
 
+def _is_news(before: StageStatus | None, now: StageStatus) -> bool:
+    return before is None or (before.epoch, before.phase) != (now.epoch, now.phase)
+
+
 def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
-    """The whole heartbeat. Its stages are the very same tuple where none changed.
+    """The whole heartbeat; `told` itself where nothing changed.
 
     Raises InvalidArgumentError naming `stages` when the box would hold more than it can.
     """
+    if change == NOTHING:
+        return told
     stages = told.stages
     if change.stages or change.removed:
         held = {stage.key: stage for stage in stages}

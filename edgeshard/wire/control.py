@@ -121,6 +121,7 @@ def heartbeat_change_to_wire(change: HeartbeatChange) -> pb.HeartbeatChange:
         memory_available_bytes=change.memory_available_bytes,
         huge_pages=huge_pages_to_wire(change.huge_pages) if change.huge_pages is not None else None,
         others_share=change.others_share,
+        urgent=change.urgent,
     )
 
 
@@ -133,6 +134,7 @@ def heartbeat_change_from_wire(message: pb.HeartbeatChange) -> HeartbeatChange:
         memory_available_bytes=message.memory_available_bytes if message.HasField("memory_available_bytes") else None,
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
         others_share=message.others_share if message.HasField("others_share") else None,
+        urgent=message.urgent,
     )
 
 
@@ -299,6 +301,17 @@ def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
             return dump_part_from_wire(message.dump)
         case _:
             return None
+
+
+def is_heartbeat(message: pb.ControlRequest) -> bool:
+    return message.WhichOneof("message") in ("heartbeat_change", "heartbeat")
+
+
+def is_urgent(message: pb.ControlRequest) -> bool:
+    """Whether a message with a heartbeat has news of a stage. Reads next to nothing of it."""
+    if message.WhichOneof("message") == "heartbeat_change":
+        return message.heartbeat_change.urgent
+    return bool(message.heartbeat.stages)
 
 
 def _result_to_wire(result: CommandResult) -> pb.CommandResult:

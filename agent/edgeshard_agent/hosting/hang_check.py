@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -29,7 +29,7 @@ class Stage(Protocol):
 class HangCheck:
     """`run` looks at the stages of the box, on the event loop. They share one thread: when a step hangs, all fail."""
 
-    def __init__(self, stages: Callable[[], Iterable[Stage]], worker: ComputeThread, clock: Clock) -> None:
+    def __init__(self, stages: Callable[[], Sequence[Stage]], worker: ComputeThread, clock: Clock) -> None:
         self._stages = stages
         self._worker = worker
         self._clock = clock
@@ -41,7 +41,7 @@ class HangCheck:
             self.look()
 
     def look(self) -> None:
-        now, stages = self._clock.now(), list(self._stages())
+        now, stages = self._clock.now(), self._stages()
         running = [(stage, step) for stage in stages if (step := stage.running()) is not None]
         self._watched = {stage: looked_at(self._watched.get(stage), step, now) for stage, step in running}
         hanging = [step for stage, step in running if hangs(self._watched[stage], step)]

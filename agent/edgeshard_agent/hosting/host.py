@@ -41,7 +41,6 @@ from edgeshard_agent.core.measuring import (
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools, model_key
-from edgeshard_agent.hosting.hang_check import HangCheck
 
 if TYPE_CHECKING:
     from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -101,8 +100,6 @@ class Hosting:
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
         """From now on the box computes with these tools."""
         self._given = tools
-        check = HangCheck(self._stages.values, self._around.worker, self._around.clock)
-        self._alive.add(asyncio.create_task(check.run(), name="hang-check"))
         self.post(Started(facts))
 
     @property
@@ -114,6 +111,9 @@ class Hosting:
         loading = [entry.status() for entry in self._loading.values()]
         held = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
         return (*loading, *held)
+
+    def stages(self) -> tuple[HostedStage, ...]:
+        return tuple(self._stages.values())
 
     def recorded(self) -> tuple[AgentState, RingView[AgentState, Event]]:
         """The state, and the newest events that led to it."""

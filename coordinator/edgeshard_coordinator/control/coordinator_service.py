@@ -15,8 +15,6 @@ from edgeshard.domain.commands import (
     CommandResult,
     ControlHello,
     DumpPart,
-    Heartbeat,
-    HeartbeatChange,
 )
 from edgeshard.domain.errors import (
     EdgeShardError,
@@ -33,6 +31,7 @@ from edgeshard.wire.control import (
     agent_message_from_wire,
     command_to_wire,
     heartbeat_from_wire,
+    is_heartbeat,
     registration_from_wire,
     report_from_wire,
 )
@@ -54,9 +53,6 @@ from edgeshard_coordinator.core.events import (
 from edgeshard_coordinator.core.measurements import check_profile
 
 log = structlog.get_logger()
-
-# A stream is of no use after one of these that cannot be: what follows builds on it.
-_HEARTBEATS = ("heartbeat", "heartbeat_change")
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -132,12 +128,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
             async for message in messages:
+                if is_heartbeat(message):
+                    self.batches.heard(connection, message)
+                    continue
                 try:
                     self._take(connection, message)
                 except InvalidArgumentError as error:
-                    if message.WhichOneof("message") in _HEARTBEATS:
-                        connection.fail(error)
-                        return
                     log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
@@ -148,8 +144,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def _take(self, connection: ControlStream, message: pb.ControlRequest) -> None:
         match agent_message_from_wire(message):
-            case Heartbeat() | HeartbeatChange() as said:
-                self.batches.heard(connection, said)
             case CommandResult() as result:
                 self.batches.flush_of(connection)
                 self._answered(connection.node_id, result)

@@ -147,12 +147,6 @@ async def test_control_needs_a_registration_of_this_incarnation(site: Any, faili
         await call.read()
 
 
-async def test_heartbeat_of_a_box_the_coordinator_does_not_know(site: Any) -> None:
-    (agent,) = await site.connected("a")
-    assert await agent.heartbeat()
-    assert not await site.agent("b").heartbeat()
-
-
 async def test_profile_changes_the_facts(site: Any, make_facts: Any) -> None:
     (agent,) = await site.connected("a")
     facts = make_facts(budget=123)
@@ -296,17 +290,29 @@ async def test_a_stage_that_broke_at_work_ends_the_epoch_and_is_tried_again(site
     async with failing(UnavailableError):
         await site.read(call)
     await site.until(lambda state: state.deployments["tale"].epoch == 2)
-    await agents[1].heartbeat(broken)
+    await site.heard(agents[1], broken)
     assert site.state.deployments["tale"].epoch == 2, "what an old epoch says is no news"
 
 
-async def test_a_stage_nobody_knows_is_released(site: Any) -> None:
+async def test_a_stage_of_a_deleted_deployment_is_released_and_one_of_an_unknown_is_left_alone(site: Any) -> None:
+    """The disk says which it is: nothing else outlives a coordinator."""
+    await site.deployed()
+    request = admin_pb2.DeleteDeploymentRequest(operation_id="op-2", name="tale")
+    await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
+    await site.until(lambda state: "tale" in state.retired)
+    await site.restart()
     (agent,) = await site.connected("a")
-    stage = StageStatus(DeploymentName("old"), Epoch(4), 0, LayerRange(0, 4), StagePhase.ACTIVE)
-    await agent.heartbeat(stage)
+    names = (("tale", 1), ("tale", 2), ("old", 4))
+    held = [
+        StageStatus(DeploymentName(name), Epoch(epoch), number, LayerRange(0, 4), StagePhase.ACTIVE)
+        for number, (name, epoch) in enumerate(names)
+    ]
+    await site.heard(agent, *held)
     await agent.until(lambda agent: bool(agent.released()))
-    await agent.heartbeat(stage)
-    assert [(r.deployment, r.epoch) for r in agent.released()] == [("old", 4)]
+    await site.heard(agent, *held)
+    assert [(r.deployment, r.epoch) for r in agent.released()] == [("tale", 1)]
+    shown = await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"), timeout=DEADLINE_S)
+    assert [(stage.deployment, stage.epoch) for stage in node_from_wire(shown.node).stages] == list(names)
 
 
 async def test_delete_releases_every_stage(site: Any, failing: Any) -> None:
