@@ -463,3 +463,40 @@ def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
     assert replace(world.state, nodes={}).first_epoch(DeploymentName("tale")) == 1
     world.calm()
     world.check_settled()
+
+
+@pytest.mark.parametrize("disk", ["empty", "older"])
+def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
+    make_manifest: Any, make_registration: Any, disk: str
+) -> None:
+    """They may be serving for another coordinator, or for this one once it has its disk again."""
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world.saved.clear()
+    if disk == "older":  # of before that deployment, when another of its name had been deleted
+        world.retired = {DeploymentName("tale"): Epoch(1)}
+        for node in world.nodes.values():
+            node.held = {DeploymentName("tale"): Epoch(2)}
+    world.restart()
+    held = [dict(node.held) for node in world.nodes.values()]
+    world.calm()
+    assert [node.held for node in world.nodes.values()] == held and all(held)
+    assert [(told.node_name, told.stages) for told in world.strangers] == [
+        (name, tuple(held[number].items())) for number, name in enumerate(NODES)
+    ]
+
+
+def test_what_was_deleted_while_a_box_was_away_is_released_by_the_next_coordinator(
+    make_manifest: Any, make_registration: Any
+) -> None:
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world.drop(world.nodes["c"])
+    world.step("delete", 0)
+    while world.state.deployments:
+        if world.writes:
+            world.write(world.writes.pop(0), fails=False)
+        world.answer(0, refuse=False)
+    world.restart()
+    assert [bool(node.held) for node in world.nodes.values()] == [False, False, True]
+    world.calm()
+    world.check_settled()
+    assert not world.nodes["c"].held and not world.strangers
