@@ -42,8 +42,6 @@ log = structlog.get_logger()
 
 RETRY_S = 0.3
 MAX_RETRY_S = 0.5
-# A part of each delay is drawn, so that the boxes of a coordinator that restarted do not come all at once.
-RETRY_DRAWN = 0.5
 # Stage phases change in bursts; one heartbeat for a burst is enough.
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
@@ -59,6 +57,11 @@ _FATAL = frozenset(
 )
 
 Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
+
+
+def drawn(delay_s: float) -> float:
+    """From half of it up: the boxes of a coordinator that restarted must not come all at once."""
+    return delay_s * random.uniform(0.5, 1.0)
 
 
 class ControlClient:
@@ -142,7 +145,7 @@ class ControlClient:
                 log.info("coordinator_lost", reason=error.reason, why=error.message)
             except asyncio.InvalidStateError:
                 log.info("coordinator_lost", reason="UNAVAILABLE", why="the stream ended while a result was written")
-            await asyncio.sleep(delay * (1.0 - RETRY_DRAWN * random.random()))
+            await asyncio.sleep(drawn(delay))
             delay = min(2 * delay, MAX_RETRY_S)
 
     async def _register(self) -> None:
