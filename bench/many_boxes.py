@@ -35,6 +35,7 @@ import structlog
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_coordinator import daemon
 from edgeshard_coordinator.control import loop
+from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatsReceived, NodeConnected, NodeDisconnected
 from edgeshard_coordinator.core.state import State
 
@@ -71,10 +72,9 @@ class Watch:
         self.delays: list[tuple[float, float]] = []
         self.joined: list[float] = []
         self.gone: dict[str, float] = {}
-        self._apply = loop.apply
 
     def apply(self, state: State, event: Event) -> State:
-        after, now = self._apply(state, event), 0.0
+        after = apply(state, event)
         match event:
             case HeartbeatsReceived():
                 now = time.monotonic()
@@ -95,7 +95,7 @@ class Watch:
 def serve(path: Path, arguments: Sequence[str]) -> None:
     """The coordinator's process: the daemon, watched."""
     watch = Watch()
-    loop.apply = watch.apply  # type: ignore[assignment]
+    loop.apply = watch.apply  # type: ignore[attr-defined]
     try:
         daemon.run(arguments)
     finally:
@@ -157,7 +157,7 @@ class Box:
                 status = self._held[command.deployment] = StageStatus(*held)
                 result = CommandResult(operation_id, stage=status)
             case ActivateHead():
-                call = HeadServiceStub(self._channel).Attach()  # type: ignore[no-untyped-call]
+                call = HeadServiceStub(self._channel).Attach()
                 self._heads.append(call)
                 await call.write(head_message_to_wire(HeadHello(self._node_id, command.deployment, command.epoch)))
                 await call.initial_metadata()
@@ -201,7 +201,7 @@ class Served:
                 cwd=ROOT,
             )
         async with asyncio.timeout(60):
-            while not ready.exists():
+            while not ready.exists():  # noqa: ASYNC110 (another process makes it)
                 await asyncio.sleep(0.01)
         self.address = json.loads(ready.read_text())["address"]
 
@@ -272,7 +272,7 @@ async def deploy(client: Client, model: Path, count: int) -> None:
     await client.add_model(model, "demo")
     layer_count = (await client.stored_model("demo")).layer_count
     for number in range(count):
-        nodes = [f"n{STAGES * number + stage}" for stage in range(STAGES)]
+        nodes = tuple(f"n{STAGES * number + stage}" for stage in range(STAGES))
         spec = {"name": f"d{number}", "model": "demo", "source": nodes[0], "dtype": "float32"}
         await client.deploy(parse_spec({**spec, "layers": even_layers(layer_count, nodes)}), timeout_s=60)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from edgeshard_agent.engine import stage_runner
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageOutput
@@ -211,7 +210,7 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
         asleep.set()
         assert wake.wait(PATIENCE_S)
 
-    monkeypatch.setattr(stage_runner.time, "sleep", sleep)
+    monkeypatch.setattr("edgeshard_agent.engine.stage_runner.time.sleep", sleep)
     stage.runner._pace = lambda layers, plan: 40.0
     stage.model.let.set()
     stage.offer(0)
