@@ -110,7 +110,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if reader is not None:
                 reader.cancel()
             self._hub.discard(connection)
-            self.batches.forget(connection)
             self._loop.post(NodeDisconnected(node_id, connection.number, self._loop.now()))
 
         context.add_done_callback(ended)

@@ -41,8 +41,10 @@ class HeartbeatBatches:
             self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
 
     def flush(self) -> None:
-        """Post what waits, of each stream the newest. A box that the state does not know any more has its stream ended:
-        it registers again."""
+        """Post what waits, of each stream the newest; nothing of one that has ended.
+
+        The stream of a box that the state does not know any more is ended: it registers again.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -61,10 +63,6 @@ class HeartbeatBatches:
         """Before anything else that the box says is posted, so that the order is the box's own."""
         if any(waiting is stream for waiting, _ in self._waiting):
             self.flush()
-
-    def forget(self, stream: ControlStream) -> None:
-        """The stream has ended."""
-        self._waiting = [(waiting, message) for waiting, message in self._waiting if waiting is not stream]
 
     def _is_current(self, stream: ControlStream) -> bool:
         node = self._loop.state.nodes.get(stream.node_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.net import control
-from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient, drawn
+from edgeshard_agent.net.control import MAX_RETRY_S, PROMPT_HEARTBEAT_S, ControlClient, drawn
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.commands import CommandResult, Heartbeat, HeartbeatChange, Registration
@@ -150,7 +150,7 @@ async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stag
     await site.until(0, 1)
     for number in range(2, 22):
         box.hold(replace(STAGE, epoch=Epoch(number)))
-        await asyncio.sleep(0.001 * number)
+        await asyncio.sleep(PROMPT_HEARTBEAT_S + 0.001 * (number - 6))
         box.hold()
         box.client.send_results((CommandResult(OperationId(f"release {number}")),))
         async with asyncio.timeout(DEADLINE_S), site.came:

@@ -111,9 +111,10 @@ async def test_a_stream_that_was_replaced_or_has_ended_says_nothing_more(make_fa
     batches, (first, second, third) = HeartbeatBatches(loop), loop.streams()  # type: ignore[arg-type]
     newer = replace(loop.state.nodes[first.node_id], connection=9)
     loop.state = replace(loop.state, nodes={**loop.state.nodes, first.node_id: newer})
+    away = replace(loop.state.nodes[second.node_id], connection=0)
+    loop.state = replace(loop.state, nodes={**loop.state.nodes, second.node_id: away})
     for stream in (first, second, third):
         batches.heard(stream, beat(stream))
-    batches.forget(second)
     batches.flush()
     assert loop.heartbeats() == [["c"]]
 
@@ -255,6 +256,9 @@ async def test_a_hundred_restarts_of_an_agent_leave_one_box_and_nothing_else(sit
     assert list(site.state.nodes) == [agent.node_id] and not site.state.awaited
     readers = [task for task in asyncio.all_tasks() if "CoordinatorServicer._read" in repr(task.get_coro())]
     assert len(readers) == 1
+    await agent.vanish()
+    await site.until(lambda state: not state.is_connected(agent.node_id))
+    assert len(site.coordinator._hub) == 0
 
 
 async def test_a_box_that_reconnects_while_it_is_awaited_finds_its_deployment_as_it_was(open_site: Any) -> None:

@@ -284,3 +284,14 @@ def test_after_its_start_the_coordinator_awaits_the_boxes_it_knows(make_registra
     assert desk.phases() == {"abc": Phase.WAITING, "def": Phase.READY}
     desk.wait(TIMES.lease_s)
     assert desk.phases()["def"] is Phase.WAITING and not desk.state.awaited
+
+
+def test_while_boxes_are_awaited_a_silent_one_has_time_too(make_registration: Any) -> None:
+    desk = Desk(make_registration, "abcdefghi")
+    desk.wait(TIMES.heartbeat_timeout_s / 2, silent="i")
+    for name in "abcde":
+        desk.vanish(name)
+    desk.wait(TIMES.lease_s - 1, silent="i")
+    assert not desk.dropped
+    desk.wait(2.0, silent="i")
+    assert desk.dropped == ["i"]

@@ -178,3 +178,11 @@ def test_thousands_of_orphans_are_one_action(one: State) -> None:
     assert isinstance(release, ReleaseOrphans) and len(release.commands) == MOST_STAGES
     assert len({command.operation_id for command in release.commands}) == MOST_STAGES
     assert len(state.nodes[A].released) == MOST_STAGES
+
+
+def test_a_deployment_that_is_gone_makes_orphans_of_boxes_of_which_nothing_changed(one: State) -> None:
+    """A box that is not looked at by itself, because nothing was due of it before."""
+    rested, _ = settled(holding(one, ("tale", 3)))
+    state = replace(rested, retired={DeploymentName("tale"): Epoch(5)})
+    (release,) = reconcile(state, 2.0, rested)
+    assert isinstance(release, ReleaseOrphans) and release.stages == (("tale", 3),)
