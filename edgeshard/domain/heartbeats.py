@@ -5,8 +5,6 @@ Both ends keep the same heartbeat: the agent what it has told, the coordinator w
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edgeshard.domain.commands import Heartbeat, HeartbeatChange
 from edgeshard.domain.device import StageStatus
 from edgeshard.domain.errors import InvalidArgumentError
@@ -75,10 +73,11 @@ def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
         check_stage_count(len(held))
         stages = tuple(held.values())
     memory, share = change.memory_available_bytes, change.others_share
-    return replace(
-        told,
-        stages=stages,
-        memory_available_bytes=told.memory_available_bytes if memory is None else memory,
-        huge_pages=told.huge_pages if change.huge_pages is None else change.huge_pages,
-        others_share=told.others_share if share is None else share,
+    return Heartbeat(
+        told.node_id,
+        told.incarnation,
+        stages,
+        told.memory_available_bytes if memory is None else memory,
+        told.huge_pages if change.huge_pages is None else change.huge_pages,
+        told.others_share if share is None else share,
     )

@@ -20,6 +20,7 @@ from edgeshard_coordinator.core.events import (
 from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import State, node_view
 
+from edgeshard.debugging.ring import rough_bytes
 from edgeshard.domain.commands import Heartbeat, Registration, ReleaseStage
 from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError
@@ -112,6 +113,14 @@ def test_an_older_stream_that_ends_says_nothing(one: State) -> None:
     newer = apply(one, NodeConnected(A, "i1", 2, now=2.0))
     assert apply(newer, NodeDisconnected(A, 1, now=3.0)).nodes[A].connection == 2
     assert apply(newer, NodeDisconnected(A, 2, now=3.0)).nodes[A].connection == 0
+
+
+@pytest.mark.parametrize("stages", [(), (STAGE,), (STAGE,) * 5])
+def test_what_heartbeats_take_in_memory_is_about_what_they_say(stages: tuple[StageStatus, ...]) -> None:
+    """The ring of events goes by it."""
+    event = HeartbeatsReceived((Heartbeat(A, "i1", stages, 1 << 30, HugePages(1 << 30, 1 << 29)),) * 20, now=2.0)
+    walked = rough_bytes(event.heartbeats, 1 << 30)
+    assert walked / 2 < event.rough_bytes < 2 * walked
 
 
 # Stages of no deployment
