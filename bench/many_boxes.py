@@ -8,7 +8,7 @@ A heartbeat is timed from its making to the moment when it is part of the coordi
 the machine's clock in `others_share`, and the coordinator's process notes the clock whenever it has applied some
 (`Watch`, all that is not the product's). A death is noticed when the box counts as away in the state. Deaths are of two
 sorts: the box's connection closes, and the box says nothing more while its connection stays open; the latter takes
-`Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is killed and started again.
+`Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is stopped and started again.
 
     python -m bench.many_boxes [--boxes 3 100 1000] [--seconds 20] [-o FILE]    JSON to FILE or stdout
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +241,7 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
             await box.close()
     gone = notes["gone"]
     return {
+        "benchmark": "many_boxes",
         "boxes": count,
         "boxes_with_stages": STAGES * deployments,
         "heartbeats_per_second": len(delays) / (ended - began),
@@ -254,6 +254,7 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
         },
         "joining_seconds": joining_s,
         "seconds_until_all_are_back_after_a_restart": back_s,
+        "load_1_minute": os.getloadavg()[0],
     }
 
 
@@ -308,15 +309,6 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     return {"p50": cuts[49], "p99": cuts[98], "most": values[-1]}
 
 
-@contextlib.contextmanager
-def output(path: Path | None) -> Iterator[Any]:
-    if path is None:
-        yield sys.stdout
-        return
-    with path.open("w") as file:
-        yield file
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--boxes", type=int, nargs="+", default=[3, 100, 1000])
@@ -333,10 +325,11 @@ def main() -> None:
     for count in options.boxes:
         rows.append(asyncio.run(measure(count, options.seconds)))
         print(json.dumps(rows[-1]), file=sys.stderr)
-    with output(options.output) as file:
-        machine = {"cores": os.cpu_count(), "load_1_minute": os.getloadavg()[0], "python": sys.version.split()[0]}
-        json.dump({"benchmark": "many_boxes", "rows": rows, "machine": machine}, file, indent=2)
-        file.write("\n")
+    text = json.dumps(rows, indent=2)
+    if options.output is None:
+        print(text)
+    else:
+        options.output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
