@@ -28,6 +28,7 @@ def many_boxes_section(rows: Sequence[dict[str, Any]]) -> str:
     table = [[*head, "silent, s", "all back after a restart, s"]]
     for row in rows:
         times, noticed = row["heartbeat_milliseconds"], row["death_noticed_seconds"]
+        back_s = row["seconds_until_all_are_back_after_a_restart"]
         table.append(
             [
                 f"{row['boxes']:,}",
@@ -36,7 +37,7 @@ def many_boxes_section(rows: Sequence[dict[str, Any]]) -> str:
                 f"{times['p50']:.0f}, {times['p99']:.0f}",
                 f"{1000 * max(noticed['connection_closed']):.0f}",
                 f"{max(noticed['silent']):.1f}",
-                f"{row['seconds_until_all_are_back_after_a_restart']:.1f}",
+                "-" if back_s is None else f"{back_s:.1f}",
             ]
         )
     first, *others = ["| " + " | ".join(line) + " |" for line in table]
