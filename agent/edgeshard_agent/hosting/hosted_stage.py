@@ -14,6 +14,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract
+from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.head import Epoch as HeadEpoch
 from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepRecorder
@@ -100,6 +101,19 @@ class HostedStage:
             requests_waiting=stats.waiting,
             micro_batches=stats.micro_batches,
         )
+
+    def running(self) -> RunningStep | None:
+        """The step that computes now, with what the placement's costs say that it takes."""
+        running, costs = self._runner.running(), self.prepare.placement.costs
+        if running is None or not costs:
+            return None if running is None else running[0]
+        step, plan = running
+        pieces = [(span.first_position, span.token_count) for span in plan.spans]
+        return replace(step, predicted_s=costs[self.prepare.stage].step_s(pieces))
+
+    def fail(self, error: EdgeShardError) -> None:
+        """The stage cannot go on."""
+        self._runner.fail(error)
 
     async def trace(self, seconds: float) -> StageTrace:
         """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which returns what it had."""

@@ -8,7 +8,7 @@ from edgeshard.domain.commands import CommandKey, CommandKind
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.ids import Epoch, NodeName
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.events import Replanned
 from edgeshard_coordinator.core.state import (
@@ -17,6 +17,7 @@ from edgeshard_coordinator.core.state import (
     Progress,
     State,
     fresh_progress,
+    lost_nodes,
     missing_nodes,
 )
 from edgeshard_coordinator.core.transitions import Trigger, next_phase
@@ -72,8 +73,8 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
         return record
     if record.phase is Phase.WAITING:
         return _step_waiting(state, record, now)
-    if away := missing_nodes(state, record):
-        return broke(state, record, _node_lost(record, away[0]), now)
+    if lost := lost_nodes(state, record):
+        return broke(state, record, _node_lost(record, lost[0]), now)
     if record.phase is Phase.LOADING:
         return _step_loading(state, record, now)
     if record.phase is Phase.ACTIVATING:
@@ -139,17 +140,11 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
     return sum(fetched) + sum(progress.done for progress in record.prepared)
 
 
-def wants_replan(state: State, record: DeploymentRecord, now: float) -> bool:
+def wants_replan(state: State, record: DeploymentRecord) -> bool:
     """Whether a waiting deployment is to go on without the boxes that are lost or failed it."""
-    if now < state.frozen_until and any(_is_awaited(state, stage.node_id) for stage in record.placement.stages):
+    if any(stage.node_id in state.awaited for stage in record.placement.stages):
         return False
     return bool(missing_nodes(state, record) or record.avoided)
-
-
-def _is_awaited(state: State, node_id: NodeId) -> bool:
-    """Whether a box may still come for the first time since the coordinator started."""
-    node = state.nodes.get(node_id)
-    return node is not None and not node.met
 
 
 def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
@@ -177,7 +172,8 @@ def _step_activating(state: State, record: DeploymentRecord, now: float) -> Depl
     if record.activated.done and record.attachment:
         ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None, avoided=frozenset())
         return _moved(ready, Trigger.HEAD_READY)
-    if record.deadline is not None and now >= record.deadline:
+    # While boxes are awaited their heads are away like them.
+    if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = DeadlineError(
             f"deployment {record.name}: box {record.head.node_name} did not open the pipeline in time",
             field="source",

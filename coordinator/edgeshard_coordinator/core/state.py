@@ -16,6 +16,8 @@ from edgeshard_coordinator.core.placing import Candidate, held_bytes
 
 NO_EPOCH = Epoch(0)
 """Below every epoch there is."""
+HeldStage = tuple[DeploymentName, Epoch]
+"""A stage as `ReleaseStage` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,10 @@ class Timings:
 
     heartbeat_timeout_s: float = 10.0
     """A connected box that is silent for longer is taken for lost."""
+    lease_s: float = 10.0
+    """How long boxes may take to come back where the coordinator itself may have been at fault (`core.eviction`)."""
+    stall_s: float = 1.5
+    """Ticks come every half second; two further apart say that the coordinator stood still."""
     activate_timeout_s: float = 60.0
     """From every stage prepared to an attached head."""
     reattach_timeout_s: float = 5.0
@@ -69,14 +75,16 @@ class KnownNode:
     others_at: float = 0.0
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
     stages: tuple[StageStatus, ...] = ()
-    met: bool = False
-    """Whether it has been placeable since the coordinator started."""
     reported: bool = False
     """Whether it has said over this connection what it holds."""
     huge_pages: HugePages | None = None
     saved: bool = False
-    released: frozenset[tuple[DeploymentName, Epoch]] = frozenset()
-    """What this connection was told to release; a heartbeat sent before the release may still name it."""
+    released: frozenset[HeldStage] = frozenset()
+    """What this connection was told to release and the box still names: it was sent before, or is under way."""
+    excused: bool = False
+    """Whether a silence of it was put down to the coordinator since it was last heard."""
+    strangers_told: bool = False
+    """Whether the log says that it holds stages of unknown deployments; once for each connection."""
 
     @property
     def connected(self) -> bool:
@@ -204,12 +212,18 @@ class State:
     """Measurements of layers on boxes that were busy with something else."""
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
+    ticked_at: float | None = None
+    """When the newest tick came; None before the first."""
+    frozen_until: float = 0.0
+    """Before that, no box is taken for lost (`core.eviction`)."""
+    awaited: Mapping[NodeId, float] = field(default_factory=dict)
+    """Boxes that are away and whose deployments do not break before a time."""
+    vanished: tuple[tuple[NodeId, float], ...] = ()
+    """Whose control streams ended in the last seconds, and when."""
     probe_turn: int = 0
     """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
     probe_count: int = 0
     version: int = 0
-    frozen_until: float = 0.0
-    """Before then no deployment goes on without a box that was not placeable since the coordinator started."""
 
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
@@ -275,6 +289,13 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
     return tuple(stage.node_name for stage in record.placement.stages if not state.is_placeable(stage.node_id))
 
 
+def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
+    """Those of them that are not awaited: without these its epoch cannot go on."""
+    stages = record.placement.stages
+    gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
+    return tuple(stage.node_name for stage in gone)
+
+
 def node_view(state: State, node: KnownNode, now: float) -> Node:
     return Node(
         node_id=node.node_id,
@@ -311,6 +332,8 @@ def validate_state(state: State) -> None:
     _hold(len({node.connection for node in connected}) == len(connected), "two boxes share a connection")
     for node_id, node in state.nodes.items():
         _hold(node.node_id == node_id, f"node {node_id} is filed under another id")
+    for node_id in state.awaited:
+        _hold(node_id in state.nodes and not state.is_connected(node_id), f"box {node_id} is awaited and not away")
     for name, record in state.deployments.items():
         _hold(record.name == name, f"deployment {name} is filed under another name")
         _validate_record(state, record)
@@ -342,7 +365,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
         _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
     _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
-        _hold(not missing_nodes(state, record), f"{where}: a box is away")
+        _hold(not lost_nodes(state, record), f"{where}: a box is away")
     if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         _hold(all_prepared, f"{where}: a stage is not prepared")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING):

@@ -45,16 +45,14 @@ class Site(CoordinatorServiceServicer):
 
     def __init__(self, command: ControlMessage) -> None:
         self.heard: list[tuple[str, Any]] = []
+        self.heartbeats: list[tuple[str, Any]] = []
         self.registered: list[pb.RegisterRequest] = []
         self.hang_up = asyncio.Event()
         self._command = command
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         self.registered.append(request)
-        return pb.RegisterResponse(heartbeat_interval_s=0.05)
-
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        return pb.HeartbeatResponse(known=True)
+        return pb.RegisterResponse()
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
         if request.node_id != "n":
@@ -75,7 +73,8 @@ class Site(CoordinatorServiceServicer):
             message = reading.result()
             if not isinstance(message, pb.ControlRequest):
                 return
-            self.heard.append((message.WhichOneof("message") or "", message))
+            kind = message.WhichOneof("message") or ""
+            (self.heartbeats if "heartbeat" in kind else self.heard).append((kind, message))
 
 
 async def no_huge_pages(stages: object) -> None:

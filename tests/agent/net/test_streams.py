@@ -158,10 +158,7 @@ class Site(CoordinatorServiceServicer):
         self.results: list[str] = []
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
-        return pb.RegisterResponse(heartbeat_interval_s=0.05)
-
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        return pb.HeartbeatResponse(known=True)
+        return pb.RegisterResponse()
 
     async def Control(self, request_iterator: AsyncIterator[pb.ControlRequest], context: Any) -> Any:
         self.streams += 1
