@@ -45,8 +45,12 @@ def returned(number: int) -> ReturnedStep:
     return ReturnedStep(number, StepResult((SampledToken(7, 8, 5, -0.5, top),), (StageTiming(1, 0.0, 0.5),)))
 
 
-def sent(step: WireStep) -> list[pb.Frame]:
-    return encode_step("tales", 3, step)
+PART = 64
+LEAST_PART = 16
+
+
+def sent(step: WireStep, part_bytes: int = PART) -> list[pb.Frame]:
+    return encode_step("tales", 3, step, part_bytes)
 
 
 def nearly(step: WireStep) -> object:
@@ -60,7 +64,8 @@ def nearly(step: WireStep) -> object:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts per step without megabytes of test data."""
-    monkeypatch.setattr(wire, "PART_BYTES", 64)
+    monkeypatch.setattr(wire, "PART_BYTES", PART)
+    monkeypatch.setattr(wire, "LEAST_PART_BYTES", LEAST_PART)
 
 
 def test_steps_survive_the_way() -> None:

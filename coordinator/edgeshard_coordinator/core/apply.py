@@ -15,7 +15,7 @@ from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.profiles.doubts import OTHERS
-from edgeshard_coordinator.core import deployments, measuring
+from edgeshard_coordinator.core import deployments, measuring, suspicion
 from edgeshard_coordinator.core.actions import (
     DropConnection,
     FailRequests,
@@ -37,6 +37,7 @@ from edgeshard_coordinator.core.events import (
     HeadAttached,
     HeadDetached,
     HeartbeatReceived,
+    LinkReported,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -61,7 +62,8 @@ def apply(state: State, event: Event) -> State:
 
 
 def _settled(state: State, now: float) -> State:
-    return measuring.settle(deployments.settle(state, now), now)
+    state = suspicion.settle(state, now)
+    return measuring.settle(suspicion.forget_stale(deployments.settle(state, now)), now)
 
 
 def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
@@ -74,6 +76,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return _disconnected(state, event.node_id, event.connection)
         case HeartbeatReceived():
             return _heartbeat(state, event)
+        case LinkReported():
+            return suspicion.reported(state, event)
         case ProfileReported():
             return _profile(state, event)
         case MeasureRequested():
@@ -206,7 +210,7 @@ def _connected(state: State, event: NodeConnected) -> State:
     if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
         raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
     fresh = replace(node, connection=event.connection, heard_at=event.now, others_at=event.now, released=frozenset())
-    return replace(_with_node(state, fresh), busy_at=event.now)
+    return replace(suspicion.reconnected(_with_node(state, fresh), event.node_id), busy_at=event.now)
 
 
 def _disconnected(state: State, node_id: NodeId, connection: int) -> State:

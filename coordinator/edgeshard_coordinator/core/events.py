@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
 
@@ -37,6 +38,15 @@ class NodeDisconnected:
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
     heartbeat: Heartbeat
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReported:
+    """A box says that a link of its stage to the next one carries nothing, or that it does again."""
+
+    node_id: NodeId
+    suspected: LinkSuspected
     now: float
 
 
@@ -151,6 +161,7 @@ Event = (
     | NodeConnected
     | NodeDisconnected
     | HeartbeatReceived
+    | LinkReported
     | ProfileReported
     | MeasureRequested
     | DeployRequested

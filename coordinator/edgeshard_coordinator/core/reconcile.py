@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from edgeshard.domain.commands import ActivateHead, CommandKey, CommandKind, PrepareStage, ReleaseStage, StageCommand
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import NodeId
-from edgeshard_coordinator.core import measuring
+from edgeshard_coordinator.core import measuring, suspicion
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
@@ -24,8 +24,9 @@ from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progre
 def reconcile(state: State, now: float) -> list[Action]:
     """The actions due at `now` (monotonic seconds): of boxes, of deployments, of measurements."""
     actions: list[Action] = []
+    lost = suspicion.lost(state, now)
     for node in state.nodes.values():
-        actions += _node_actions(state, node, now)
+        actions += _node_actions(state, node, now, node.node_id in lost)
     for record in state.deployments.values():
         actions += _deployment_actions(state, record, now)
     actions += measuring.actions(state)
@@ -37,7 +38,7 @@ def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> 
     return CommandKey(record.uid, record.epoch, kind, stage)
 
 
-def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]:
+def _node_actions(state: State, node: KnownNode, now: float, lost: bool) -> Iterator[Action]:
     if not node.saved:
         yield SaveNode(node)
     measurements = state.measured.get(node.node_id)
@@ -45,7 +46,7 @@ def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]
         yield SaveMeasurements(node.node_id, measurements)
     if not node.connected:
         return
-    if now - node.heard_at > state.timings.heartbeat_timeout_s:
+    if lost or now - node.heard_at > state.timings.heartbeat_timeout_s:
         yield DropConnection(node.node_id, node.connection)
         return
     for stage in node.stages:
