@@ -27,9 +27,7 @@ NAME = DeploymentName("tales")
 SOON_S = 30.0
 NARROW = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 """A caller's flow control that lets 64 KiB through until the caller reads."""
-HELLO = pb.LinkHello(
-    deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION
-)
+HELLO = pb.LinkHello(deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION)
 
 
 class Watched:
@@ -115,9 +113,7 @@ async def end_of(call: Any) -> EdgeShardError:
 
 
 @asynccontextmanager
-async def stuck_in_a_write(
-    neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Any, Watched]]:
+async def stuck_in_a_write(neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, Watched]]:
     """A stream whose receiver writes more than the flow control of a caller that does not read lets through."""
     with monkeypatch.context() as patch:
         large = pb.ExchangeResponse(message=pb.LinkMessage(padding=bytes(1 << 20)))

@@ -13,7 +13,7 @@ BEACON_S = 0.25
 
 
 class Sending:
-    """A link of `rate` bytes a second. The receiver reports a step of several parts at once, others within `BEACON_S`."""
+    """A link of `rate` bytes a second. The receiver reports a step of several parts at once, others a beacon later."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

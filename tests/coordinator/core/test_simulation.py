@@ -31,6 +31,7 @@ from edgeshard_coordinator.core.events import (
     HeadAttached,
     HeadDetached,
     HeartbeatReceived,
+    LinkReported,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -64,6 +65,7 @@ from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 
@@ -73,7 +75,7 @@ NAMES = ("tale", "poem")
 KINDS = (
     "connect", "vanish", "restart", "started", "reconnect", "answer", "answer", "answer", "refuse", "replay",
     "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
-    "measure", "coordinator restarts",
+    "measure", "coordinator restarts", "suspect", "suspect", "recover",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -229,6 +231,8 @@ class World:
                 if self.state.is_placeable(node.node_id):
                     self.asked.add((uid, node.node_id))
                 self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))
+            case "suspect" | "recover" if name in self.state.deployments:
+                self.report_link(name, pick, recovered=kind == "recover")
             case "coordinator restarts":
                 self.restart()
 
@@ -311,6 +315,14 @@ class World:
                 self.attachments[name] = self.number()
                 attached = HeadAttached(node.node_id, name, node.active[name], self.attachments[name], self.now)
                 self.feed(attached)
+
+    def report_link(self, name: DeploymentName, pick: int, recovered: bool) -> None:
+        """What the box of one of its stages says of the link to the next, of this epoch or of the one before."""
+        record = self.state.deployments[name]
+        stages = record.placement.stages
+        stage, epoch = pick % len(stages), Epoch(max(1, record.epoch - (pick % 5 == 0)))
+        said = LinkSuspected(name, epoch, stage, (stage + 1) % len(stages), recovered, "stalled")
+        self.feed(LinkReported(stages[stage].node_id, said, self.now))
 
     def heartbeat(self, node: Node) -> None:
         stages = tuple(
