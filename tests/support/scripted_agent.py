@@ -11,6 +11,7 @@ import grpc
 
 from edgeshard.domain.commands import (
     ActivateHead,
+    AgentMessage,
     CommandProgress,
     CommandResult,
     ControlHello,
@@ -138,6 +139,9 @@ class FakeAgent:
 
     async def progress(self, operation_id: OperationId, done: int, total: int, what: str) -> None:
         await self._call.write(agent_message_to_wire(CommandProgress(operation_id, done, total, what)))
+
+    async def say(self, message: AgentMessage) -> None:
+        await self._call.write(agent_message_to_wire(message))
 
     async def until(self, condition: Callable[[FakeAgent], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self.changed:

@@ -15,6 +15,8 @@ from edgeshard_coordinator.core import deployments
 from edgeshard_coordinator.core.events import LinkReported
 from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink
 
+STOOD_STILL_S = 1.0
+
 
 def reported(state: State, event: LinkReported) -> State:
     """The state with what a box says of its link to the next stage. What is not of a live epoch changes nothing."""
@@ -67,7 +69,7 @@ def settle(state: State, now: float) -> State:
         state = replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if until > now})
     if state.suspects:
         state = forget_stale(state)
-        state = replace(state, suspects=tuple(_checked(state, suspect, now) for suspect in state.suspects))
+        state = replace(state, suspects=tuple(_checked(suspect, now) for suspect in state.suspects))
     for suspect in state.suspects:
         if now >= suspect.since + state.timings.suspect_wait_s and all(
             _heard_at(state, end) > suspect.since for end in (suspect.sender, suspect.receiver)
@@ -76,10 +78,10 @@ def settle(state: State, now: float) -> State:
     return state
 
 
-def _checked(state: State, suspect: SuspectLink, now: float) -> SuspectLink:
-    """Ticks come far more often than the wait is long: a gap like it means that the coordinator heard nobody."""
+def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
+    """A gap that is longer than any between ticks means that the coordinator heard nobody."""
     gap = now - suspect.checked_at
-    stood_still = gap if gap > state.timings.suspect_wait_s else 0.0
+    stood_still = gap if gap > STOOD_STILL_S else 0.0
     return replace(suspect, since=suspect.since + stood_still, checked_at=now)
 
 

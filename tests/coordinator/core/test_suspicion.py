@@ -188,9 +188,10 @@ def test_a_link_that_recovers_in_time_changes_nothing(site: Site, after_s: float
     assert not site.state.suspects and not site.state.bad_links
 
 
-def test_a_recovery_is_of_its_own_link(site: Site) -> None:
+@pytest.mark.parametrize(("by", "epoch"), [("b", 3), ("a", 2)])
+def test_a_recovery_is_of_its_own_link_and_epoch(site: Site, by: str, epoch: int) -> None:
     site.report("a")
-    site.report("b", recovered=True)
+    site.report(by, recovered=True, epoch=Epoch(epoch))
     site.run(2.0)
     assert [failure.reason for _, failure in site.failures] == ["LINK_STALLED"]
 
