@@ -119,7 +119,9 @@ async def serve(settings: AgentSettings) -> None:
         OthersWatch(threads).share if facts.kind == "cpu" else lambda: 0.0,
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
-    around = HostServices(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)
+    around = HostServices(
+        node_id, worker, servicer, data, tls, clock, client.changed, emulation, links, client.send_suspicion
+    )
     hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
     dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)

@@ -15,6 +15,7 @@ from edgeshard.domain.device import DeviceFacts, HugePages, StageKey, StageStatu
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.trace import StageTrace
@@ -248,4 +249,4 @@ class CommandResult:
     trace: StageTrace | None = None
 
 
-AgentMessage = ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart
+AgentMessage = ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected

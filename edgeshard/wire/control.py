@@ -37,6 +37,7 @@ from edgeshard.domain.ids import (
     check_id,
     check_name,
 )
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.trace import check_seconds
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.common import (
@@ -279,6 +280,16 @@ def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
             return pb.ControlRequest(progress=progress)
         case DumpPart():
             return pb.ControlRequest(dump=dump_part_to_wire(message))
+        case LinkSuspected():
+            suspected = pb.LinkSuspected(
+                deployment=message.deployment,
+                epoch=message.epoch,
+                from_stage=message.from_stage,
+                to_stage=message.to_stage,
+                recovered=message.recovered,
+                why=message.why,
+            )
+            return pb.ControlRequest(suspected=suspected)
         case _:
             assert_never(message)
 
@@ -299,6 +310,16 @@ def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
             return CommandProgress(OperationId(told.operation_id), told.done, told.total, told.what)
         case "dump":
             return dump_part_from_wire(message.dump)
+        case "suspected":
+            link = message.suspected
+            return LinkSuspected(
+                DeploymentName(link.deployment),
+                Epoch(link.epoch),
+                link.from_stage,
+                link.to_stage,
+                link.recovered,
+                link.why,
+            )
         case _:
             return None
 

@@ -20,7 +20,7 @@ from edgeshard.domain.generation import StageTiming
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
-from edgeshard.wire.frames import Frame, encode_step
+from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
 from edgeshard_agent.engine.running import StepOnThread
@@ -101,6 +101,8 @@ class StageRunner:
         self._busy = BusyMeter(clock.now())
         self._on_thread: StepOnThread | None = None
         self.recorder: StepRecorder | None = None
+        self.part_bytes: Callable[[], int] = lambda: PART_BYTES
+        """How large the frames of a step may be; asked on the compute thread for each step."""
         self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
@@ -223,7 +225,7 @@ class StageRunner:
             result = ForwardStep(step.number, step.plan, hidden, timings)
         # The only stage of a pipeline hands its result to the head beside it: nothing travels.
         alone = self._model.is_first and self._model.is_last
-        frames = [] if alone else encode_step(self.deployment, self.epoch, result)
+        frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
         return _Ran(result, frames, began, self._clock.now())
 
     def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:

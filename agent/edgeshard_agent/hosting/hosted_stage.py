@@ -53,6 +53,8 @@ class HostedStage:
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
+        if (sender := self._sender) is not None:
+            self._runner.part_bytes = lambda: sender.part_bytes
         self._recorder: StepRecorder | None = None
         self._stream: HeadStream | None = None
         self._stopped = False
@@ -176,7 +178,10 @@ class HostedStage:
             slow = EmulatedLink(link.bandwidth_bps, link.latency_s, emulation.activation_bytes, self._window)
         links = self._around.links
         on_timing = partial(links.heard, receiver.node_id) if links is not None else lambda sample: None
-        return LinkSender(hop, self._window, self._around.tls, lambda error: self._runner.fail(error), slow, on_timing)
+        around = self._around
+        return LinkSender(
+            hop, self._window, around.tls, lambda error: self._runner.fail(error), slow, on_timing, around.suspect
+        )
 
     def _make_receiver(self) -> LinkReceiver:
         prepare, shape = self.prepare, self.loaded.model.shape

@@ -26,6 +26,7 @@ from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, change_between, with_change
 from edgeshard.domain.ids import OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.wire.control import (
@@ -111,6 +112,9 @@ class ControlClient:
 
     def send_progress(self, progress: CommandProgress) -> None:
         self._outgoing.put_nowait(progress)
+
+    def send_suspicion(self, suspected: LinkSuspected) -> None:
+        self._outgoing.put_nowait(suspected)
 
     def send_dump(self, operation_id: OperationId, text: bytes) -> None:
         for part in parts_of(operation_id, text):

@@ -24,6 +24,7 @@ from edgeshard.domain.errors import (
     WireVersionError,
 )
 from edgeshard.domain.ids import NodeId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
 from edgeshard.rpc.tls import split_address
@@ -45,6 +46,7 @@ from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.events import (
     CommandAnswered,
     HeartbeatsReceived,
+    LinkReported,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
@@ -150,6 +152,21 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 self._progressed(connection.node_id, progress)
             case DumpPart() as part:
                 self._dumps.came(connection.node_id, part)
+            case LinkSuspected() as link:
+                self._suspected(connection.node_id, link)
+
+    def _suspected(self, node_id: NodeId, link: LinkSuspected) -> None:
+        said = log.info if link.recovered else log.warning
+        hop = f"{link.from_stage}->{link.to_stage}"
+        said(
+            "link_reported",
+            node_id=node_id,
+            deployment=link.deployment,
+            hop=hop,
+            recovered=link.recovered,
+            why=link.why,
+        )
+        self._loop.post(LinkReported(node_id, link, self._loop.now()))
 
     def _progressed(self, node_id: NodeId, progress: CommandProgress) -> None:
         try:

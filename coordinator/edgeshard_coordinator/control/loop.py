@@ -23,6 +23,8 @@ from edgeshard_coordinator.core.state import State
 log = structlog.get_logger()
 
 TICK_S = 0.5
+SOON_TICK_S = 0.1
+"""While a link is suspect: what follows from silence is due at a time, and no event may come then."""
 _PASSES = 20
 
 
@@ -102,7 +104,7 @@ class StateLoop:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(SOON_TICK_S if self.state.suspects else TICK_S)
             self.post(Ticked(self.now(), self._active_requests()))
 
     async def _run(self) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar, assert_never
 from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
-from edgeshard_coordinator.core import boxes, deployments, eviction, measuring
+from edgeshard_coordinator.core import boxes, deployments, eviction, measuring, suspicion
 from edgeshard_coordinator.core.actions import (
     DropConnection,
     EndService,
@@ -38,6 +38,7 @@ from edgeshard_coordinator.core.events import (
     HeadAttached,
     HeadDetached,
     HeartbeatsReceived,
+    LinkReported,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -75,7 +76,8 @@ def _was_routine(before: State, event: Event, after: State) -> bool:
 
 
 def _settled(state: State, now: float) -> State:
-    return measuring.settle(deployments.settle(state, now), now)
+    state = suspicion.settle(state, now)
+    return measuring.settle(suspicion.forget_stale(deployments.settle(state, now)), now)
 
 
 def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
@@ -88,6 +90,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return boxes.disconnected(state, event)
         case HeartbeatsReceived():
             return boxes.heartbeats(state, event)
+        case LinkReported():
+            return suspicion.reported(state, event)
         case ProfileReported():
             return boxes.measured(state, event)
         case MeasureRequested():

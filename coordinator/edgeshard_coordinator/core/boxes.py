@@ -9,7 +9,7 @@ from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.profiles.doubts import OTHERS
-from edgeshard_coordinator.core import deployments, eviction, measuring
+from edgeshard_coordinator.core import deployments, eviction, measuring, suspicion
 from edgeshard_coordinator.core.actions import ReleaseOrphans
 from edgeshard_coordinator.core.events import (
     HeartbeatsReceived,
@@ -102,7 +102,7 @@ def connected(state: State, event: NodeConnected) -> State:
         strangers_told=False,
         reported=False,
     )
-    state = eviction.not_awaited(state, (node.node_id,))
+    state = suspicion.reconnected(eviction.not_awaited(state, (node.node_id,)), node.node_id)
     return replace(with_node(state, fresh), busy_at=event.now)
 
 

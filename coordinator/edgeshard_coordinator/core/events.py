@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
@@ -46,6 +47,15 @@ class HeartbeatsReceived:
     def rough_bytes(self) -> int:
         """By hand, because the ring of events would walk through all of them ten times a second."""
         return sum(450 + 1000 * len(heartbeat.stages) for heartbeat in self.heartbeats)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReported:
+    """A box says that a link of its stage to the next one carries nothing, or that it does again."""
+
+    node_id: NodeId
+    suspected: LinkSuspected
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,7 @@ Event = (
     | NodeConnected
     | NodeDisconnected
     | HeartbeatsReceived
+    | LinkReported
     | ProfileReported
     | MeasureRequested
     | DeployRequested

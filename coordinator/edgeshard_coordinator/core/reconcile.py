@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from edgeshard.domain.commands import ActivateHead, CommandKey, CommandKind, PrepareStage, ReleaseStage, StageCommand
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import NodeId
-from edgeshard_coordinator.core import measuring
+from edgeshard_coordinator.core import measuring, suspicion
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
@@ -21,7 +21,7 @@ from edgeshard_coordinator.core.actions import (
     SendCommand,
     TellStrangers,
 )
-from edgeshard_coordinator.core.deployments import wants_replan
+from edgeshard_coordinator.core.deployments import IN_VAIN, wants_replan
 from edgeshard_coordinator.core.eviction import is_evicted
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
@@ -43,6 +43,9 @@ def reconcile(state: State, now: float, rested: State | None = None) -> list[Act
     actions: list[Action] = []
     for node in _changed_nodes(state, rested):
         actions += _node_actions(state, node)
+    for node_id in suspicion.lost(state, now):
+        if (lost := state.nodes.get(node_id)) is not None and lost.connected and not is_evicted(state, lost):
+            actions.append(DropConnection(node_id, lost.connection))
     for record in state.deployments.values():
         actions += _deployment_actions(state, record, now)
     actions += measuring.actions(state)
@@ -120,7 +123,7 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
     elif record.phase is Phase.ACTIVATING:
         yield from _activate(state, record)
     elif record.phase is Phase.WAITING:
-        if record.planned_for != state.version and wants_replan(state, record):
+        if record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
             yield Replan(record.name, record.uid, state.version)
     elif record.phase is Phase.FAILED:
         yield from _release(state, record)

@@ -32,6 +32,13 @@ class Timings:
     """Ticks come every half second; two further apart say that the coordinator stood still."""
     activate_timeout_s: float = 60.0
     """From every stage prepared to an attached head."""
+    suspect_wait_s: float = 0.75
+    suspect_silence_s: float = 1.0
+    """A box is taken for lost if it was silent from the second before a link of it is suspect until this long after."""
+    suspect_limit_s: float = 2.0
+    """If by then the boxes of a suspect link have not both been heard, that which was heard before is lost."""
+    bad_link_s: float = 60.0
+    """How long a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
     """How long a head that detached may take to attach again at the same epoch."""
     load_timeout_s: float = 600.0
@@ -119,6 +126,25 @@ class EndedService:
 
     epoch: Epoch
     failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectLink:
+    """A link that carries nothing, as the box of its sending stage reported at `since`, and why it says so.
+
+    Nothing is decided while the coordinator itself stands still: what it does not look at from `checked_at` on moves
+    `since`.
+    """
+
+    deployment: DeploymentName
+    epoch: Epoch
+    from_stage: int
+    to_stage: int
+    sender: NodeId
+    receiver: NodeId
+    since: float
+    checked_at: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +236,10 @@ class State:
     """Links whose probe failed, by sender and receiver."""
     retakes: tuple[Retake, ...] = ()
     """Measurements of layers on boxes that were busy with something else."""
+    suspects: tuple[SuspectLink, ...] = ()
+    """Links of live epochs, until they recover or the epoch ends."""
+    bad_links: Mapping[tuple[NodeId, NodeId], float] = field(default_factory=dict)
+    """Links that were at fault, by sender and receiver: until when to avoid them."""
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
     ticked_at: float | None = None
@@ -337,6 +367,10 @@ def validate_state(state: State) -> None:
     for name, record in state.deployments.items():
         _hold(record.name == name, f"deployment {name} is filed under another name")
         _validate_record(state, record)
+    for suspect in state.suspects:
+        live = state.deployments.get(suspect.deployment)
+        _hold(live is not None and live.is_live and live.epoch == suspect.epoch, "a link of no live epoch is suspect")
+    _hold(all(sender != receiver for sender, receiver in state.bad_links), "a box has a bad link to itself")
     _validate_jobs(state)
 
 

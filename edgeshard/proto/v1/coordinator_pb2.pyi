@@ -36,20 +36,22 @@ class RegisterResponse(_message.Message):
     def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("hello", "result", "progress", "dump", "heartbeat", "heartbeat_change")
+    __slots__ = ("hello", "result", "progress", "dump", "suspected", "heartbeat", "heartbeat_change")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_CHANGE_FIELD_NUMBER: _ClassVar[int]
     hello: ControlHello
     result: CommandResult
     progress: CommandProgress
     dump: DumpPart
+    suspected: LinkSuspected
     heartbeat: HeartbeatRequest
     heartbeat_change: HeartbeatChange
-    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., heartbeat_change: _Optional[_Union[HeartbeatChange, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ..., suspected: _Optional[_Union[LinkSuspected, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., heartbeat_change: _Optional[_Union[HeartbeatChange, _Mapping]] = ...) -> None: ...
 
 class ControlHello(_message.Message):
     __slots__ = ("node_id", "incarnation")
@@ -92,6 +94,22 @@ class DumpPart(_message.Message):
     part: bytes
     last: bool
     def __init__(self, operation_id: _Optional[str] = ..., part: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class LinkSuspected(_message.Message):
+    __slots__ = ("deployment", "epoch", "from_stage", "to_stage", "recovered", "why")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_STAGE_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    epoch: int
+    from_stage: int
+    to_stage: int
+    recovered: bool
+    why: str
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., recovered: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump")

@@ -34,6 +34,7 @@ from edgeshard_coordinator.core.events import (
     HeadAttached,
     HeadDetached,
     HeartbeatsReceived,
+    LinkReported,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -69,6 +70,7 @@ from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
@@ -79,7 +81,7 @@ NAMES = ("tale", "poem")
 KINDS = (
     "connect", "vanish", "restart", "started", "reconnect", "drop", "answer", "answer", "answer", "refuse", "replay",
     "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
-    "stall", "measure", "coordinator restarts", "planned", "planned",
+    "stall", "measure", "coordinator restarts", "planned", "planned", "suspect", "suspect", "recover",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -256,6 +258,8 @@ class World:
                 if self.state.is_placeable(node.node_id):
                     self.asked.add((uid, node.node_id))
                 self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))
+            case "suspect" | "recover" if name in self.state.deployments:
+                self.report_link(name, pick, recovered=kind == "recover")
             case "coordinator restarts":
                 self.restart()
 
@@ -369,6 +373,14 @@ class World:
                 attached = HeadAttached(node.node_id, name, node.active[name], self.attachments[name], self.now)
                 self.feed(attached)
 
+    def report_link(self, name: DeploymentName, pick: int, recovered: bool) -> None:
+        """What the box of one of its stages says of the link to the next, of this epoch or of the one before."""
+        record = self.state.deployments[name]
+        stages = record.placement.stages
+        stage, epoch = pick % len(stages), Epoch(max(1, record.epoch - (pick % 5 == 0)))
+        said = LinkSuspected(name, epoch, stage, (stage + 1) % len(stages), recovered, "stalled")
+        self.feed(LinkReported(stages[stage].node_id, said, self.now))
+
     def heartbeat(self, node: Node) -> None:
         if not node.connection:
             return
@@ -460,7 +472,7 @@ def test_whatever_happens_it_settles(make_manifest: Any, make_registration: Any,
 def test_long_seeded_runs_settle(make_manifest: Any, make_registration: Any, seed: int) -> None:
     source = random.Random(seed)
     begin: list[Step] = [("connect", 0), ("connect", 1), ("connect", 2), ("deploy", 0)]
-    steps = [(source.choice(KINDS), source.randrange(60)) for _ in range(250)]
+    steps = [(source.choice(KINDS), source.randrange(60)) for _ in range(400)]
     world = run(World(make_manifest(), make_registration), [*begin, *steps])
     # Not a run in which nothing happened.
     assert world.count > 40
