@@ -1,4 +1,4 @@
-"""A box that stands still, with its connections open: lost in seconds if it stays so, and not at all if it was short."""
+"""A box that stands still with its connections open: lost in seconds if it stays so, not at all if it was short."""
 
 from __future__ import annotations
 
