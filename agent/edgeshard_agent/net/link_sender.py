@@ -116,7 +116,6 @@ class LinkSender:
         self._on_suspect = on_suspect
         self._parts = PartSize(window)
         self._watch = LinkWatch(0.0)
-        self._refused = False
         self.recorder: StepRecorder | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -155,16 +154,18 @@ class LinkSender:
 
     async def _run(self) -> None:
         """Until the receiver refuses for good; over another connection whenever the link is suspect."""
-        while True:
-            assert self._channel is not None
-            await until_one_ends(self._dial(StageServiceStub(self._channel)), self._until_suspect())
-            await self._channel.close()
-            if self._refused:
-                return
-            try:
+        assert self._channel is not None
+        try:
+            while True:
+                await until_one_ends(self._dial(StageServiceStub(self._channel)), self._until_suspect())
+                await self._channel.close()
                 self._channel = self._connection()
-            except EdgeShardError as error:
-                return self._refuse(error)
+        except EdgeShardError as error:
+            self._on_fatal(error)
+        except Exception as error:
+            # No one awaits this task: if it died, the pipeline would wait for ever.
+            log.exception("link_crashed", deployment=self.hop.deployment, hop=self._hop_name)
+            self._on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
 
     def _connection(self) -> grpc.aio.Channel:
         return open_channel(self.hop.target, self._tls, "address")
@@ -187,7 +188,7 @@ class LinkSender:
         return f"{self.hop.from_stage}->{self.hop.to_stage}"
 
     async def _dial(self, stub: StageServiceStub) -> None:
-        """Open streams, one after the other ends, and write; returns once the receiver has refused for good."""
+        """Open streams, one after the other ends, and write. Raises what a retry cannot change."""
         loop = asyncio.get_running_loop()
         delay = FIRST_RETRY_S
         while True:
@@ -200,21 +201,15 @@ class LinkSender:
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, self.hop.target)
                 if typed.code in _FATAL or typed.reason in _FATAL_REASONS:
-                    return self._refuse(typed)
+                    raise typed from None
                 answered = is_answer(error)
                 log.info("link_retry", hop=self._hop_name, reason=typed.reason)
-            except EdgeShardError as error:
-                return self._refuse(error)
             finally:
                 self.connected.clear()
                 self._watch.closed(answered, loop.time())
                 call.cancel()
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_RETRY_S)
-
-    def _refuse(self, error: EdgeShardError) -> None:
-        self._refused = True
-        self._on_fatal(error)
 
     async def _open(self, call: Exchange) -> None:
         hop = self.hop

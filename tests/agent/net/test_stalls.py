@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import Hop, LinkSender
 from edgeshard_agent.net.link_watch import BEACON_S, SUSPECT_S, TICK_S
 
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.step import ForwardStep, Span, StepPlan, Tensor, WireStep
@@ -162,6 +163,20 @@ async def test_a_sender_that_stood_still_itself_suspects_nobody() -> None:
         link.send()
         assert await link.received() == [0]
         assert link.suspected.empty() and link.proxy.connections == 1
+
+
+async def test_a_link_that_crashes_fails_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with line() as link:
+
+        async def crash(call: object, message: object) -> None:
+            raise ValueError("not foreseen")
+
+        monkeypatch.setattr(link_sender, "_write", crash)
+        link.send()
+        async with asyncio.timeout(SOON_S):
+            while not link.failures:  # noqa: ASYNC110 (a failure has no event)
+                await asyncio.sleep(0.01)
+        assert isinstance(link.failures.pop(), InternalError)
 
 
 async def test_a_stall_of_a_second_and_a_half_harms_nothing() -> None:
