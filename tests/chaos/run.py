@@ -111,7 +111,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         own = [o for o in outcomes if (o.case.group, o.case.dtype) == (group, dtype)]
         pauses = [outcome.pause_s for outcome in own]
         rows.append(
-            f"| {group} | {dtype} | {len(own)} | {sum(o.kills for o in own)} | {sum(o.requests for o in own)} "
+            f"| {group} | {dtype} | {len(own)} | {sum(o.kills for o in own)} | {sum(len(o.streams) for o in own)} "
             f"| {sum(o.wrong_tokens for o in own)} | {sum(bool(o.problems) for o in own)} "
             f"| {statistics.median(pauses):.2f} s | {max(pauses):.2f} s |"
         )

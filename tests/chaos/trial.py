@@ -91,7 +91,9 @@ class Outcome:
     kills: int
     pause_s: float
     wall_s: float
-    requests: int = 0
+    streams: tuple[Stream, ...] = ()
+    fault_at: float = 0.0
+    """Of the first fault, in seconds of the wall clock."""
 
 
 class Trials:
@@ -102,6 +104,8 @@ class Trials:
         self._dtype: Dtype | None = None
         self._undisturbed: dict[tuple[Dtype, Ask], Undisturbed] = {}
         self._count = 0
+        self._disturbed_at: list[float] = []
+        """When the faults of this case's links were set, in seconds of the wall clock."""
 
     async def run(self, case: Case) -> Outcome:
         """What came of a case. The site is whole afterwards. Raises TimeoutError when that takes too long."""
@@ -109,6 +113,7 @@ class Trials:
         first, late = matrix.asks(case)
         undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
         self._count += 1
+        self._disturbed_at = []
         points = await self._arm(case)
         began = time.monotonic()
         streams = [Stream(ask) for ask in (*first, *late)]
@@ -131,7 +136,9 @@ class Trials:
             default=0.0,
         )
         kills = sum(points[point] is Action.KILL for point in points if point in marked)
-        return Outcome(case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, len(streams))
+        faults = [mark.at for point, mark in marked.items() if point in points] + self._disturbed_at
+        fault_at = min(faults, default=0.0)
+        return Outcome(case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, tuple(streams), fault_at)
 
     async def nothing_left(self) -> list[str]:
         """What is wrong with the site at rest: KV that a box still holds. A leak would stay for ever."""
@@ -219,6 +226,7 @@ class Trials:
         placed = await self.site.placed()
         proxy = self.site.proxies[placed[fault.to]]
         await stream.has(fault.after_tokens)
+        self._disturbed_at.append(time.time())
         disturb(proxy, fault)
 
     def _happened(self, fault: LinkFault, stream: Stream) -> bool:
