@@ -75,7 +75,7 @@ async def _run_on(
             if last:
                 problems += [f"after {case.name}: {found}" for found in await trials.nothing_left()]
         except (TimeoutError, EdgeShardError, RuntimeError) as error:
-            why = f"the site did not come back: {type(error).__name__}: {error}"
+            why = f"the site did not serve undisturbed, before or after: {type(error).__name__}: {error}"
             outcomes.append(Outcome(case, (why,), 0, 0, 0.0, time.monotonic() - began))
             say(line(outcomes[-1], len(outcomes), total))
             return list(cases[number + 1 :])

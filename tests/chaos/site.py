@@ -29,7 +29,6 @@ MODEL = "fairy-tales"
 COORDINATOR = "coordinator"
 NODES = ("a", "b", "c", "d")
 LAYERS = "a=0:4,b=4:9,c=9:12"
-STAGES = 3
 DEPLOYMENT = "tales"
 STEP_TOKENS = 32
 """So that a prompt of a hundred tokens has several chunks."""
@@ -172,10 +171,14 @@ class ChaosSite:
         await self.until(gone)
         return await self.client.deploy(spec(**changes), timeout_s=BACK_S)
 
+    async def stages(self) -> list[str]:
+        """The boxes of the stages, in order."""
+        deployment = await self.client.deployment(DEPLOYMENT)
+        return [str(stage.node_name) for stage in deployment.placement.stages]
+
     async def placed(self) -> list[str]:
         """The boxes of the stages, in order, and behind them the spares."""
-        deployment = await self.client.deployment(DEPLOYMENT)
-        stages = [str(stage.node_name) for stage in deployment.placement.stages]
+        stages = await self.stages()
         return [*stages, *(name for name in self.nodes if name not in stages)]
 
     def arm(self, name: str, points: Sequence[Failpoint]) -> None:

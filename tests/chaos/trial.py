@@ -15,7 +15,7 @@ from edgeshard.domain.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint
-from tests.chaos.matrix import Ask, Case, Dtype, LinkFault, LinkKind
+from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind
 from tests.chaos.proxy import Proxy
 from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
 
@@ -108,7 +108,10 @@ class Trials:
         """When the faults of this case's links were set, in seconds of the wall clock."""
 
     async def run(self, case: Case) -> Outcome:
-        """What came of a case. The site is whole afterwards. Raises TimeoutError when that takes too long."""
+        """What came of a case. The site is whole afterwards.
+
+        Raises TimeoutError when that takes too long, and as the undisturbed requests do.
+        """
         await self._deploy(case.dtype)
         first, late = matrix.asks(case)
         undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
@@ -160,14 +163,16 @@ class Trials:
         self.site, self._dtype = site, None
 
     async def _deploy(self, dtype: Dtype) -> None:
-        if self._dtype is not dtype:
+        """Three stages and a spare, as cases want them: with two boxes lost, those that are left share the layers."""
+        if self._dtype is not dtype or len(await self.site.stages()) != STAGES:
             await self.site.deploy(**dtype.fields)
             self._dtype = dtype
 
     async def _known(self, dtype: Dtype, ask: Ask) -> Undisturbed:
         if (dtype, ask) not in self._undisturbed:
             stream = Stream(ask)
-            await stream.run(self.site.client)
+            async with asyncio.timeout(REQUEST_S):
+                await stream.run(self.site.client)
             if stream.error is not None:
                 raise stream.error
             gap_s = statistics.median(stream.gaps[1:])
@@ -197,8 +202,9 @@ class Trials:
         """Run the requests under the case's faults, to the end of all."""
         client = self.site.client
         running = [asyncio.create_task(stream.run(client)) for stream in streams[:first]]
-        helpers = [asyncio.create_task(self._bring_back(points))]
-        helpers += [asyncio.create_task(self._disturb(fault, streams[0])) for fault in case.links]
+        ended = asyncio.Event()
+        nurse = asyncio.create_task(self._bring_back(points, ended))
+        helpers = [asyncio.create_task(self._disturb(fault, streams[0])) for fault in case.links]
         try:
             async with asyncio.timeout(REQUEST_S):
                 if first < len(streams):
@@ -211,12 +217,14 @@ class Trials:
         finally:
             for task in (*running, *helpers):
                 task.cancel()
-            broken = [e for e in await asyncio.gather(*helpers, return_exceptions=True) if isinstance(e, Exception)]
+            ended.set()  # and not cancelled: a daemon that it is starting must be known
+            ends = await asyncio.gather(nurse, *helpers, return_exceptions=True)
+            broken = [end for end in ends if isinstance(end, Exception)]
         return [f"the harness itself failed: {error!r}" for error in broken]
 
-    async def _bring_back(self, points: set[str]) -> None:
+    async def _bring_back(self, points: set[str], ended: asyncio.Event) -> None:
         """A coordinator comes back at once; boxes do when all that were to be lost are, where one spare is too few."""
-        while True:
+        while not ended.is_set():
             all_lost = len(points) > 1 and points <= self.site.marks().keys()
             await self.site.bring_back(self.site.nodes if all_lost else ())
             await asyncio.sleep(WATCH_S)
