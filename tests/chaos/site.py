@@ -132,13 +132,12 @@ class ChaosSite:
             self.daemons[name].signal(signal.SIGCONT)
         for proxy in self.proxies.values():
             proxy.heal()
+        await self.bring_back([COORDINATOR])
         await self.bring_back(self.nodes)
         await self.until(self._whole, BACK_S)
 
-    async def bring_back(self, names: Sequence[str] = ()) -> None:
-        """Start the coordinator, and these boxes, where they have ended."""
-        if COORDINATOR in self.dead():
-            await self.start_daemon(COORDINATOR)
+    async def bring_back(self, names: Sequence[str]) -> None:
+        """Start those of these processes that have ended."""
         await asyncio.gather(*(self.start_daemon(name) for name in self.dead() if name in names))
 
     async def _whole(self) -> bool:

@@ -203,7 +203,8 @@ class Trials:
         client = self.site.client
         running = [asyncio.create_task(stream.run(client)) for stream in streams[:first]]
         ended = asyncio.Event()
-        nurse = asyncio.create_task(self._bring_back(points, ended))
+        nurses = [asyncio.create_task(self._bring_back(None, [COORDINATOR], ended))]
+        nurses.append(asyncio.create_task(self._bring_back(points, self.site.nodes, ended)))
         helpers = [asyncio.create_task(self._disturb(fault, streams[0])) for fault in case.links]
         try:
             async with asyncio.timeout(REQUEST_S):
@@ -218,15 +219,15 @@ class Trials:
             for task in (*running, *helpers):
                 task.cancel()
             ended.set()  # and not cancelled: a daemon that it is starting must be known
-            ends = await asyncio.gather(nurse, *helpers, return_exceptions=True)
+            ends = await asyncio.gather(*nurses, *helpers, return_exceptions=True)
             broken = [end for end in ends if isinstance(end, Exception)]
         return [f"the harness itself failed: {error!r}" for error in broken]
 
-    async def _bring_back(self, points: set[str], ended: asyncio.Event) -> None:
+    async def _bring_back(self, points: set[str] | None, names: Sequence[str], ended: asyncio.Event) -> None:
         """A coordinator comes back at once; boxes do when all that were to be lost are, where one spare is too few."""
         while not ended.is_set():
-            all_lost = len(points) > 1 and points <= self.site.marks().keys()
-            await self.site.bring_back(self.site.nodes if all_lost else ())
+            if points is None or (len(points) > 1 and points <= self.site.marks().keys()):
+                await self.site.bring_back(names)
             await asyncio.sleep(WATCH_S)
 
     async def _disturb(self, fault: LinkFault, stream: Stream) -> None:
