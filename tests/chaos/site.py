@@ -132,13 +132,17 @@ class ChaosSite:
             self.daemons[name].signal(signal.SIGCONT)
         for proxy in self.proxies.values():
             proxy.heal()
-        await self.bring_back([COORDINATOR])
-        await self.bring_back(self.nodes)
+        await self.start_dead([COORDINATOR])
+        await self.daemons[COORDINATOR].wait_ready()
+        await self.start_dead(self.nodes)
+        await asyncio.gather(*(self.daemons[name].wait_ready() for name in self.nodes))
         await self.until(self._whole, BACK_S)
 
-    async def bring_back(self, names: Sequence[str]) -> None:
-        """Start those of these processes that have ended."""
-        await asyncio.gather(*(self.start_daemon(name) for name in self.dead() if name in names))
+    async def start_dead(self, names: Sequence[str]) -> None:
+        """Start those of these processes that have ended; they are ready later."""
+        for name in self.dead():
+            if name in names:
+                await self.daemons[name].start()
 
     async def _whole(self) -> bool:
         nodes = await self.client.nodes()

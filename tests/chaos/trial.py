@@ -227,7 +227,7 @@ class Trials:
         """A coordinator comes back at once; boxes do when all that were to be lost are, where one spare is too few."""
         while not ended.is_set():
             if points is None or (len(points) > 1 and points <= self.site.marks().keys()):
-                await self.site.bring_back(names)
+                await self.site.start_dead(names)
             await asyncio.sleep(WATCH_S)
 
     async def _disturb(self, fault: LinkFault, stream: Stream) -> None:
