@@ -134,7 +134,9 @@ class Case:
 
 def step_name(position: int) -> str:
     """Of the step of a request alone that runs this position: a chunk of its prompt, or the token that it makes."""
-    return f"chunk{position // CHUNK}" if position < PROMPT else f"token{position - PROMPT + 2}"
+    if position >= PROMPT:
+        return f"token{position - PROMPT + 2}"
+    return f"position{position}" if position % CHUNK else f"chunk{position // CHUNK}"
 
 
 def asks(case: Case) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
