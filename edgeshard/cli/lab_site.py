@@ -119,6 +119,8 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:
         "layers": run.placement,
         "mode": run.mode,
         "concurrency": run.streams,
+        # As predicted: a head that chooses while it runs has not settled within a few tokens.
+        "micro_batches": lab.predict(run).load.micro_batches,
         "max_context": work.prompt_tokens + work.new_tokens,
         "max_new_tokens": work.new_tokens,
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.connection import Connection
 from edgeshard.client.options import generation_of
+from edgeshard.client.resuming import resumed
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
@@ -92,7 +93,8 @@ class Client:
         """Stream one request: a `Started`, the `Token`s one by one, and a `Finished`.
 
         `model` is a deployment's name, or a model's when one deployment serves it; `prompt` is text or token ids.
-        Leaving the loop, or `aclose()`, cancels the request on every box at once.
+        Leaving the loop, or `aclose()`, cancels the request on every box at once. A request that has started outlives
+        the loss of any box and of the coordinator: it pauses, and goes on with the next token.
 
         Options: those of `GenerateOptions`, such as `max_new_tokens` (128), `temperature` (0, greedy), `stop`, a string
         or strings that end the text, and `timeout_s` for the whole request (None, no bound). `edgectl generate --help`
@@ -103,7 +105,8 @@ class Client:
         DeadlineError after `timeout_s`.
         """
         request = GenerateRequest(model, generation_of(prompt, options), options.get("request_id", ""))
-        async with aclosing(self._connection.generate(request, options.get("timeout_s"))) as events:
+        calls = resumed(self._connection.generate, request, options.get("timeout_s"), self._clock)
+        async with aclosing(calls) as events:
             async for event in events:
                 yield event
 

@@ -249,13 +249,15 @@ class Listener:
 class GenerateRequest:
     """A client's call. `model` is a deployment's name, or a model's when one deployment serves it.
 
-    `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call.
+    `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call. A
+    client that lost its stream comes again with the tokens that it has (`emitted`), and gets those behind them.
     """
 
     model: str
     generation: Generation
     request_id: str = ""
     listener: Listener | None = None
+    emitted: tuple[int, ...] | None = None
 
 
 GenerationEvent = Started | Token | Finished

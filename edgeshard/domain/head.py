@@ -11,15 +11,19 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Serve a request. `emitted_tokens` are those its client has already; `client` is whom it is for.
+    """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it is for.
 
-    Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart.
+    Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
+    is `resumed` was let in before, so that no limit of waiting requests counts for it. `instance` is the run of the
+    coordinator. A head that has the request already goes on with it, and sends what comes behind `emitted_tokens`.
     """
 
     request_id: RequestId
     generation: Generation
     emitted_tokens: tuple[int, ...] = ()
     client: str = ""
+    resumed: bool = False
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +33,32 @@ class CancelRequest:
     request_id: RequestId
 
 
-HeadCommand = StartRequest | CancelRequest
+@dataclass(frozen=True, slots=True)
+class ForgetRequest:
+    """The coordinator has the request's end, or nobody waits for it any more."""
+
+    request_id: RequestId
+
+
+HeadCommand = StartRequest | CancelRequest | ForgetRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it."""
+
+    request_id: RequestId
+    instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class HeadHello:
-    """The first message of a head's stream: whose it is."""
+    """The first message of a head's stream: whose it is, and what the head has, the longest here first."""
 
     node_id: NodeId
     deployment: DeploymentName
     epoch: Epoch
+    held: tuple[HeldRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +72,13 @@ class HeadAccepted:
 
 @dataclass(frozen=True, slots=True)
 class HeadToken:
+    """A token and, with the last one, why the request ends and the text held back until then."""
+
     request_id: RequestId
     epoch: Epoch
     token: Token
+    finish_reason: FinishReason | None = None
+    final_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +90,7 @@ class HeadTokens:
 
 @dataclass(frozen=True, slots=True)
 class HeadFinished:
-    """The end of a request; `text` is what was held back until now."""
+    """The end of a request that comes without a token; `text` is what was held back until now."""
 
     request_id: RequestId
     epoch: Epoch

@@ -79,6 +79,11 @@ class Prediction:
         return 1.0 - other.cost / self.cost
 
     @property
+    def rank(self) -> float:
+        """Lower is better by the objective."""
+        return -self.throughput_tps if self.objective == "throughput" else self.cost
+
+    @property
     def cost(self) -> float:
         """What the objective minimises: seconds of a request, of its first token or of a token, or joules per token."""
         match self.objective:

@@ -62,14 +62,15 @@ class Lab:
         return replace(base, **changes)
 
     def predict(self, run: LabRun) -> CutPrediction:
-        """What the planner says of a run: with its streams in as many equal micro-batches as serve them fastest, since
-        a head that is given no number chooses it while it runs."""
+        """What the planner says of a run: with its streams in as many equal micro-batches as serve them fastest.
+        Prompts follow each other one by one, however many requests are decoded at once."""
         costs = Costs(self.problem())
         nodes = tuple(costs.names.index(stage.node) for stage in run.stages)
         cut = Cut(nodes, tuple(stage.layers.end for stage in run.stages))
         counts = [count for count in range(1, run.streams + 1) if run.streams % count == 0]
         found = [predict(costs, Load(run.streams // count, count), cut) for count in counts]
-        return max(found, key=lambda prediction: prediction.throughput_tps)
+        best = max(found, key=lambda prediction: prediction.throughput_tps)
+        return replace(best, ttft_s=found[-1].ttft_s)
 
 
 def parse_lab(values: Mapping[str, Any], read_config: Callable[[str], Mapping[str, Any]]) -> Lab:

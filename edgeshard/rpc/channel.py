@@ -70,7 +70,7 @@ def open_channel(
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow link.
         ("grpc.min_reconnect_backoff_ms", 10_000),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 500),
         # Several channels to one box must not share a connection: control must not queue behind activations.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),

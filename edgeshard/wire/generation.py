@@ -77,12 +77,15 @@ def generate_request_to_wire(request: GenerateRequest) -> inference_pb2.Generate
         generation=generation_to_wire(request.generation),
         request_id=request.request_id,
         listener=None if listener is None else inference_pb2.Listener(id=listener.id, number=listener.number),
+        resume=None if request.emitted is None else inference_pb2.Resumption(tokens=request.emitted),
     )
 
 
 def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
     listener = Listener(message.listener.id, message.listener.number) if message.HasField("listener") else None
-    return GenerateRequest(message.model, generation_from_wire(message.generation), message.request_id, listener)
+    emitted = tuple(message.resume.tokens) if message.HasField("resume") else None
+    generation = generation_from_wire(message.generation)
+    return GenerateRequest(message.model, generation, message.request_id, listener, emitted)
 
 
 def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:

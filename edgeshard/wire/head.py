@@ -9,6 +9,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import StageTiming, Token
 from edgeshard.domain.head import (
     CancelRequest,
+    ForgetRequest,
     HeadAccepted,
     HeadCommand,
     HeadFailed,
@@ -17,6 +18,7 @@ from edgeshard.domain.head import (
     HeadMessage,
     HeadToken,
     HeadTokens,
+    HeldRequest,
     StartRequest,
 )
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
@@ -35,15 +37,23 @@ from edgeshard.wire.status import from_failure, to_failure
 
 
 def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
-    if isinstance(command, CancelRequest):
-        return pb.AttachResponse(cancel=pb.CancelRequest(request_id=command.request_id))
-    start = pb.StartRequest(
-        request_id=command.request_id,
-        generation=generation_to_wire(command.generation),
-        emitted_tokens=command.emitted_tokens,
-        client=command.client,
-    )
-    return pb.AttachResponse(start=start)
+    match command:
+        case StartRequest():
+            start = pb.StartRequest(
+                request_id=command.request_id,
+                generation=generation_to_wire(command.generation),
+                emitted_tokens=command.emitted_tokens,
+                client=command.client,
+                resumed=command.resumed,
+                instance=command.instance,
+            )
+            return pb.AttachResponse(start=start)
+        case CancelRequest():
+            return pb.AttachResponse(cancel=pb.CancelRequest(request_id=command.request_id))
+        case ForgetRequest():
+            return pb.AttachResponse(forget=pb.ForgetRequest(request_id=command.request_id))
+        case _:
+            assert_never(command)
 
 
 def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
@@ -51,10 +61,18 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
     match message.WhichOneof("message"):
         case "start":
             start = message.start
-            generation = generation_from_wire(start.generation)
-            return StartRequest(RequestId(start.request_id), generation, tuple(start.emitted_tokens), start.client)
+            return StartRequest(
+                RequestId(start.request_id),
+                generation_from_wire(start.generation),
+                tuple(start.emitted_tokens),
+                start.client,
+                start.resumed,
+                start.instance,
+            )
         case "cancel":
             return CancelRequest(RequestId(message.cancel.request_id))
+        case "forget":
+            return ForgetRequest(RequestId(message.forget.request_id))
         case _:
             raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
 
@@ -66,7 +84,8 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
         case HeadTokens():
             return pb.AttachRequest(tokens=_tokens_to_wire(message.tokens))
         case HeadHello():
-            hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch)
+            held = [pb.HeldRequest(request_id=item.request_id, instance=item.instance) for item in message.held]
+            hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch, held=held)
             return pb.AttachRequest(hello=hello)
         case HeadAccepted():
             accepted = pb.HeadAccepted(
@@ -100,7 +119,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return HeadTokens(tuple(_token_from_wire(token, shared) for token in message.tokens.tokens))
         case "hello":
             hello = message.hello
-            return HeadHello(NodeId(hello.node_id), DeploymentName(hello.deployment), Epoch(hello.epoch))
+            held = tuple(HeldRequest(RequestId(item.request_id), item.instance) for item in hello.held)
+            return HeadHello(NodeId(hello.node_id), DeploymentName(hello.deployment), Epoch(hello.epoch), held)
         case "accepted":
             accepted = message.accepted
             return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))
@@ -134,6 +154,8 @@ def _token_to_wire(message: HeadToken, common: tuple[StageTiming, ...] = ()) -> 
         top=top_to_wire(token.top),
         text=token.text,
         timings=() if token.timings == common else timings_to_wire(token.timings),
+        finish_reason=None if message.finish_reason is None else reason_to_wire(message.finish_reason),
+        final_text=message.final_text,
     )
 
 
@@ -146,4 +168,5 @@ def _token_from_wire(message: pb.HeadToken, common: tuple[StageTiming, ...] = ()
         top=top_from_wire(message.top),
         timings=timings_from_wire(message.timings) or common,
     )
-    return HeadToken(RequestId(message.request_id), Epoch(message.epoch), token)
+    reason = reason_from_wire(message.finish_reason) if message.finish_reason else None
+    return HeadToken(RequestId(message.request_id), Epoch(message.epoch), token, reason, message.final_text)

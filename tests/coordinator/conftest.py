@@ -135,10 +135,10 @@ class Site:
         async with asyncio.timeout(DEADLINE_S):
             await self.coordinator.loop.until(condition)
 
-    async def until_phase(self, name: str, phase: str) -> Any:
+    async def until_phase(self, name: str, phase: str, epoch: int = 0) -> Any:
         def reached(state: Any) -> bool:
             record = state.deployments.get(name)
-            return record is not None and record.phase == phase
+            return record is not None and record.phase == phase and record.epoch >= epoch
 
         await self.until(reached)
         return self.state.deployments[name]
@@ -189,10 +189,13 @@ class Site:
         return inference_pb2_grpc.InferenceServiceStub(channel), channel
 
     def generate(self, request_id: str = "", model: str = "tale", max_new_tokens: int = 8, **kwargs: Any) -> Any:
+        """`resume` are the tokens that a client has that comes back."""
+        resume = kwargs.pop("resume", None)
         request = inference_pb2.GenerateRequest(
             model=model,
             request_id=request_id,
             generation=head_pb2.Generation(prompt="once", max_new_tokens=max_new_tokens),
+            resume=None if resume is None else inference_pb2.Resumption(tokens=resume),
         )
         return self.inference.Generate(request, **{"timeout": DEADLINE_S, **kwargs})
 

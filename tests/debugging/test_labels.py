@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_coordinator.core.actions import FailRequests, SendCommand
+from edgeshard_coordinator.core.actions import EndService, SendCommand
 from edgeshard_coordinator.core.events import CommandAnswered, NodeRegistered, Ticked
 
 from edgeshard.debugging.labels import labels
@@ -36,8 +36,8 @@ FACTS = DeviceFacts("cpu", "Test CPU", 4, 1, 1, False, "Linux")
             {"kind": "CommandAnswered", "node_id": A, "operation_id": "o", "reason": "NODE_LOST"},
         ),
         (
-            FailRequests(TALE, Epoch(1), UnavailableError("box a is gone")),
-            {"kind": "FailRequests", "deployment": "tale", "epoch": 1, "reason": "UNAVAILABLE"},
+            EndService(TALE, Epoch(1), UnavailableError("box a is gone"), final=False),
+            {"kind": "EndService", "deployment": "tale", "epoch": 1, "reason": "UNAVAILABLE"},
         ),
         (
             CommandReceived(OperationId("o"), PrepareStage(SPEC, Placement((), 1, 1, 1, 1), 0, Epoch(3), Digest("d"))),

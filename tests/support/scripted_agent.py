@@ -177,10 +177,16 @@ class FakeHead:
         self._call: Any = None
         self._task: asyncio.Task[None] | None = None
         self.error: EdgeShardError | None = None
+        self.forgotten: list[str] = []
 
-    async def attach(self) -> None:
+    async def attach(self, held: Iterable[tuple[str, str]] = ()) -> None:
+        """`held` are the requests it has, each with the run of the coordinator that gave it."""
         self._call = self._stub.Attach()
-        await self._call.write(head_pb2.AttachRequest(hello=self._hello))
+        requests = [head_pb2.HeldRequest(request_id=name, instance=instance) for name, instance in held]
+        hello = head_pb2.HeadHello(
+            node_id=self._hello.node_id, deployment=self._hello.deployment, epoch=self._hello.epoch, held=requests
+        )
+        await self._call.write(head_pb2.AttachRequest(hello=hello))
         self._task = asyncio.create_task(self._read())
 
     def cancel(self) -> None:
@@ -241,7 +247,10 @@ class FakeHead:
     async def _read(self) -> None:
         try:
             async for message in self._call:
-                self.down.put_nowait(message)
+                if message.WhichOneof("message") == "forget":
+                    self.forgotten.append(message.forget.request_id)
+                else:
+                    self.down.put_nowait(message)
         except grpc.aio.AioRpcError as error:
             self.error = from_rpc_error(error)
         except asyncio.CancelledError:

@@ -1,40 +1,30 @@
-"""The head of a pipeline: takes requests, forms steps, turns returned tokens into text. One per epoch."""
+"""The head of a pipeline: takes requests, forms steps, turns returned tokens into text.
+
+One head serves a deployment on its box for as long as the box has the first stage: an epoch that ends takes its
+scheduler and its links away, and the next one goes on with the head's requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import Generation
-from edgeshard.domain.head import StartRequest
+from edgeshard.domain.generation import Generation, Token
+from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
+from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler, SchedulerStats
+from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, Taken, TokenOut
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.text import TextStream
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestAccepted:
-    request_id: RequestId
-    prompt_tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
-    request_id: RequestId
-    error: EdgeShardError
-
-
-HeadOutput = HeadEvent | RequestAccepted | RequestRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +35,39 @@ class HeadLimits:
     max_new_tokens: int
 
 
-class Head:
-    """Scheduler, tokenizer and the way in and out.
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What a head works with for one epoch.
 
     `offer` hands a step to this box's own stage and `emit` an output towards the coordinator; neither may block, so
-    taking a result never waits for anything and the ring cannot deadlock. `now` is a steady clock in seconds.
+    taking a result never waits for anything and the ring cannot deadlock. `on_failed` is told once of a failure.
     """
 
+    scheduler: Scheduler
+    offer: Callable[[HeadStep], None]
+    emit: Callable[[HeadOutput], None]
+    slices: PromptSlices | None = None
+    on_failed: Callable[[EdgeShardError], None] = lambda error: None
+
+
+class Head:
+    """Tokenizer, journal, and the way in and out of a scheduler. `now` is a steady clock in seconds."""
+
     def __init__(
-        self,
-        scheduler: Scheduler,
-        tokenizer: Tokenizer | None,
-        limits: HeadLimits,
-        offer: Callable[[HeadStep], None],
-        emit: Callable[[HeadOutput], None],
-        slices: PromptSlices | None = None,
-        now: Callable[[], float] = time.monotonic,
+        self, epoch: Epoch, tokenizer: Tokenizer | None, limits: HeadLimits, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._scheduler = scheduler
+        self._epoch = epoch
         self._tokenizer = tokenizer
         self._limits = limits
-        self._offer = offer
-        self._emit = emit
-        self._slices = slices
         self._now = now
-        self._cancelled_early: set[RequestId] = set()
-        self._tokenising: set[RequestId] = set()
+        self._journal = Journal()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = True
         self._failure: EdgeShardError | None = None
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return self._epoch.scheduler
 
     @property
     def is_idle(self) -> bool:
@@ -82,49 +78,138 @@ class Head:
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats
 
+    # Epochs
+
+    def pause(self) -> None:
+        """The epoch is over. Requests stay, and nothing is computed or sent before the next one."""
+        self._is_open = False
+        # What it would call belongs to the stage that ends, whose weights must not stay in memory.
+        self._epoch = Epoch(self._scheduler, _nowhere, _nowhere, on_failed=_nowhere)
+        self._journal.stream_lost()
+
+    def begin(self, epoch: Epoch) -> None:
+        """Go on with a new pipeline, whose memory is empty: each request begins again with what was said of it, in the
+        old order, which gives the same tokens. Nothing runs before `open`."""
+        former, self._epoch, self._failure, self._is_open = self._epoch, epoch, None, False
+        for entry in self._journal.unfinished():
+            assert entry.accepted is not None
+            prompt, emitted = entry.accepted.prompt_tokens, entry.token_ids
+            try:
+                # A token that was taken and never said is not there yet, nor is its text.
+                text = former.scheduler.text_of(entry.request_id, [*prompt, *emitted])
+                if text is None:
+                    text = TextStream(self._decode, prompt, entry.start.generation.stop_strings)
+                    self._read(entry.start, emitted, len(prompt), text)
+                end = self._submit(entry, prompt, emitted, text, resumed=True)
+            except Exception as error:
+                self._refuse(entry.request_id, error)
+            else:
+                if end is not None:
+                    self._say(end)
+
+    def open(self) -> None:
+        """The pipeline is linked: compute."""
+        self._is_open = True
+        self._pump()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # The coordinator's stream
+
+    def held(self) -> tuple[HeldRequest, ...]:
+        """Requests that a coordinator which attaches may not know, or may have lost outputs of."""
+        return self._journal.held()
+
+    def stream_lost(self) -> None:
+        """The coordinator is away. Requests go on, and what they say is kept for it."""
+        self._journal.stream_lost()
+
+    def start(self, start: StartRequest) -> None:
+        """Begin a request, or go on with one that is here, and answer on the stream there is now."""
+        entry = self._journal.find(start.request_id)
+        if entry is not None:
+            if self._has_all(entry, start.emitted_tokens):
+                entry.start = replace(entry.start, instance=start.instance)
+                self._follow(entry, len(start.emitted_tokens))
+                return
+            # Another head had it meanwhile, and what the coordinator has counts.
+            self._scheduler.cancel(start.request_id)
+            self._journal.forget(start.request_id)
+        task = asyncio.create_task(self.start_request(start))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Nobody waits for more of this request."""
+        self._journal.forget(request_id)
+        self.cancel(request_id)
+
+    def _follow(self, entry: Entry, count: int) -> None:
+        for output in entry.outputs_behind(count):
+            self._epoch.emit(output)
+        entry.followed = True
+
+    @staticmethod
+    def _has_all(entry: Entry, emitted: tuple[int, ...]) -> bool:
+        return entry.token_ids[: len(emitted)] == emitted
+
+    # Requests
+
     async def start_request(self, start: StartRequest) -> None:
         """Admit a request or emit its refusal."""
-        request_id, generation, emitted = start.request_id, start.generation, start.emitted_tokens
-        self._tokenising.add(request_id)
+        request_id, generation = start.request_id, start.generation
+        entry = self._journal.open(start, self._now())
         try:
-            if self._failure is not None:
-                raise self._failure
             generation.validate()
             prompt = await self._tokenise(generation)
             self._check(generation, prompt)
-            if self._slices is not None:
-                await asyncio.to_thread(self._slices.prepare, len(prompt) + len(emitted))
-            if self._failure is not None:
-                raise self._failure  # meanwhile
-            text = TextStream(self._decode, [*prompt, *emitted], generation.stop_strings)
-            self._scheduler.submit(request_id, generation, prompt, text, emitted, start.client)
-        except EdgeShardError as error:
-            self._emit(RequestRefused(request_id, error))
-            return
+            if (slices := self._epoch.slices) is not None:
+                await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
+            if self._journal.find(request_id) is not entry:
+                return  # forgotten, or begun anew
+            text = TextStream(self._decode, prompt, generation.stop_strings)
+            entry.tokens = self._read(start, start.emitted_tokens, len(prompt), text)
+            end = self._submit(entry, prompt, start.emitted_tokens, text, resumed=start.resumed)
         except Exception as error:
             # No one awaits this task: without an answer the client would wait forever.
-            log.error("request_crashed", request=request_id, error=type(error).__name__)
-            self._emit(RequestRefused(request_id, InternalError(f"the head failed: {type(error).__name__}")))
+            self._refuse(request_id, error)
             return
-        finally:
-            cancelled = request_id in self._cancelled_early
-            self._tokenising.discard(request_id)
-            self._cancelled_early.discard(request_id)
-        self._emit(RequestAccepted(request_id, prompt))
-        if cancelled:
-            self._emit_all(self._scheduler.cancel(request_id))
+        self._say(RequestAccepted(request_id, prompt))
+        if end is not None:
+            self._say(end)
+        if entry.cancelled:
+            self._say_all(self._scheduler.cancel(request_id))
         self._pump()
+
+    def _submit(
+        self, entry: Entry, prompt: list[int], emitted: tuple[int, ...], text: TextStream, *, resumed: bool
+    ) -> RequestEnd | None:
+        start = entry.start
+        return self._scheduler.submit(
+            entry.request_id,
+            start.generation,
+            prompt,
+            text,
+            emitted,
+            start.client,
+            arrival=entry.arrival,
+            resumed=resumed,
+        )
+
+    def _refuse(self, request_id: RequestId, error: Exception) -> None:
+        if not isinstance(error, EdgeShardError):
+            log.error("request_crashed", request=request_id, error=type(error).__name__)
+            error = InternalError(f"the head failed: {type(error).__name__}")
+        self._say(RequestRefused(request_id, error))
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request; its KV is freed on every stage by the next step. Unknown ids are ignored."""
-        if request_id in self._tokenising:
-            self._cancelled_early.add(request_id)
-        self._emit_all(self._scheduler.cancel(request_id))
-        self._pump()
-
-    def cancel_all(self) -> None:
-        self._cancelled_early |= self._tokenising
-        self._scheduler.cancel_all()
+        if (entry := self._journal.find(request_id)) is not None and entry.accepted is None:
+            entry.cancelled = True
+        self._say_all(self._scheduler.cancel(request_id))
         self._pump()
 
     def on_return(self, step: ReturnedStep) -> None:
@@ -133,7 +218,8 @@ class Head:
             taken = self._scheduler.on_result(step.number, step.result, self._now())
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._emit_all(self._scheduler.events(taken))
+            for item in taken:
+                self._say_taken(item)
         except InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -142,26 +228,50 @@ class Head:
             self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
 
     def fail(self, error: EdgeShardError) -> None:
-        """The pipeline is broken: end every request with the error, and refuse new ones until the next epoch."""
+        """The pipeline is broken: compute nothing until the next epoch. Requests stay."""
         if self._failure is None:
             self._failure = error
-            for event in self._scheduler.cancel_all():
-                self._emit(RequestRefused(event.request_id, error))
+            self._epoch.on_failed(error)
 
     def _pump(self) -> None:
         try:
-            while self._failure is None and (step := self._scheduler.next_step()) is not None:
-                self._offer(step)
+            while self._is_open and self._failure is None and (step := self._scheduler.next_step()) is not None:
+                self._epoch.offer(step)
         except Exception as error:
             # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
 
-    def _emit_all(self, events: Sequence[HeadEvent]) -> None:
-        for event in events:
-            self._emit(event)
-            if isinstance(event, RequestEnd):
-                log.info("request_end", request=event.request_id, reason=event.reason.value)
+    def _say(self, output: HeadOutput) -> None:
+        if self._journal.record(output, self._now()):
+            self._epoch.emit(output)
+        if isinstance(output, RequestEnd):
+            log.info("request_end", request=output.request_id, reason=output.reason.value)
+
+    def _say_all(self, outputs: Sequence[HeadOutput]) -> None:
+        for output in outputs:
+            self._say(output)
+
+    def _say_taken(self, item: Taken) -> None:
+        try:
+            events = self._scheduler.events([item])
+        except Exception as error:  # of its text: the other requests are none the worse
+            request_id = item.sequence.request_id
+            self._scheduler.cancel(request_id)
+            self._refuse(request_id, error)
+            self._pump()
+        else:
+            self._say_all(events)
+
+    def _read(
+        self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream
+    ) -> list[TokenOut]:
+        """Tokens that were said of a request before, with their texts, which `text` gives as it did then."""
+        said = []
+        for index, token in enumerate(emitted):
+            piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
+            said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
+        return said
 
     async def _tokenise(self, generation: Generation) -> list[int]:
         if not isinstance(generation.prompt, str):
@@ -191,3 +301,7 @@ class Head:
 
     def _decode(self, ids: list[int]) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode(ids)
+
+
+def _nowhere(thing: object) -> None:
+    """The way out of a head without a pipeline."""

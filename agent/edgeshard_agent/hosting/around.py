@@ -25,6 +25,7 @@ from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
+    from edgeshard_agent.engine.head import Head
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
     from edgeshard_agent.model.stage import StageModel
@@ -84,8 +85,10 @@ Load = Callable[[PrepareStage, Progress], Awaitable[LoadedModel]]
 """Fetches and loads a stage; the callback is told the bytes fetched and the bytes in all."""
 Measuring = Callable[[MeasuringTask], Awaitable[None]]
 """Measures and reports; cancelled, it leaves nothing in memory."""
-Wire = Callable[[PrepareStage, LoadedModel, HostServices, Callable[[DeploymentName, Epoch], None]], "HostedStage"]
-"""A stage of loaded weights, not yet started; the callback is told when it breaks."""
+Wire = Callable[
+    [PrepareStage, LoadedModel, HostServices, Callable[[DeploymentName, Epoch], None], "Head | None"], "HostedStage"
+]
+"""A stage of loaded weights, not yet started; the callback is told when it breaks. The head is the former epoch's."""
 
 
 @dataclass(frozen=True, slots=True)

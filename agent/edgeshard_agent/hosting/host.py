@@ -43,6 +43,7 @@ from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools, model_key
 
 if TYPE_CHECKING:
+    from edgeshard_agent.engine.head import Head
     from edgeshard_agent.hosting.hosted_stage import HostedStage
 
 log = structlog.get_logger()
@@ -93,6 +94,8 @@ class Hosting:
         self._state = AgentState()
         self._ring: EventRing[AgentState, Event] = EventRing()
         self._stages: dict[DeploymentName, HostedStage] = {}
+        self._heads: dict[DeploymentName, Head] = {}
+        """The heads of first stages: their requests outlive an epoch, and the stage itself when its layers change."""
         self._loading: dict[DeploymentName, _Loading] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alive: set[asyncio.Task[None]] = set()
@@ -141,6 +144,8 @@ class Hosting:
         await asyncio.gather(*self._alive, return_exceptions=True)
         for stage in self._stages.values():
             await stage.stop()
+        for head in self._heads.values():
+            await head.close()
 
     def _start(self, action: Action) -> None:
         match action:
@@ -191,7 +196,9 @@ class Hosting:
             finally:
                 del self._loading[deployment]
             # Registered before it starts: a failed start is followed by a close, which must find it.
-            stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke)
+            head = self._heads.get(deployment) if prepare.stage == 0 else None
+            stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke, head)
+            await self._keep_head(deployment, stage.head)
             stage.start()
         except EdgeShardError as error:
             return StageLoadFailed(deployment, epoch, error)
@@ -215,6 +222,7 @@ class Hosting:
 
     async def _close_stage(self, deployment: DeploymentName) -> Event:
         await self._drop(deployment)
+        await self._keep_head(deployment, None)
         log.info("stage_released", deployment=deployment)
         return StageClosed(deployment)
 
@@ -254,6 +262,14 @@ class Hosting:
             return None
         await self._around.worker.run(former.loaded.model.reset)
         return former.loaded
+
+    async def _keep_head(self, deployment: DeploymentName, head: Head | None) -> None:
+        """Have this head for the deployment from now on; a former one ends with its requests."""
+        former = self._heads.pop(deployment, None)
+        if head is not None:
+            self._heads[deployment] = head
+        if former is not None and former is not head:
+            await former.close()
 
     async def _drop(self, deployment: DeploymentName) -> None:
         """Stop the stage, if there is one, and give its memory and its pin back."""

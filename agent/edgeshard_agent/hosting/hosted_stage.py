@@ -14,6 +14,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract
+from edgeshard_agent.engine.head import Epoch as HeadEpoch
 from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
@@ -28,7 +29,8 @@ from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
 class HostedStage:
     """Made when the weights are there; `start` opens the links, `activate` the head; `stop` closes all of it.
 
-    A pipeline of one stage has no links: its finished steps go straight back into the head.
+    A pipeline of one stage has no links: its finished steps go straight back into the head. `former_head` is the head
+    of the epoch before, whose requests go on; the head outlives the stage.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class HostedStage:
         loaded: LoadedModel,
         around: HostServices,
         on_broken: Callable[[DeploymentName, Epoch], None],
+        former_head: Head | None = None,
     ) -> None:
         self.prepare = prepare
         self.loaded = loaded
@@ -51,7 +54,8 @@ class HostedStage:
         )
         self._recorder: StepRecorder | None = None
         self._stream: HeadStream | None = None
-        self._head = self._make_head() if prepare.stage == 0 else None
+        self._stopped = False
+        self.head = self._make_head(former_head) if prepare.stage == 0 else None
 
     def start(self) -> None:
         self._runner.start()
@@ -63,16 +67,20 @@ class HostedStage:
     async def activate(self) -> None:
         """Open the head: returns once the next stage is linked and the coordinator has taken the attach."""
         prepare = self.prepare
-        if self._head is None:
+        if self.head is None:
             raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
         if self._sender is not None:
             await self._sender.connected.wait()
         assert self._stream is not None
-        self._stream.start(self._head)
+        self.head.open()
+        self._stream.start(self.head)
         await self._stream.attached.wait()
 
     async def stop(self) -> None:
+        self._stopped = True
         self._around.servicer.close(self.prepare.deployment, self.prepare.stage)
+        if self.head is not None:
+            self.head.pause()
         if self._stream is not None:
             await self._stream.stop()
         if self._sender is not None:
@@ -82,9 +90,9 @@ class HostedStage:
     def status(self) -> StageStatus:
         active = self._stream is not None and self._stream.attached.is_set()
         status = self._runner.status(StagePhase.ACTIVE if active else StagePhase.READY)
-        if self._head is None:
+        if self.head is None:
             return status
-        stats = self._head.stats
+        stats = self.head.stats
         return replace(
             status,
             requests_running=stats.running,
@@ -121,21 +129,23 @@ class HostedStage:
             self._received(step)
 
     def _received(self, step: WireStep) -> None:
+        if self._stopped:
+            return  # the head works for another epoch
         if isinstance(step, ForwardStep):
             self._runner.offer(step)
-        elif self._head is not None:
+        elif self.head is not None:
             if self._recorder is not None:
                 self._recorder.returned(step.number)
-            self._head.on_return(step)
+            self.head.on_return(step)
 
     def _repeated(self, step: int) -> None:
-        if self._sender is not None and self._head is None:
+        if self._sender is not None and self.head is None:
             self._sender.repeat(step)
 
     def broke(self, error: EdgeShardError) -> None:
         """The runner or a link failed for good."""
-        if self._head is not None:
-            self._head.fail(error)
+        if self.head is not None:
+            self.head.fail(error)
         self._on_broken(self.prepare.deployment, self.prepare.epoch)
 
     def _make_sender(self) -> LinkSender | None:
@@ -166,16 +176,14 @@ class HostedStage:
         from_stage = (prepare.stage - 1) % self._stage_count
         return LinkReceiver(from_stage, contract, self._received, self._repeated)
 
-    def _make_head(self) -> Head:
+    def _make_head(self, former: Head | None) -> Head:
         prepare, shape = self.prepare, self.loaded.model.shape
         slices, around = make_slices(prepare), self._around
         self._stream = HeadStream(around.coordinator, around.node_id, prepare.deployment, prepare.epoch)
-        return Head(
-            make_scheduler(prepare, shape.max_context, self.loaded.eos_tokens, slices),
-            self.loaded.tokenizer,
-            HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens),
-            self._runner.offer,
-            self._stream.emit,
-            slices,
-            around.clock.now,
-        )
+        scheduler = make_scheduler(prepare, shape.max_context, self.loaded.eos_tokens, slices)
+        epoch = HeadEpoch(scheduler, self._runner.offer, self._stream.emit, slices, self._runner.fail)
+        if former is not None:
+            former.begin(epoch)
+            return former
+        limits = HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens)
+        return Head(epoch, self.loaded.tokenizer, limits, around.clock.now)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 import grpc
 import structlog
 
 from edgeshard.domain.errors import EdgeShardError, StaleEpochError
 from edgeshard.domain.head import (
+    CancelRequest,
+    ForgetRequest,
     HeadAccepted,
     HeadFailed,
     HeadFinished,
@@ -24,13 +27,14 @@ from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.engine.head import Head, HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.head import Head
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.net.task_group import until_one_ends
 from edgeshard_agent.scheduler.scheduler import RequestEnd, TokenOut
 
 log = structlog.get_logger()
 
-# A coordinator that stops reading must not fill this box's memory; losing it ends its requests anyway.
+# A coordinator that stops reading must not fill this box's memory. The journal has what was not sent.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
 # Tokens of one message, which then stays far below gRPC's limit, with logprobs too.
@@ -40,7 +44,8 @@ Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 
 class HeadStream:
-    """Keeps `HeadService.Attach` open while the epoch lasts. Requests of a lost stream are cancelled."""
+    """Keeps `HeadService.Attach` open while the epoch lasts. Requests go on while it is lost, and the coordinator gets
+    what it missed of them on the next stream."""
 
     def __init__(self, channel: grpc.aio.Channel, node_id: NodeId, deployment: DeploymentName, epoch: Epoch) -> None:
         self._channel = channel
@@ -50,7 +55,6 @@ class HeadStream:
         self._unsent: deque[HeadOutput] = deque()
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self.attached = asyncio.Event()
 
@@ -58,10 +62,9 @@ class HeadStream:
         self._task = asyncio.create_task(self._run(head), name=f"attach-{self._deployment}")
 
     async def stop(self) -> None:
-        tasks = [task for task in (self._task, *self._tasks) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def emit(self, output: HeadOutput) -> None:
         """Queue an output for the coordinator; never blocks."""
@@ -76,7 +79,8 @@ class HeadStream:
             case TokenOut():
                 return HeadToken(output.request_id, self._epoch, output.token)
             case RequestAccepted():
-                return HeadAccepted(output.request_id, self._epoch, tuple(output.prompt_tokens))
+                prompt = tuple(output.prompt_tokens)
+                return HeadAccepted(output.request_id, self._epoch, prompt)
             case RequestRefused():
                 return HeadFailed(output.request_id, self._epoch, output.error)
             case RequestEnd():
@@ -92,7 +96,6 @@ class HeadStream:
                 typed = from_rpc_error(error)
                 log.info("head_stream_lost", deployment=self._deployment, why=typed.message)
                 if typed.reason == StaleEpochError.default_reason:
-                    head.cancel_all()
                     return  # the coordinator goes on with another epoch
             except EdgeShardError as error:
                 log.warning("head_stream_refused", deployment=self._deployment, why=error.message)
@@ -104,13 +107,13 @@ class HeadStream:
             finally:
                 self.attached.clear()
                 call.cancel()
-            head.cancel_all()
-            self._unsent.clear()
-            self._overflow.clear()
+                head.stream_lost()
+                self._unsent.clear()
+                self._overflow.clear()
             await asyncio.sleep(RETRY_S)
 
     async def _serve(self, call: Attach, head: Head) -> None:
-        hello = HeadHello(self._node_id, self._deployment, self._epoch)
+        hello = HeadHello(self._node_id, self._deployment, self._epoch, head.held())
         await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
         self.attached.set()
@@ -130,20 +133,27 @@ class HeadStream:
         if not isinstance(first, HeadToken):
             return first
         tokens = [first]
-        while self._unsent and len(tokens) < MAX_TOKENS and isinstance(output := self._unsent[0], TokenOut):
+        while self._unsent and len(tokens) < MAX_TOKENS:
+            output = self._unsent[0]
+            if isinstance(output, TokenOut):
+                tokens.append(HeadToken(output.request_id, self._epoch, output.token))
+            elif isinstance(output, RequestEnd) and output.request_id == tokens[-1].request_id:
+                # With its last token: who has one has the other.
+                tokens[-1] = replace(tokens[-1], finish_reason=output.reason, final_text=output.text)
+            else:
+                break
             self._unsent.popleft()
-            tokens.append(HeadToken(output.request_id, self._epoch, output.token))
-        return HeadTokens(tuple(tokens)) if len(tokens) > 1 else first
+        return HeadTokens(tuple(tokens)) if len(tokens) > 1 else tokens[0]
 
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):
-            command = head_command_from_wire(message)
-            if isinstance(command, StartRequest):
-                task = asyncio.create_task(head.start_request(command))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            else:
-                head.cancel(command.request_id)
+            match head_command_from_wire(message):
+                case StartRequest() as start:
+                    head.start(start)
+                case CancelRequest(request_id):
+                    head.cancel(request_id)
+                case ForgetRequest(request_id):
+                    head.forget(request_id)
         code = await call.code()
         details = await call.details()
         raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)

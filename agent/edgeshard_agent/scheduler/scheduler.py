@@ -170,32 +170,49 @@ class Scheduler:
         text: TextStream,
         emitted: tuple[int, ...] = (),
         client: str = "",
-    ) -> None:
-        """Take a request; `emitted` are tokens a former head already streamed, `client` is who it is for.
+        *,
+        arrival: int | None = None,
+        resumed: bool = False,
+    ) -> RequestEnd | None:
+        """Take a request; the end of one that `emitted` has finished already, which is not taken.
 
-        Raises InvalidArgumentError, ResourceExhaustedError or AlreadyExistsError, changing nothing.
+        `emitted` are tokens that it has already, which `text` has been told of; `client` is who it is for; `arrival`
+        orders it among the others, where it did not come last. One that is `resumed` was let in before: the limit of
+        waiting requests does not count for it. Raises InvalidArgumentError, ResourceExhaustedError or
+        AlreadyExistsError, changing nothing.
         """
-        self._check(request_id, generation, len(prompt), len(emitted))
         number = self._take_number()
-        tokens = [*prompt, *emitted]
-        sequence = Sequence(number, number, request_id, client, generation, tokens, len(prompt), text)
+        sequence = Sequence(
+            number,
+            number if arrival is None else arrival,
+            request_id,
+            client,
+            generation,
+            [*prompt, *emitted],
+            len(prompt),
+            text,
+        )
+        if emitted and (reason := self._finish_reason(sequence)) is not None:
+            return RequestEnd(request_id, reason, text.finish())
+        self._check(sequence, resumed)
         self._requests[request_id] = sequence
         self._served_tokens.open(client)
         self._waiting.put(sequence)
         self._admit()  # at once, so that only requests that must wait count as waiting
+        return None
 
-    def _check(self, request_id: RequestId, generation: Generation, prompt_count: int, emitted_count: int) -> None:
-        longest = prompt_count + generation.max_new_tokens
-        if request_id in self._requests:
-            raise AlreadyExistsError(f"request {request_id} is already running", field="request_id")
-        if emitted_count >= generation.max_new_tokens:
-            raise InvalidArgumentError(
-                f"emitted_tokens: all {generation.max_new_tokens} tokens were streamed already; nothing is left to run",
-                field="emitted_tokens",
-            )
+    def text_of(self, request_id: RequestId, tokens: list[int]) -> TextStream | None:
+        """The text of a request that has just these tokens, prompt and emitted; None where there is none such."""
+        sequence = self._requests.get(request_id)
+        return sequence.text if sequence is not None and sequence.tokens == tokens else None
+
+    def _check(self, sequence: Sequence, resumed: bool) -> None:
+        longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
+        if sequence.request_id in self._requests:
+            raise AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
         if longest > self._limits.max_context:
             raise InvalidArgumentError(
-                f"max_new_tokens: the prompt's {prompt_count} tokens and {generation.max_new_tokens} new ones exceed "
+                f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
                 f"the deployment's context of {self._limits.max_context}; shorten the prompt or ask for fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
@@ -207,7 +224,7 @@ class Scheduler:
                 field="max_new_tokens",
                 reason="KV_POOL_EXHAUSTED",
             )
-        if len(self._waiting) >= self._limits.waiting:
+        if len(self._waiting) >= self._limits.waiting and not resumed:
             raise ResourceExhaustedError(
                 f"{len(self._waiting)} requests are waiting already", reason="QUEUE_FULL", retry_after_s=1.0
             )
@@ -331,16 +348,29 @@ class Scheduler:
             raise InternalError(f"token for position {sampled.position} came, {len(sequence.tokens)} was due")
         sequence.tokens.append(sampled.token)
         self._counts.new_tokens += 1
-        is_end = sampled.token in self._eos_tokens and not sequence.generation.ignore_eos
+        is_end = self.is_end(sequence.generation, sampled.token)
         text = "" if is_end else None
         if not is_end and sequence.generation.stop_strings:  # only then the text says whether it goes on
             text = sequence.text.push(sampled.token)
-        reason = _finish_reason(sequence, sampled.token, is_end)
+        reason = self._finish_reason(sequence)
         if reason is None:
             self._ready[sequence.number] = sequence
         else:
             self._end(sequence)
         return Taken(sequence, sampled, result.timings, text, reason)
+
+    def is_end(self, generation: Generation, token: int) -> bool:
+        """Whether a token ends the sequence; its text is none."""
+        return token in self._eos_tokens and not generation.ignore_eos
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Why it ends with its newest token, of which its text has been told; None where it goes on."""
+        token, generation = sequence.tokens[-1], sequence.generation
+        if self.is_end(generation, token) or token in generation.stop_tokens or sequence.text.stopped:
+            return FinishReason.STOP
+        if len(sequence.tokens) >= sequence.longest:
+            return FinishReason.LENGTH
+        return None
 
     # -- memory --------------------------------------------------------------------------------------------------
 
@@ -396,11 +426,3 @@ class Scheduler:
     def _take_number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
-
-
-def _finish_reason(sequence: Sequence, token: int, is_end: bool) -> FinishReason | None:
-    if is_end or token in sequence.generation.stop_tokens or sequence.text.stopped:
-        return FinishReason.STOP
-    if len(sequence.tokens) >= sequence.longest:
-        return FinishReason.LENGTH
-    return None

@@ -24,7 +24,6 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, StoredModel
-from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard.wire.common import node_to_wire
@@ -44,14 +43,13 @@ from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.operations import Operations, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
 from edgeshard_coordinator.control.site_views import node_details, site_details
-from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested
 from edgeshard_coordinator.core.measuring import chosen_nodes
-from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
@@ -73,7 +71,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         traces: Traces,
         dumps: Dumps,
         models: Models,
-        placer: Placer,
+        planner: Planner,
         store: StateStore,
     ) -> None:
         self._loop = loop
@@ -83,9 +81,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._traces = traces
         self._dumps = dumps
         self._models = models
-        self._placer = placer
+        self._planner = planner
         self._store = store
-        self._solver = Solver()
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
@@ -131,7 +128,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         spec = spec_from_wire(request.spec)
         manifest, _ = self._models.get(spec.model)
-        return pb.PlanResponse(placement=placement_to_wire(await self._place(self._loop.state, spec, manifest)))
+        return pb.PlanResponse(placement=placement_to_wire(await self._planner.place(self._loop.state, spec, manifest)))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
         spec = spec_from_wire(request.spec)
@@ -154,7 +151,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
         found = self._view(record)
         if request.outlook and found.traffic.requests:
-            found = replace(found, outlook=await self._outlook(record, found.traffic))
+            found = replace(found, outlook=await self._planner.outlook(record, found.traffic))
         return pb.GetDeploymentResponse(deployment=deployment_to_wire(found))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
@@ -189,7 +186,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     field="name",
                 )
             manifest, digest = self._models.get(spec.model)
-            placement = await self._place(state, spec, manifest)
+            placement = await self._planner.place(state, spec, manifest)
             record = new_record(state, _blank_record(spec, digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
             done = replace(operation, outcome=response.SerializeToString())
@@ -229,22 +226,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if request.quantisation is not None:
             check_quantisation(parse_config(manifest.config).architecture)
         return MeasureCompute(manifest.config, request.dtype, request.quick, request.again, request.quantisation)
-
-    async def _place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
-        # A planner may take seconds. What it reads is the state itself, which is frozen: nothing is copied.
-        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
-        return await self._solver.run(
-            lambda: self._placer.place(spec, manifest, state.candidates(), state.measured, traffic)
-        )
-
-    async def _outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
-        state = self._loop.state
-        manifest, _ = self._models.get(record.manifest_digest)
-        return await self._solver.run(
-            lambda: self._placer.outlook(
-                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement
-            )
-        )
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
         def is_saved(state: State) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import InternalError, UnavailableError
@@ -21,6 +22,7 @@ from edgeshard_coordinator.control.inference_service import InferenceServicer
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.control.traffic import TrafficBook
@@ -29,6 +31,8 @@ from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import State, Timings
 
 TRAFFIC_SAVED_EVERY_S = 15.0
+EXPIRY_S = 0.1
+"""How often parked requests are looked at."""
 
 
 class Coordinator:
@@ -52,17 +56,18 @@ class Coordinator:
         self._store = store
         self._clock = clock
         self._timings = timings
-        self._saver: asyncio.Task[None] | None = None
+        self._chores: list[asyncio.Task[None]] = []
         self._models = models
         self._hub = ControlHub()
-        self.front = RequestFront(self._state, TrafficBook(), backlog_limit)
+        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit)
+        planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
-        self._executor = ActionExecutor(self._hub, self.front, self._calls, store, clock)
+        self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
         self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps)
-        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, placer, store)
+        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
         self._inference = InferenceServicer(self.loop, self.front, models)
@@ -78,9 +83,10 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
+        state = replace(state, frozen_until=now + self._timings.heartbeat_timeout_s)
         self.loop.state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
         self.front.traffic.restore(await self._store.load_traffic())
-        self._saver = asyncio.create_task(self._keep_traffic())
+        self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)
         await self.loop.start()
         try:
@@ -109,6 +115,11 @@ class Coordinator:
             await asyncio.sleep(TRAFFIC_SAVED_EVERY_S)
             await self._save_traffic()
 
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_S)
+            self.front.expire()
+
     async def _save_traffic(self) -> None:
         changed = self.front.traffic.changed()
         with suppress(InternalError):  # The disk refuses; what matters more says so, and the next time writes this too.
@@ -117,8 +128,8 @@ class Coordinator:
                 self.front.traffic.saved(changed)
 
     async def _stop_state(self) -> None:
-        if self._saver is not None:
-            self._saver.cancel()
+        for chore in self._chores:
+            chore.cancel()
         await self._admin.operations.stop()
         await self.loop.stop()
         await self._executor.drain()

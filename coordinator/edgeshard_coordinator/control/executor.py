@@ -18,26 +18,29 @@ from edgeshard.domain.commands import (
     ReleaseStage,
     TraceSteps,
 )
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import NodeId
+from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
-    FailRequests,
+    EndService,
     ForgetDeployment,
+    Replan,
     SaveDeployment,
     SaveMeasurements,
     SaveNode,
     SendCommand,
     TellMeasured,
 )
-from edgeshard_coordinator.core.events import DeploymentForgotten, DeploymentSaved, Event, SaveFailed
+from edgeshard_coordinator.core.events import DeploymentForgotten, DeploymentSaved, Event, Replanned, SaveFailed
 from edgeshard_coordinator.core.measurements import Measurements
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
 
 log = structlog.get_logger()
 
@@ -48,12 +51,21 @@ class ActionExecutor:
     """`post` is the state loop's inbox, bound by `start` because the loop needs its executor first."""
 
     def __init__(
-        self, hub: ControlHub, front: RequestFront, calls: MeasureCalls, store: StateStore, clock: Clock
+        self,
+        hub: ControlHub,
+        front: RequestFront,
+        calls: MeasureCalls,
+        store: StateStore,
+        planner: Planner,
+        state: Callable[[], State],
+        clock: Clock,
     ) -> None:
         self._hub = hub
         self._front = front
         self._calls = calls
         self._store = store
+        self._planner = planner
+        self._state = state
         self._clock = clock
         self._post: Callable[[Event], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,11 +92,13 @@ class ActionExecutor:
                 self._spawn(self._save_measurements(action.node_id, action.measurements))
             case TellMeasured():
                 self._calls.finished(action.measured)
-            case FailRequests():
+            case EndService():
                 log.warning(
                     "service_ended", deployment=action.deployment, epoch=action.epoch, reason=action.failure.reason
                 )
-                self._front.end_service(action.deployment, action.epoch, action.failure)
+                self._front.end_service(action.deployment, action.epoch, action.failure, final=action.final)
+            case Replan():
+                self._spawn(self._replan(action))
             case DropConnection():
                 log.warning("node_silent", node_id=action.node_id)
                 self._hub.close(action.node_id, action.connection)
@@ -106,6 +120,25 @@ class ActionExecutor:
         else:
             log.info("deployment_saved", deployment=record.name, phase=record.phase, epoch=record.epoch)
             self._report(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self._clock.now()))
+
+    async def _replan(self, action: Replan) -> None:
+        state = self._state()
+        record = state.deployments.get(action.deployment)
+        if record is None:
+            return
+        found: Placement | EdgeShardError
+        try:
+            found = await self._planner.repair(state, record)
+        except EdgeShardError as error:
+            log.warning("not_replanned", deployment=record.name, reason=error.reason, why=error.message)
+            found = error
+        except Exception as error:
+            log.exception("replan_crashed", deployment=record.name)
+            found = InternalError(f"planning failed: {type(error).__name__}")
+        else:
+            stages = ",".join(f"{stage.node_name}={stage.layers}" for stage in found.stages)
+            log.info("replanned", deployment=record.name, epoch=record.epoch, layers=stages)
+        self._report(Replanned(record.name, record.uid, state.version, found, self._clock.now()))
 
     async def _forget(self, record: DeploymentRecord) -> None:
         try:

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import InvalidArgumentError, StaleEpochError
+from edgeshard.domain.errors import InvalidArgumentError, StaleEpochError, UnavailableError
 from edgeshard.domain.head import HeadAccepted, HeadFailed, HeadFinished, HeadHello, HeadMessage, HeadToken, HeadTokens
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
@@ -56,6 +56,12 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
     def _open(self, hello: HeadHello) -> Attachment:
         deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
         record = self._loop.state.deployments.get(deployment)
+        if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
+            raise UnavailableError(
+                f"the other boxes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
+                reason="NOT_YET",
+                retry_after_s=0.2,
+            )
         if (
             record is None
             or record.epoch != epoch
@@ -66,7 +72,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait for the next activate",
                 field="epoch",
             )
-        return self._front.attach(deployment, epoch, node_id, record.head.node_name)
+        return self._front.attach(deployment, epoch, node_id, record.head.node_name, hello.held)
 
     async def _read(self, attachment: Attachment, messages: AsyncIterator[pb.AttachRequest]) -> None:
         try:
@@ -84,10 +90,10 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         front = self._front
         match message:
             case HeadToken():
-                front.on_token(attachment, message.request_id, message.epoch, message.token)
+                self._deliver_token(attachment, message)
             case HeadTokens():
                 for token in message.tokens:
-                    front.on_token(attachment, token.request_id, token.epoch, token.token)
+                    self._deliver_token(attachment, token)
             case HeadAccepted():
                 front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
             case HeadFinished():
@@ -96,6 +102,12 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 front.on_failed(attachment, message.request_id, message.epoch, message.failure)
             case _:
                 pass  # A second hello, or a message of a later version: nothing to do.
+
+    def _deliver_token(self, attachment: Attachment, message: HeadToken) -> None:
+        taken = self._front.on_token(attachment, message.request_id, message.epoch, message.token)
+        if taken and message.finish_reason is not None:
+            reason, text = message.finish_reason, message.final_text
+            self._front.on_finished(attachment, message.request_id, message.epoch, reason, text)
 
 
 async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> HeadHello:

@@ -39,7 +39,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         wanted = generate_request_from_wire(request)
         request_id = RequestId(check_id(wanted.request_id or uuid.uuid4().hex, "request_id"))
-        running = self._front.start(wanted.model, wanted.generation, request_id, client_of(context))
+        left_s = context.time_remaining()
+        running = self._front.start(
+            wanted.model,
+            wanted.generation,
+            request_id,
+            client_of(context),
+            deadline=None if left_s is None else self._loop.now() + left_s,
+            emitted=wanted.emitted,
+        )
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, UnavailableError
 from edgeshard.domain.generation import Finished, Listener, Token
 from edgeshard.domain.listening import UNREAD_TOKENS, GenerationEnd, Heard
-from edgeshard_coordinator.control.requests import RunningRequest
+from edgeshard_coordinator.control.running_request import RunningRequest
 
 MOST_TOKENS = 512
 """Of one message, which then stays far below gRPC's limit, with logprobs too."""

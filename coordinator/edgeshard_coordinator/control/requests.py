@@ -1,14 +1,14 @@
 """The way in for requests: from a client's call to the head that serves it, and the tokens back.
 
 Nothing here waits and nothing passes through the state loop. A journal for every request (prompt and emitted tokens)
-decides which tokens count: only those of the epoch it runs in, at the position that comes next.
+decides which tokens count: only those of the epoch it runs in, at the position that comes next. A request outlives the
+head that runs it: it is parked until the deployment has a head again, which goes on from the journal.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgeshard.domain.deployment import DeploymentPhase
@@ -21,10 +21,10 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
-from edgeshard.domain.head import CancelRequest, HeadCommand, StartRequest
+from edgeshard.domain.generation import Finished, FinishReason, Generation, Started, Token
+from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
-from edgeshard.domain.placement import Placement
+from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
@@ -32,6 +32,12 @@ QUEUED_PER_SLOT = 4
 """Requests that may wait at a head for each one that may run; more are refused at once."""
 BACKLOG_LIMIT = 4096
 """Events a client may fall behind before its request is given up."""
+PARKED_LIMIT_S = 30.0
+"""How long a request waits for its deployment to have a head again."""
+DEADLINE_MARGIN_S = 0.25
+"""So long before its client leaves, a parked request is told why nothing came."""
+FRUITLESS_LIMIT = 8
+"""Heads in a row that may be lost before a request has a token of them: after those it is taken for the cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,92 +56,19 @@ class Attachment:
         self.outgoing.put_nowait(None)
 
 
-class RunningRequest:
-    """One request: its journal, and the events its client has not read yet."""
+class RequestFront:
+    """`state` gives the newest state, `now` seconds of a steady clock. Every method returns at once."""
 
     def __init__(
-        self, request_id: RequestId, generation: Generation, attachment: Attachment, placement: Placement
+        self,
+        state: Callable[[], State],
+        traffic: TrafficBook,
+        now: Callable[[], float],
+        backlog_limit: int = BACKLOG_LIMIT,
     ) -> None:
-        self.request_id = request_id
-        self.generation = generation
-        self.attachment = attachment
-        self.placement = placement
-        self.prompt_tokens: tuple[int, ...] | None = None
-        self.emitted: list[int] = []
-        self.cancel_sent = False
-        self.unread_by_choice = False
-        """Its events are not read any more: the client left, or was given up."""
-        self.on_news: Callable[[], None] = self._nobody_waits
-        """Called when there is something to `take`."""
-        self._unread: deque[GenerationEvent] = deque()
-        self._error: EdgeShardError | None = None
-
-    @property
-    def next_position(self) -> int | None:
-        """Where the next token goes; None before the head accepted the request."""
-        return None if self.prompt_tokens is None else len(self.prompt_tokens) + len(self.emitted)
-
-    @property
-    def backlog(self) -> int:
-        return len(self._unread)
-
-    def deliver(self, event: GenerationEvent) -> None:
-        if self._error is not None:
-            return  # The client has been told another end.
-        self._unread.append(event)
-        self.on_news()
-
-    def fail(self, error: EdgeShardError, *, drop_unread: bool = False) -> None:
-        """End the client's stream with `error`, after its unread events unless these are dropped."""
-        if drop_unread:
-            self._unread.clear()
-        self._error = self._error or error
-        self.on_news()
-
-    def take(self, most: int) -> tuple[list[GenerationEvent], EdgeShardError | None]:
-        """At most so many events, and behind the last one the error that the request ended with. Finished counts for
-        nothing: it comes with the token before it."""
-        unread, taken = self._unread, list[GenerationEvent]()
-        while unread and (len(taken) < most or isinstance(unread[0], Finished)):
-            taken.append(unread.popleft())
-        return taken, None if unread else self._error
-
-    async def events(self) -> AsyncIterator[GenerationEvent]:
-        """What the client gets, ending after Finished; raises the error the request ended with."""
-        wake = asyncio.Event()
-        self.on_news = wake.set
-        while True:
-            while self._unread:
-                event = self._unread.popleft()
-                yield event
-                if isinstance(event, Finished):
-                    return
-            if self._error is not None:
-                raise self._error
-            wake.clear()
-            await wake.wait()
-
-    async def first(self) -> GenerationEvent:
-        """The first event. Raises the error of a request that never started."""
-        wake = asyncio.Event()
-        self.on_news = wake.set
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            wake.clear()
-            await wake.wait()
-        return self._unread.popleft()
-
-    def _nobody_waits(self) -> None:
-        """Before anyone reads its events."""
-
-
-class RequestFront:
-    """`state` gives the newest state. Every method returns at once."""
-
-    def __init__(self, state: Callable[[], State], traffic: TrafficBook, backlog_limit: int = BACKLOG_LIMIT) -> None:
         self._state = state
         self.traffic = traffic
+        self._now = now
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -146,61 +79,95 @@ class RequestFront:
 
     # Heads
 
-    def attach(self, deployment: DeploymentName, epoch: Epoch, node_id: NodeId, node_name: NodeName) -> Attachment:
-        """Take a head's new stream; an older one of the deployment ends, with its requests."""
+    def attach(
+        self,
+        deployment: DeploymentName,
+        epoch: Epoch,
+        node_id: NodeId,
+        node_name: NodeName,
+        held: Sequence[HeldRequest] = (),
+    ) -> Attachment:
+        """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
+        deployment, in their old order, and forgets those of the requests it has (`held`) that ended here.
+
+        What it has of an earlier run of the coordinator waits there for the client, who knows more of it.
+        """
         older = self._attachments.get(deployment)
         if older is not None:
             self.detach(older)
         self._last_number += 1
         attachment = Attachment(deployment, epoch, node_id, node_name, self._last_number)
         self._attachments[deployment] = attachment
+        instance = self._state().instance
+        for item in held:
+            if item.request_id not in self._requests and item.instance == instance:
+                attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
+        for request in self._of(deployment):
+            self._hand_over(request, attachment)
         return attachment
 
-    def detach(self, attachment: Attachment, failure: EdgeShardError | None = None) -> None:
-        """The stream is over: every request on it fails. Detaching twice changes nothing."""
+    def detach(self, attachment: Attachment) -> None:
+        """The stream is over: its requests are parked. Detaching twice changes nothing."""
         if self._attachments.get(attachment.deployment) is attachment:
             del self._attachments[attachment.deployment]
-        failure = failure or UnavailableError(
-            f"box {attachment.node_name}, the head of deployment {attachment.deployment}, went away",
-            field="node",
-            reason="HEAD_LOST",
-            retry_after_s=1.0,
-        )
         for request in list(attachment.requests.values()):
-            request.fail(failure)
-            self._remove(request)
+            request.attachment, request.parked_at = None, self._now()
+            if request.unread_by_choice:
+                self._remove(request)  # nobody waits for it
+        attachment.requests.clear()
         attachment.close()
 
-    def end_service(self, deployment: DeploymentName, epoch: Epoch, failure: EdgeShardError) -> None:
+    def end_service(self, deployment: DeploymentName, epoch: Epoch, failure: EdgeShardError, *, final: bool) -> None:
+        """An epoch has ended: its head's stream ends, and requests are parked. They fail where the end is `final`."""
         attachment = self._attachments.get(deployment)
         if attachment is not None and attachment.epoch <= epoch:
-            self.detach(attachment, failure)
+            self.detach(attachment)
+        if final:
+            for request in self._of(deployment):
+                self._end(request, failure)
+
+    def expire(self) -> None:
+        """End the requests that have been parked for too long, each with a typed error."""
+        now = self._now()
+        for request in list(self._requests.values()):
+            if request.attachment is not None:
+                continue
+            limit = request.parked_at + PARKED_LIMIT_S
+            if request.deadline is not None:
+                limit = min(limit, request.deadline - DEADLINE_MARGIN_S)
+            if now >= limit:
+                self._end(request, self._not_recovered(request))
 
     def close(self, failure: EdgeShardError) -> None:
-        """Refuse new requests and end the running ones."""
+        """Refuse new requests and end the running ones here; their heads keep them for the next coordinator."""
         self._closed = failure
         for attachment in list(self._attachments.values()):
-            self.detach(attachment, failure)
+            self.detach(attachment)
+        for request in list(self._requests.values()):
+            self._end(request, failure)
 
     def on_accepted(
         self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_tokens: tuple[int, ...]
     ) -> None:
         request = self._current(attachment, request_id, epoch)
-        if request is None or request.prompt_tokens is not None:
+        if request is None:
             self.dropped_messages += 1
             return
+        record = self._state().deployments.get(attachment.deployment)
+        if request.prompt_tokens is not None or record is None:
+            return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
-        request.deliver(Started(request_id, attachment.deployment, prompt_tokens, request.placement))
+        request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
-    def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> None:
-        """A token counts once: in the request's epoch, at the position behind its journal."""
+    def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
+        """A token counts once: in the request's epoch, at the position behind its journal. Whether it did."""
         request = self._current(attachment, request_id, epoch)
         if request is None or token.position != request.next_position:
             self.dropped_messages += 1
-            return
+            return False
         request.emitted.append(token.token)
         if request.unread_by_choice:
-            return
+            return True
         if request.backlog >= self._backlog_limit:
             slow = ResourceExhaustedError(
                 f"the client is {request.backlog} tokens behind; read the stream faster or ask for fewer tokens",
@@ -209,8 +176,9 @@ class RequestFront:
             request.fail(slow, drop_unread=True)
             request.unread_by_choice = True
             self._send_cancel(request)
-            return
+            return True
         request.deliver(token)
+        return True
 
     def on_finished(
         self, attachment: Attachment, request_id: RequestId, epoch: Epoch, reason: FinishReason, text: str
@@ -221,6 +189,7 @@ class RequestFront:
             return
         at_once = len(attachment.requests)
         self._remove(request)
+        attachment.outgoing.put_nowait(ForgetRequest(request_id))
         prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
             self.traffic.count(record.name, record.model, prompt_tokens, new_tokens, at_once)
@@ -231,13 +200,25 @@ class RequestFront:
         if request is None:
             self.dropped_messages += 1
             return
-        self._remove(request)
-        request.fail(failure)
+        attachment.outgoing.put_nowait(ForgetRequest(request_id))
+        self._end(request, failure)
 
     # Clients
 
-    def start(self, model: str, generation: Generation, request_id: RequestId, client: str = "") -> RunningRequest:
+    def start(
+        self,
+        model: str,
+        generation: Generation,
+        request_id: RequestId,
+        client: str = "",
+        *,
+        deadline: float | None = None,
+        emitted: tuple[int, ...] | None = None,
+    ) -> RunningRequest:
         """Hand a request of `client` to the head of the deployment that serves `model`.
+
+        `deadline` is when the client leaves. One that comes again after it lost its stream brings the tokens that it
+        has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
         `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait.
@@ -246,7 +227,8 @@ class RequestFront:
             raise self._closed
         generation.validate()
         record = self._find(model)
-        attachment = self._attachment_of(record)
+        resumed = emitted is not None
+        attachment = self._attachment_of(record, may_wait=resumed)
         if generation.max_new_tokens > record.spec.max_new_tokens:
             raise InvalidArgumentError(
                 f"max_new_tokens {generation.max_new_tokens} is beyond the {record.spec.max_new_tokens} that "
@@ -254,20 +236,24 @@ class RequestFront:
                 field="max_new_tokens",
                 reason="TOO_MANY_NEW_TOKENS",
             )
-        if request_id in self._requests:
+        if resumed:
+            self._displace(request_id, client)
+        elif request_id in self._requests:
             raise AlreadyExistsError(
                 "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
             )
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if len(attachment.requests) >= limit:
+        if not resumed and len(self._of(record.name)) >= limit:
             raise ResourceExhaustedError(
                 f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )
-        request = RunningRequest(request_id, generation, attachment, record.placement)
-        self._requests[request_id] = attachment.requests[request_id] = request
-        attachment.outgoing.put_nowait(StartRequest(request_id, generation, client=client))
+        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline)
+        request.parked_at = self._now()
+        self._requests[request_id] = request
+        if attachment is not None:
+            self._hand_over(request, attachment)
         return request
 
     def abandon(self, request: RunningRequest) -> None:
@@ -276,7 +262,11 @@ class RequestFront:
         It keeps its place until the head says that its memory is free.
         """
         request.unread_by_choice = True
-        if self._requests.get(request.request_id) is request:
+        if self._requests.get(request.request_id) is not request:
+            return
+        if request.attachment is None:
+            self._remove(request)
+        else:
             self._send_cancel(request)
 
     def cancel(self, request_id: RequestId) -> bool:
@@ -285,11 +275,14 @@ class RequestFront:
         if request is None:
             return False
         self._send_cancel(request)
+        if request.attachment is None:
+            self._remove(request)
+            tokens = len(request.prompt_tokens or ()), len(request.emitted)
+            request.deliver(Finished(FinishReason.CANCELLED, "", *tokens))
         return True
 
     def active_requests(self, deployment: DeploymentName) -> int:
-        attachment = self._attachments.get(deployment)
-        return 0 if attachment is None else len(attachment.requests)
+        return len(self._of(deployment))
 
     def all_active_requests(self) -> int:
         return len(self._requests)
@@ -312,9 +305,14 @@ class RequestFront:
             f"model {model[:80]!r} is not served here; served: {served}", field="model", reason="MODEL_NOT_SERVED"
         )
 
-    def _attachment_of(self, record: DeploymentRecord) -> Attachment:
+    def _of(self, deployment: DeploymentName) -> list[RunningRequest]:
+        """The deployment's requests, in the order in which they came."""
+        return [request for request in self._requests.values() if request.deployment == deployment]
+
+    def _attachment_of(self, record: DeploymentRecord, *, may_wait: bool) -> Attachment | None:
         attachment = self._attachments.get(record.name)
-        if record.phase is DeploymentPhase.READY and attachment is not None and attachment.epoch == record.epoch:
+        is_there = attachment is not None and attachment.epoch == record.epoch
+        if is_there and (may_wait or record.phase is DeploymentPhase.READY):
             return attachment
         if record.phase is DeploymentPhase.FAILED:
             why = record.failure.message if record.failure else "unknown"
@@ -323,6 +321,8 @@ class RequestFront:
                 field="model",
                 reason="DEPLOYMENT_FAILED",
             )
+        if may_wait and record.ever_ready:
+            return None
         raise UnavailableError(
             f"deployment {record.name} is {record.phase}, not ready; try again",
             field="model",
@@ -330,15 +330,55 @@ class RequestFront:
             retry_after_s=1.0,
         )
 
+    def _hand_over(self, request: RunningRequest, attachment: Attachment) -> None:
+        start = request.start(self._state().instance)
+        if request.fruitless >= FRUITLESS_LIMIT:
+            self._end(request, self._not_recovered(request))
+            attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
+            return
+        request.attachment = attachment
+        attachment.requests[request.request_id] = request
+        attachment.outgoing.put_nowait(start)
+        if request.cancel_wanted:
+            attachment.outgoing.put_nowait(CancelRequest(request.request_id))
+
+    def _displace(self, request_id: RequestId, client: str) -> None:
+        """The request's client is back while its earlier call has not ended here."""
+        former = self._requests.get(request_id)
+        if former is None:
+            return
+        if former.client != client:
+            raise AlreadyExistsError(
+                "request_id: a request with this id is running; choose another", field="request_id"
+            )
+        self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
+
+    def _not_recovered(self, request: RunningRequest) -> UnavailableError:
+        record = self._state().deployments.get(request.deployment)
+        why = record.failure.message if record is not None and record.failure is not None else "its head was lost"
+        return UnavailableError(
+            f"deployment {request.deployment} could not go on with the request behind its {len(request.emitted)} "
+            f"tokens: {why}; send it again later",
+            field="model",
+            reason="NOT_RECOVERED",
+            retry_after_s=5.0,
+        )
+
     def _current(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> RunningRequest | None:
         return attachment.requests.get(request_id) if epoch == attachment.epoch else None
 
     def _send_cancel(self, request: RunningRequest) -> None:
-        if not request.cancel_sent:
-            request.cancel_sent = True
-            request.attachment.outgoing.put_nowait(CancelRequest(request.request_id))
+        if not request.cancel_wanted:
+            request.cancel_wanted = True
+            if request.attachment is not None:
+                request.attachment.outgoing.put_nowait(CancelRequest(request.request_id))
+
+    def _end(self, request: RunningRequest, error: EdgeShardError) -> None:
+        self._remove(request)
+        request.fail(error)
 
     def _remove(self, request: RunningRequest) -> None:
-        request.attachment.requests.pop(request.request_id, None)
+        if request.attachment is not None:
+            request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]

@@ -61,12 +61,23 @@ class TellMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class FailRequests:
-    """End every running request of this deployment's epoch with `failure` and close its Attach stream."""
+class EndService:
+    """Close the Attach stream of this deployment's epoch. Its requests wait for the next one, or fail with `failure`
+    where there will be none (`final`)."""
 
     deployment: DeploymentName
     epoch: Epoch
     failure: EdgeShardError
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Find a placement without what is lost, from the state of `version`; answered by Replanned."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,7 @@ Action = (
     | SaveNode
     | SaveMeasurements
     | TellMeasured
-    | FailRequests
+    | EndService
+    | Replan
     | DropConnection
 )

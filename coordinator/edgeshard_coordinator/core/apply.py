@@ -18,8 +18,9 @@ from edgeshard.profiles.doubts import OTHERS
 from edgeshard_coordinator.core import deployments, measuring
 from edgeshard_coordinator.core.actions import (
     DropConnection,
-    FailRequests,
+    EndService,
     ForgetDeployment,
+    Replan,
     SaveDeployment,
     SaveMeasurements,
     SaveNode,
@@ -42,6 +43,7 @@ from edgeshard_coordinator.core.events import (
     NodeDisconnected,
     NodeRegistered,
     ProfileReported,
+    Replanned,
     SaveFailed,
     Ticked,
 )
@@ -94,6 +96,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return _save_failed(state, event)
         case DeploymentForgotten():
             return _forgotten(state, event)
+        case Replanned():
+            return _replanned(state, event)
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
@@ -163,6 +167,7 @@ def _registered(state: State, event: NodeRegistered) -> State:
     # While a box starts, what it was before is nearer the truth than what it can say of itself.
     facts = known.facts if new.starting and known is not None else new.facts
     node = KnownNode(new.node_id, new.name, new.address, new.wire_version, facts, new.incarnation, new.starting)
+    node = replace(node, met=known is not None and known.met)
     if known is not None and known.incarnation == new.incarnation:
         state, node = _registered_again(state, known, node, event.now)
     elif known is not None:
@@ -181,6 +186,8 @@ def _registered_again(state: State, known: KnownNode, node: KnownNode, now: floa
         stages=known.stages,
         released=known.released,
         huge_pages=known.huge_pages,
+        reported=known.reported,
+        met=known.met or (known.connected and not node.starting),
         others_at=known.others_at,
         saved=_same_identity(known, node),
     )
@@ -206,6 +213,7 @@ def _connected(state: State, event: NodeConnected) -> State:
     if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
         raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
     fresh = replace(node, connection=event.connection, heard_at=event.now, others_at=event.now, released=frozenset())
+    fresh = replace(fresh, reported=False, met=node.met or not node.starting)
     return replace(_with_node(state, fresh), busy_at=event.now)
 
 
@@ -223,6 +231,7 @@ def _heartbeat(state: State, event: HeartbeatReceived) -> State:
     heard = event.heartbeat
     others_at = event.now if heard.others_share > OTHERS else node.others_at
     fresh = replace(node, heard_at=event.now, others_at=others_at, stages=heard.stages, huge_pages=heard.huge_pages)
+    fresh = replace(fresh, reported=True)
     state = _with_node(state, fresh)
     for stage in heard.stages:
         record = state.deployments.get(stage.deployment)
@@ -366,6 +375,11 @@ def _forgotten(state: State, event: DeploymentForgotten) -> State:
     return replace(state, deployments=remaining, retired=_with(state.retired, record.name, record.epoch))
 
 
+def _replanned(state: State, event: Replanned) -> State:
+    record = state.deployments.get(event.deployment)
+    return state if record is None else _with_record(state, deployments.replanned(state, record, event))
+
+
 # Actions that were issued
 
 
@@ -385,8 +399,10 @@ def _issued(state: State, event: ActionIssued) -> State:
             return _with_measurements(state, action.node_id, replace(action.measurements, saved=True))
         case TellMeasured():
             return measuring.told(state, action)
-        case FailRequests():
+        case EndService():
             return _with_record(state, replace(state.deployments[action.deployment], ended=None))
+        case Replan():
+            return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
         case DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
             return _settled(_disconnected(state, action.node_id, action.connection), event.now)

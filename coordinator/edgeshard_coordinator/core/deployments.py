@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from edgeshard.domain.commands import CommandKey, CommandKind
 from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.ids import Epoch, NodeName
+from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.placement import Placement
+from edgeshard_coordinator.core.events import Replanned
 from edgeshard_coordinator.core.state import (
     DeploymentRecord,
     EndedService,
@@ -18,11 +21,13 @@ from edgeshard_coordinator.core.state import (
 )
 from edgeshard_coordinator.core.transitions import Trigger, next_phase
 
+NODE_LOST = "NODE_LOST"
+
 
 def new_record(state: State, record: DeploymentRecord) -> DeploymentRecord:
     """`record` at the start of its life, at an epoch that no box has seen for its name."""
-    fresh = fresh_progress(record.placement)
-    return replace(record, epoch=state.first_epoch(record.name), phase=Phase.LOADING, prepared=fresh, released=fresh)
+    fresh, epoch = fresh_progress(record.placement), state.first_epoch(record.name)
+    return replace(record, epoch=epoch, phase=Phase.LOADING, prepared=fresh, released=fresh)
 
 
 def restored_record(record: DeploymentRecord) -> DeploymentRecord:
@@ -35,6 +40,7 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         placement=record.placement,
         epoch=record.epoch,
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
+        adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
         ever_ready=record.ever_ready,
         failure=record.failure,
         prepared=fresh,
@@ -64,24 +70,112 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     """The next transition, or the very same record when none applies."""
     if record.phase not in (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING):
         return record
-    away = missing_nodes(state, record)
     if record.phase is Phase.WAITING:
-        return record if away or now < record.not_before else _load_again(state, record)
-    if away:
+        return _step_waiting(state, record, now)
+    if away := missing_nodes(state, record):
         return broke(state, record, _node_lost(record, away[0]), now)
-    if record.phase is Phase.LOADING and all(progress.done for progress in record.prepared):
-        return _activating(_moved(record, Trigger.ALL_PREPARED), now + state.timings.activate_timeout_s)
+    if record.phase is Phase.LOADING:
+        return _step_loading(state, record, now)
     if record.phase is Phase.ACTIVATING:
         return _step_activating(state, record, now)
     if record.phase is Phase.READY and record.attachment == 0:
-        detached = _ended(record, _head_lost(record))
-        return _activating(_moved(detached, Trigger.HEAD_DETACHED), now + state.timings.reattach_timeout_s)
+        return _activating(_moved(record, Trigger.HEAD_DETACHED), now + state.timings.reattach_timeout_s)
     return record
+
+
+def _step_waiting(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
+    if missing_nodes(state, record):
+        return record
+    if record.adoptable:
+        nodes = [state.nodes[placed.node_id] for placed in record.placement.stages]
+        if all(_holds(node.stages, record, index) for index, node in enumerate(nodes)):
+            return _adopted(record, now + state.timings.activate_timeout_s)
+        return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
+    if now < record.not_before or record.avoided:
+        return record
+    return _load_again(state, record, now)
+
+
+def _holds(stages: tuple[StageStatus, ...], record: DeploymentRecord, index: int) -> bool:
+    working = (StagePhase.READY, StagePhase.ACTIVE)
+    return any(
+        (stage.deployment, stage.epoch, stage.stage) == (record.name, record.epoch, index) and stage.phase in working
+        for stage in stages
+    )
+
+
+def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
+    """Go on with the epoch that the boxes hold: nothing is prepared again, and the head, which may be at work, is
+    activated once more."""
+    prepared = tuple(replace(progress, done=True) for progress in record.prepared)
+    adopted = replace(record, adoptable=False, prepared=prepared)
+    return _activating(_moved(adopted, Trigger.ADOPTED), deadline)
+
+
+def _step_loading(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
+    if all(progress.done for progress in record.prepared):
+        return _activating(_moved(record, Trigger.ALL_PREPARED), now + state.timings.activate_timeout_s)
+    loaded = _loaded_bytes(state, record)
+    if record.deadline is None or loaded != record.loaded_bytes:
+        return replace(record, loaded_bytes=loaded, deadline=now + state.timings.load_timeout_s)
+    if now < record.deadline:
+        return record
+    pairs = zip(record.placement.stages, record.prepared, strict=True)
+    late = [placed for placed, progress in pairs if not progress.done]
+    names = ", ".join(placed.node_name for placed in late)
+    failure = DeadlineError(
+        f"box {names} made no progress with loading deployment {record.name} for {state.timings.load_timeout_s:g} s",
+        field="node",
+        reason="LOADING_TIMEOUT",
+    )
+    avoided = record.avoided | {placed.node_id for placed in late}
+    return broke(state, replace(record, avoided=avoided), failure, now)
+
+
+def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
+    """What the boxes say to have fetched, and one for each stage that is prepared: greater with any progress."""
+    held = [stage for placed in record.placement.stages for stage in state.nodes[placed.node_id].stages]
+    fetched = [s.fetched_bytes for s in held if (s.deployment, s.epoch) == (record.name, record.epoch)]
+    return sum(fetched) + sum(progress.done for progress in record.prepared)
+
+
+def wants_replan(state: State, record: DeploymentRecord, now: float) -> bool:
+    """Whether a waiting deployment is to go on without the boxes that are lost or failed it."""
+    if now < state.frozen_until and any(_is_awaited(state, stage.node_id) for stage in record.placement.stages):
+        return False
+    return bool(missing_nodes(state, record) or record.avoided)
+
+
+def _is_awaited(state: State, node_id: NodeId) -> bool:
+    """Whether a box may still come for the first time since the coordinator started."""
+    node = state.nodes.get(node_id)
+    return node is not None and not node.met
+
+
+def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
+    """The record once the search for another placement is over. An answer that came too late changes nothing."""
+    if record.phase is not Phase.WAITING or record.uid != event.uid:
+        return record
+    if event.version != state.version:
+        return replace(record, planned_for=-1)
+    if isinstance(event.found, Placement):
+        return _load(state, replace(record, placement=event.found), Trigger.REPLANNED, event.now)
+    failure = record.failure
+    if failure is not None and not missing_nodes(state, record):
+        return replace(record, avoided=frozenset())  # nobody else could do it: the same boxes try again
+    lost = failure.message.split("; it cannot go on", 1)[0] if failure is not None else "a box went away"
+    why = UnavailableError(
+        f"{lost}; it cannot go on without: {event.found.message}",
+        field="node",
+        reason="NO_PLACEMENT",
+        retry_after_s=5.0,
+    )
+    return replace(record, failure=why, avoided=frozenset())
 
 
 def _step_activating(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     if record.activated.done and record.attachment:
-        ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None)
+        ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None, avoided=frozenset())
         return _moved(ready, Trigger.HEAD_READY)
     if record.deadline is not None and now >= record.deadline:
         late = DeadlineError(
@@ -102,25 +196,37 @@ def _moved(record: DeploymentRecord, trigger: Trigger) -> DeploymentRecord:
     return replace(record, phase=next_phase(record.phase, trigger), revision=record.revision + 1)
 
 
-def _load_again(state: State, record: DeploymentRecord) -> DeploymentRecord:
+def _load_again(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     """The next epoch, at the addresses its boxes have now."""
     placed = tuple(replace(s, address=state.nodes[s.node_id].address) for s in record.placement.stages)
+    here = replace(record, placement=replace(record.placement, stages=placed))
+    return _load(state, here, Trigger.NODES_BACK, now)
+
+
+def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) -> DeploymentRecord:
+    """The next epoch of the record's placement."""
+    fresh = fresh_progress(record.placement)
     again = replace(
         record,
-        placement=replace(record.placement, stages=placed),
         epoch=Epoch(max(record.epoch + 1, state.first_epoch(record.name))),
-        prepared=fresh_progress(record.placement),
+        prepared=fresh,
+        released=fresh,
         activated=Progress(),
         attachment=0,
+        adoptable=False,
+        planned_for=-1,
+        loaded_bytes=0,
+        deadline=now + state.timings.load_timeout_s,
     )
-    return _moved(again, Trigger.NODES_BACK)
+    return _moved(again, trigger)
 
 
 def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: float) -> DeploymentRecord:
     """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     delay = 0.0
-    if record.phase is not Phase.READY:
+    # Another box that is lost is no reason to wait: it is the first time for what comes then.
+    if record.phase is not Phase.READY and failure.reason != NODE_LOST:
         first, limit = state.timings.retry_first_s, state.timings.retry_limit_s
         delay = min(limit, first * 2.0 ** min(record.failed_attempts, 16))
     ended = _ended(record, failure)
@@ -129,6 +235,7 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
         failure=failure,
         attachment=0,
         deadline=None,
+        planned_for=-1,
         not_before=now + delay,
         failed_attempts=record.failed_attempts + 1,
     )
@@ -154,7 +261,8 @@ def answered(
         return replace(record, released=_done(record.released, index))
     if kind is CommandKind.PREPARE and record.phase is Phase.LOADING:
         if failure is not None:
-            return broke(state, record, failure, now)
+            avoided = record.avoided | {record.placement.stages[index].node_id}
+            return broke(state, replace(record, avoided=avoided), failure, now)
         return replace(record, prepared=_done(record.prepared, index))
     if kind is CommandKind.ACTIVATE and record.phase is Phase.ACTIVATING:
         if failure is not None:
@@ -192,16 +300,7 @@ def _node_lost(record: DeploymentRecord, name: str) -> UnavailableError:
     return UnavailableError(
         f"box {name} went away while deployment {record.name} {doing}",
         field="node",
-        reason="NODE_LOST",
-        retry_after_s=1.0,
-    )
-
-
-def _head_lost(record: DeploymentRecord) -> UnavailableError:
-    return UnavailableError(
-        f"box {record.head.node_name}, the head of deployment {record.name}, went away",
-        field="node",
-        reason="HEAD_LOST",
+        reason=NODE_LOST,
         retry_after_s=1.0,
     )
 

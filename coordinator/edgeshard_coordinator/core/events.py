@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
 
@@ -131,6 +132,17 @@ class DeploymentForgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class Replanned:
+    """What a deployment can go on with: a placement found from the state of `version`, or why there is none."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+    found: Placement | EdgeShardError
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActionIssued:
     """An action is about to be performed; said before its performance, so that reconcile asks for it once."""
 
@@ -161,6 +173,7 @@ Event = (
     | DeploymentSaved
     | SaveFailed
     | DeploymentForgotten
+    | Replanned
     | ActionIssued
     | Ticked
 )

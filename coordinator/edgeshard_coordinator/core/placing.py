@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain.deployment import EVERY_NODE, DeploymentSpec
@@ -31,6 +31,9 @@ from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.site import node_starting
 from edgeshard.planning.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard_coordinator.core.measurements import Measurements
+
+if TYPE_CHECKING:
+    from edgeshard_coordinator.core.repair import Lost
 
 KV_BLOCK_TOKENS = 16
 
@@ -81,6 +84,20 @@ class Placer(Protocol):
     ) -> Outlook:
         """How a placement does for its traffic, and whether another would do better. `candidates` count the memory that
         it holds as free."""
+        ...
+
+    def repair(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        broken: Placement,
+        lost: Lost,
+    ) -> Placement:
+        """A placement to go on with where `broken` cannot: boxes that are left keep their layers and KV pool where
+        that is possible. `candidates` count the memory that it holds as free."""
         ...
 
 

@@ -6,6 +6,7 @@ Where measurements are missing, free memory decides, and the placement's note na
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -13,7 +14,12 @@ from typing import Any
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.dtypes import Quantisation
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import ExplicitStage, LengthsFrom, Placement, Prediction
@@ -41,6 +47,7 @@ from edgeshard_coordinator.core.placing import (
     place_stages,
     usable_nodes,
 )
+from edgeshard_coordinator.core.repair import MOST_SPARES, Lost, survivors, ways
 
 _MIXED = "boxes that keep their weights in different ways are not planned together"
 
@@ -90,6 +97,56 @@ class PlanningPlacer:
             return Outlook(here.predicted)
         layers = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in best.stages)
         return Outlook(here.predicted, best.predicted, layers, gain)
+
+    def repair(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        broken: Placement,
+        lost: Lost,
+    ) -> Placement:
+        usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
+        left = survivors(broken, candidates, lost, spec.exclude)
+        found: list[Placement] = []
+        for stages in ways(left):
+            here = spec.model_copy(update={"layers": stages, "source": stages[0].node})
+            with suppress(EdgeShardError):
+                placement = _Site(here, manifest, usable, measured, traffic).kept(broken)
+                if not lost.crosses([stage.node_id for stage in placement.stages]):
+                    found.append(placement)
+        # The first come of those without figures: they touch the fewest boxes.
+        best = min(found, key=lambda placement: placement.predicted.rank if placement.predicted else 0.0, default=None)
+        if best is None:
+            best = self._without(spec, manifest, usable, _without_links(measured, lost), traffic, lost)
+        return replace(best, note=f"{best.note} {_moved_bits(broken, best, candidates)}".strip())
+
+    def _without(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        lost: Lost,
+    ) -> Placement:
+        """Any placement on the boxes that are left, from any of them if the source is lost."""
+        sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
+        sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
+        error: EdgeShardError = ResourceExhaustedError("no box is left", field="node", reason="NO_NODE")
+        for source in sources[:MOST_SPARES]:
+            anywhere = spec.model_copy(update={"layers": (), "source": source.name})
+            try:
+                placement = self.place(anywhere, manifest, candidates, measured, traffic)
+            except EdgeShardError as refused:
+                error = refused
+                continue
+            if not lost.crosses([stage.node_id for stage in placement.stages]):
+                return placement
+            error = UnavailableError("every placement needs a link that stands still", field="link", reason="NO_LINK")
+        raise error
 
     def _with_starting(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
         starting = () if spec.layers else _starting(spec, candidates)
@@ -146,6 +203,17 @@ class _Site:
 
     def by_memory(self) -> Placement:
         return SimplePlacer().place(self._spec, self._manifest, self._candidates)
+
+    def kept(self, broken: Placement) -> Placement:
+        """These layers with the KV pool and the load of a placement before, so that boxes keep what they hold."""
+        load = Load(broken.micro_batch, broken.micro_batches)
+        requests = max(1, broken.kv_blocks // -(-self._context // broken.kv_block_tokens))
+        sizes = StageSizes(self._spec, self._manifest, self._shape, load, requests)
+        placement = place_stages(self._spec, sizes, self._nodes, self._spec.layers, load)
+        with suppress(EdgeShardError):  # without measurements there are no figures
+            figures = self.predicted_by_hand()
+            return replace(placement, predicted=figures.predicted, note=figures.note, costs=figures.costs)
+        return placement
 
     def predicted_by_hand(self) -> Placement:
         """The operator's layers, with the figures of the best load that fits them."""
@@ -285,6 +353,24 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
         f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
         "where two are nearly equally likely."
     )
+
+
+def _moved_bits(broken: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
+    """Whether the boxes that take over compute the bits of those that are lost."""
+    prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
+    before, after = ({stage.node_id for stage in placement.stages} for placement in (broken, found))
+    told = {prints.get(node_id, "") for node_id in before | after}
+    if len(told) == 1 and "" not in told:
+        return "Answers go on with the same bits."
+    return "Other boxes compute other bits: an answer may go on with another token where two are nearly equally likely."
+
+
+def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:
+    """Links that stand still count as not measured."""
+    return {
+        sender: replace(known, links={to: link for to, link in known.links.items() if (sender, to) not in lost.links})
+        for sender, known in measured.items()
+    }
 
 
 def _objective(spec: DeploymentSpec) -> Objective:

@@ -11,14 +11,16 @@ from edgeshard_coordinator.core import measuring
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
-    FailRequests,
+    EndService,
     ForgetDeployment,
+    Replan,
     SaveDeployment,
     SaveMeasurements,
     SaveNode,
     SendCommand,
 )
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, State
+from edgeshard_coordinator.core.deployments import wants_replan
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, State, is_left_over
 
 
 def reconcile(state: State, now: float) -> list[Action]:
@@ -50,8 +52,9 @@ def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]
         return
     for stage in node.stages:
         held = (stage.deployment, stage.epoch)
-        # A stage of a deployment that is gone, as after a delete that the box did not hear of.
-        if stage.deployment not in state.deployments and held not in node.released:
+        # A stage of a deployment that is gone, as after a delete that the box did not hear of, or that went on without.
+        gone = stage.deployment not in state.deployments or is_left_over(state, node, stage)
+        if gone and held not in node.released:
             uid = f"{state.instance}-{node.connection}-{stage.deployment}"
             key = CommandKey(uid, stage.epoch, CommandKind.RELEASE, 0)
             yield SendCommand(node.node_id, node.connection, key, ReleaseStage(*held))
@@ -59,7 +62,8 @@ def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]
 
 def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:
     if record.ended is not None:
-        yield FailRequests(record.name, record.ended.epoch, record.ended.failure)
+        final = record.phase in (Phase.FAILED, Phase.DELETING)
+        yield EndService(record.name, record.ended.epoch, record.ended.failure, final)
     if record.saving < record.revision and now >= record.save_after and not record.forgetting:
         yield SaveDeployment(record)
     # A box must never hold an epoch that a restarted coordinator could hand out again.
@@ -67,6 +71,9 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
         yield from _prepare(state, record)
     elif record.phase is Phase.ACTIVATING:
         yield from _activate(state, record)
+    elif record.phase is Phase.WAITING:
+        if record.planned_for != state.version and wants_replan(state, record, now):
+            yield Replan(record.name, record.uid, state.version)
     elif record.phase is Phase.FAILED:
         yield from _release(state, record)
     elif record.phase is Phase.DELETING and not record.forgetting:

@@ -28,6 +28,8 @@ class Timings:
     """From every stage prepared to an attached head."""
     reattach_timeout_s: float = 5.0
     """How long a head that detached may take to attach again at the same epoch."""
+    load_timeout_s: float = 600.0
+    """A box that loads a stage and shows no progress for so long is taken for lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
@@ -67,6 +69,10 @@ class KnownNode:
     others_at: float = 0.0
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
     stages: tuple[StageStatus, ...] = ()
+    met: bool = False
+    """Whether it has been placeable since the coordinator started."""
+    reported: bool = False
+    """Whether it has said over this connection what it holds."""
     huge_pages: HugePages | None = None
     saved: bool = False
     released: frozenset[tuple[DeploymentName, Epoch]] = frozenset()
@@ -129,10 +135,18 @@ class DeploymentRecord:
     attachment: int = 0
     """Number of the head's Attach stream, 0 while there is none."""
     deadline: float | None = None
-    """When ACTIVATING has taken too long."""
+    """When LOADING or ACTIVATING has taken too long."""
+    loaded_bytes: int = 0
+    """What the boxes have fetched of it, as they last said while it was loading."""
     not_before: float = 0.0
     """Earliest time WAITING may end."""
     failed_attempts: int = 0
+    adoptable: bool = False
+    """Its boxes may still hold this very epoch, from before the coordinator's restart."""
+    avoided: frozenset[NodeId] = frozenset()
+    """Boxes that failed to load it since it last was ready."""
+    planned_for: int = -1
+    """The version of the state that a placement without the lost boxes was last looked for in."""
     ended: EndedService | None = None
     revision: int = 1
     saving: int = 0
@@ -194,6 +208,8 @@ class State:
     """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
     probe_count: int = 0
     version: int = 0
+    frozen_until: float = 0.0
+    """Before then no deployment goes on without a box that was not placeable since the coordinator started."""
 
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
@@ -244,6 +260,14 @@ class State:
         for record in self.deployments.values():
             if record.phase is not DeploymentPhase.FAILED and record.name != without:
                 yield from record.placement.stages
+
+
+def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
+    """Whether a box holds a stage of an epoch that goes on without it."""
+    record = state.deployments.get(stage.deployment)
+    if record is None or record.phase is not DeploymentPhase.READY or stage.epoch >= record.epoch:
+        return False
+    return all(placed.node_id != node.node_id for placed in record.placement.stages)
 
 
 def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
@@ -321,7 +345,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
         _hold(not missing_nodes(state, record), f"{where}: a box is away")
     if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         _hold(all_prepared, f"{where}: a stage is not prepared")
-    if phase is DeploymentPhase.ACTIVATING:
+    if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING):
         _hold(record.deadline is not None, f"{where}: there is no deadline")
     if phase is DeploymentPhase.READY:
         _hold(record.activated.done and record.attachment != 0, f"{where}: the head is not attached")

@@ -20,6 +20,10 @@ class Trigger(StrEnum):
     """A stage, a box or the head failed, and the deployment has never been ready."""
     BROKE_AFTER_READY = "broke-after-ready"
     """The same for a deployment that has been ready: it is kept and tried again."""
+    REPLANNED = "replanned"
+    """Other boxes take over what the lost ones held."""
+    ADOPTED = "adopted"
+    """After a restart of the coordinator every stage says that it still holds the epoch."""
     NODES_BACK = "nodes-back"
     """Every box is connected and the delay before another attempt is over."""
     DELETE = "delete"
@@ -39,6 +43,8 @@ TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = MappingProxyType(
         (Phase.READY, Trigger.BROKE_AFTER_READY): Phase.WAITING,
         (Phase.READY, Trigger.DELETE): Phase.DELETING,
         (Phase.WAITING, Trigger.NODES_BACK): Phase.LOADING,
+        (Phase.WAITING, Trigger.REPLANNED): Phase.LOADING,
+        (Phase.WAITING, Trigger.ADOPTED): Phase.ACTIVATING,
         (Phase.WAITING, Trigger.DELETE): Phase.DELETING,
         (Phase.FAILED, Trigger.DELETE): Phase.DELETING,
     }

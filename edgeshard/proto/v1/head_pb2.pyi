@@ -36,14 +36,24 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
-    __slots__ = ("node_id", "deployment", "epoch")
+    __slots__ = ("node_id", "deployment", "epoch", "held")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     deployment: str
     epoch: int
-    def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[HeldRequest]
+    def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("request_id", "instance")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    instance: str
+    def __init__(self, request_id: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class HeadAccepted(_message.Message):
     __slots__ = ("request_id", "epoch", "prompt_tokens")
@@ -56,7 +66,7 @@ class HeadAccepted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeadToken(_message.Message):
-    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings")
+    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +75,8 @@ class HeadToken(_message.Message):
     TOP_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FINAL_TEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     position: int
@@ -73,7 +85,9 @@ class HeadToken(_message.Message):
     top: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
     text: str
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    finish_reason: FinishReason
+    final_text: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ...) -> None: ...
 
 class HeadTokens(_message.Message):
     __slots__ = ("tokens", "timings")
@@ -106,24 +120,36 @@ class HeadFailed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("start", "cancel")
+    __slots__ = ("start", "cancel", "forget")
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     start: StartRequest
     cancel: CancelRequest
-    def __init__(self, start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ...) -> None: ...
+    forget: ForgetRequest
+    def __init__(self, start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., forget: _Optional[_Union[ForgetRequest, _Mapping]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "generation", "emitted_tokens", "client")
+    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: Generation
     emitted_tokens: _containers.RepeatedScalarFieldContainer[int]
     client: str
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ...) -> None: ...
+    resumed: bool
+    instance: str
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

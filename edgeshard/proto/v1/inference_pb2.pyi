@@ -9,16 +9,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "generation", "request_id", "listener")
+    __slots__ = ("model", "generation", "request_id", "listener", "resume")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LISTENER_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     model: str
     generation: _head_pb2.Generation
     request_id: str
     listener: Listener
-    def __init__(self, model: _Optional[str] = ..., generation: _Optional[_Union[_head_pb2.Generation, _Mapping]] = ..., request_id: _Optional[str] = ..., listener: _Optional[_Union[Listener, _Mapping]] = ...) -> None: ...
+    resume: Resumption
+    def __init__(self, model: _Optional[str] = ..., generation: _Optional[_Union[_head_pb2.Generation, _Mapping]] = ..., request_id: _Optional[str] = ..., listener: _Optional[_Union[Listener, _Mapping]] = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
+
+class Resumption(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Listener(_message.Message):
     __slots__ = ("id", "number")

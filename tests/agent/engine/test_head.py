@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.engine.head import Head, HeadLimits, HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
@@ -16,8 +17,8 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
 
 import edgeshard
-from edgeshard.domain.errors import InternalError, UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation
+from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.generation import FinishReason, Generation, Token
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
@@ -49,16 +50,27 @@ class Rig:
         self.out: list[HeadOutput] = []
         self.steps: list[HeadStep] = []
         self.fault: Exception | None = None
+        self.window, self.concurrency = window, concurrency
+        self.failures: list[EdgeShardError] = []
+        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64))  # type: ignore[arg-type]
+
+    def epoch(self) -> Epoch:
+        """A pipeline that has computed nothing yet."""
         scheduler = Scheduler(
-            BlockAllocator(4 * concurrency, 16),
-            Limits(64, 4 * concurrency),
-            Batching(Mode.NO_BUBBLES, window, concurrency, 1),
+            BlockAllocator(4 * self.concurrency, 16),
+            Limits(64, 4 * self.concurrency),
+            Batching(Mode.NO_BUBBLES, self.window, self.concurrency, 1),
             Chunking(16),
             frozenset({9}),
         )
-        self.head = Head(
-            scheduler, self.tokenizer, HeadLimits(100, 64), self.offer, self.out.append  # type: ignore[arg-type]
-        )  # fmt: skip
+        return Epoch(scheduler, self.offer, self.out.append, None, self.failures.append)
+
+    def next_epoch(self) -> None:
+        self.steps.clear()
+        self.fault = None
+        self.head.pause()
+        self.head.begin(self.epoch())
+        self.head.open()
 
     def offer(self, step: HeadStep) -> None:
         if self.fault is not None:
@@ -84,13 +96,15 @@ async def test_a_request_cancelled_while_it_is_tokenised_ends_as_cancelled() -> 
     assert not rig.steps and rig.head.is_idle
 
 
-async def test_a_pipeline_that_breaks_while_a_request_is_tokenised_refuses_it() -> None:
+async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the_next_epoch() -> None:
     rig, broken = Rig(), UnavailableError("the next box is gone")
     task = await begin(rig)
     rig.head.fail(broken)
     rig.tokenizer.go.set()
     await task
-    assert rig.out == [RequestRefused(REQUEST, broken)]
+    assert rig.out == [RequestAccepted(REQUEST, [1, 2])] and not rig.steps and rig.failures == [broken]
+    rig.next_epoch()
+    assert [step.tokens for step in rig.steps] == [(1, 2)]
 
 
 async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
@@ -102,42 +116,47 @@ async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
     assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
 
 
-async def test_an_unforeseen_fault_while_taking_a_token_fails_the_pipeline_and_not_the_stream_it_came_on() -> None:
+async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> None:
     rig = Rig()
     rig.tokenizer.go.set()
     await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
+    await rig.head.start_request(StartRequest(RequestId("other"), Generation("some text", 4)))
     rig.tokenizer.fault = OverflowError("out of range")
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
-    assert isinstance(rig.out[-1], RequestRefused) and isinstance(rig.out[-1].error, InternalError)
-
-
-async def test_a_step_that_cannot_be_offered_leaves_no_request_half_started() -> None:
-    """A stage that was stopped takes no more steps, and nobody awaits what the head makes of a request."""
-    rig = Rig()
-    rig.fault = RuntimeError("cannot schedule new futures after shutdown")
-    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
-    accepted, refused = rig.out
-    assert accepted == RequestAccepted(REQUEST, [1, 2])
+    refused = rig.out[-1]
     assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
-    rig.fault = None
-    await rig.head.start_request(StartRequest(RequestId("later"), Generation((1, 2), 4)))
-    assert not rig.steps, "stages would wait for ever for the step that was lost"
-    assert rig.out[2:] == [RequestRefused(RequestId("later"), refused.error)]
+    rig.tokenizer.fault = None
+    rig.head.on_return(ReturnedStep(1, StepResult((SampledToken(1, 2, 8),))))
+    assert rig.out[-1] == TokenOut(RequestId("other"), Token(2, 8, "<8>")) and not rig.failures
 
 
-@pytest.mark.parametrize("end", [True, False], ids=["of a cancel", "after a token"])
-async def test_a_later_step_that_cannot_be_offered_ends_every_request(end: bool) -> None:
+async def test_a_result_that_cannot_be_breaks_the_pipeline_and_no_request() -> None:
     rig = Rig()
-    requests = [RequestId("one"), RequestId("other")]
-    for request in requests:
-        await rig.head.start_request(StartRequest(request, Generation((1, 2), 4)))
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
+    rig.head.on_return(ReturnedStep(5, StepResult(())))
+    (failure,) = rig.failures
+    assert isinstance(failure, InternalError) and rig.out == [RequestAccepted(REQUEST, [1, 2])]
+    rig.head.on_return(ReturnedStep(5, StepResult(())))
+    assert len(rig.failures) == 1
+
+
+@pytest.mark.parametrize("when", ["of the request", "of a cancel", "after a token"])
+async def test_a_step_that_cannot_be_offered_breaks_the_pipeline_and_no_request(when: str) -> None:
+    """Stages run steps in order: they would wait for ever for the one that was lost."""
+    rig = Rig()
+    if when == "of the request":
+        rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    for name in ("one", "other"):
+        await rig.head.start_request(StartRequest(RequestId(name), Generation((1, 2), 4)))
     rig.fault = RuntimeError("cannot schedule new futures after shutdown")
-    if end:
-        rig.head.cancel(requests[0])
-    else:
+    if when == "of a cancel":
+        rig.head.cancel(RequestId("one"))
+    elif when == "after a token":
         rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
-    ended = [output.request_id for output in rig.out if isinstance(output, RequestRefused | RequestEnd)]
-    assert sorted(ended) == requests
+    assert len(rig.failures) == 1 and not any(isinstance(output, RequestRefused) for output in rig.out)
+    rig.next_epoch()
+    begun = {"of the request": (1, 2, 1, 2), "of a cancel": (1, 2), "after a token": (1, 2, 7, 1, 2)}
+    assert tuple(token for step in rig.steps for token in step.tokens) == begun[when]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -175,7 +194,7 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
     scheduler = Scheduler(BlockAllocator(4, 16), Limits(64, 4), batching, Chunking(16), frozenset())
     out: list[HeadOutput] = []
-    head = Head(scheduler, tokenizer, HeadLimits(4096, 64), lambda step: None, out.append)
+    head = Head(Epoch(scheduler, lambda step: None, out.append), tokenizer, HeadLimits(4096, 64))
     text = "Once upon a time there was a king who had three sons. " * 20_000
     began = time.perf_counter()
     task = asyncio.create_task(head.start_request(StartRequest(REQUEST, Generation(text, 4))))

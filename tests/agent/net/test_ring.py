@@ -78,6 +78,8 @@ class Front(HeadServiceServicer):
             if kind in ("token", "tokens"):
                 for token in [message.token] if kind == "token" else message.tokens.tokens:
                     self.tokens[token.request_id].append(token.token)
+                    if token.finish_reason:
+                        self.ended[token.request_id].set_result(str(token.finish_reason))
             elif kind in ("finished", "failed"):
                 ended = getattr(message, kind)
                 self.ended[ended.request_id].set_result(kind if kind == "failed" else str(ended.reason))
@@ -202,7 +204,7 @@ async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(
         for number, right in enumerate(unsplit(tiny_llama, prompts)):
             got = ring.front.tokens[f"r{number}"]
             assert got == (right[: len(got)] if number % 3 == 1 else right)
-        head = ring.stages[0]._head
+        head = ring.stages[0].head
         assert head is not None
         stats = head.stats
         assert stats.preemptions > 0 and stats.prefix_hit_tokens > 0

@@ -22,6 +22,7 @@ from edgeshard.domain.commands import CommandResult, Registration
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.generation import FinishReason, Token
+from edgeshard.domain.head import HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, RequestId
 from edgeshard.domain.model import LayerRange
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -44,7 +45,10 @@ NAME = DeploymentName("tales")
 class Quiet:
     """A head that has nothing to do."""
 
-    def cancel_all(self) -> None: ...
+    def held(self) -> tuple[HeldRequest, ...]:
+        return ()
+
+    def stream_lost(self) -> None: ...
 
 
 class FlappingFront(HeadServiceServicer):

@@ -316,6 +316,31 @@ def test_a_taken_over_request_goes_on_where_it_was(make_rig: type[Rig], alone: A
     assert rig.tokens("r") == all_tokens[4:]
 
 
+@pytest.mark.parametrize(
+    ("emitted", "options", "reason"),
+    [
+        ((3, 4), {}, FinishReason.LENGTH),
+        ((9,), {}, FinishReason.STOP),
+        ((9,), {"ignore_eos": True}, None),
+        ((5,), {"stop_tokens": (5,)}, FinishReason.STOP),
+        ((5,), {"stop_strings": ("<5>",)}, FinishReason.STOP),
+        ((4,), {"stop_strings": ("<5>",)}, None),
+    ],
+)
+def test_a_taken_over_request_that_has_its_end_already_runs_nothing(
+    make_rig: type[Rig], emitted: tuple[int, ...], options: dict[str, Any], reason: FinishReason | None
+) -> None:
+    """The head that was lost may have said the last token, and nobody heard why it was the last."""
+    rig = make_rig(eos=frozenset({9}))
+    generation = Generation((1,), 2, **options)
+    text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), [1], generation.stop_strings)
+    for token in emitted:
+        text.push(token)
+    end = rig.scheduler.submit(RequestId("x"), generation, [1], text, emitted, resumed=True)
+    assert (end.reason if end is not None else None) == reason
+    assert rig.scheduler.idle == (reason is not None)
+
+
 def test_refusals_are_typed_and_change_nothing(make_rig: type[Rig], alone: Alone) -> None:
     rig = make_rig(blocks=6, limits=Limits(48, 1))
     with pytest.raises(InvalidArgumentError) as too_long:
@@ -324,10 +349,6 @@ def test_refusals_are_typed_and_change_nothing(make_rig: type[Rig], alone: Alone
     with pytest.raises(ResourceExhaustedError) as too_big:
         rig.submit("x", [1] * 20, 8)
     assert too_big.value.reason == "KV_POOL_EXHAUSTED"
-    with pytest.raises(InvalidArgumentError) as nothing_left:
-        text = TextStream(lambda ids: "", [1])
-        rig.scheduler.submit(RequestId("x"), Generation((1,), 2), [1], text, (3, 4))
-    assert nothing_left.value.field == "emitted_tokens"
     rig.submit("a", [1] * 20, 4)  # the whole pool
     with pytest.raises(AlreadyExistsError):
         rig.submit("a", [1], 2)

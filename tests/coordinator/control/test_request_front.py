@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.control.requests import FRUITLESS_LIMIT, RequestFront
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.generation import Finished, FinishReason, Generation, Token
+from edgeshard.domain.head import CancelRequest, StartRequest
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
@@ -34,7 +35,8 @@ class Site:
 
     def __init__(self) -> None:
         self.epoch = Epoch(3)
-        self.front = RequestFront(self.state, TrafficBook())
+        self.now = 0.0
+        self.front = RequestFront(self.state, TrafficBook(), lambda: self.now)
 
     def state(self) -> State:
         return State(instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch)})
@@ -53,14 +55,69 @@ def test_a_request_goes_to_the_head_of_the_deployments_epoch(epoch: int) -> None
     assert refused.value.reason == "DEPLOYMENT_NOT_READY" and not attachment.requests
 
 
-@pytest.mark.parametrize(("ended", "goes_on"), [(2, True), (3, False), (4, False)])
-def test_the_end_of_an_epoch_ends_its_stream_and_none_above(ended: int, goes_on: bool) -> None:
-    """The action that ends epoch 2 may come when the head of epoch 3 is attached."""
+@pytest.mark.parametrize(("ended", "stays"), [(2, True), (3, False), (4, False)])
+@pytest.mark.parametrize("final", [True, False])
+def test_the_end_of_an_epoch_ends_its_stream_and_none_above(ended: int, stays: bool, final: bool) -> None:
+    """The action that ends epoch 2 may come when the head of epoch 3 is attached. Requests fail at the very end."""
     site = Site()
-    site.front.attach(NAME, Epoch(3), *A)
+    attachment = site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R)
+    site.front.end_service(NAME, Epoch(ended), LOST, final=final)
+    assert site.front.active_requests(NAME) == (not final)
+    assert final or (running.attachment is attachment) == stays
+
+
+@pytest.mark.parametrize(("deadline", "given_up_at"), [(None, 30.0), (100.0, 30.0), (5.0, 4.75)])
+def test_a_parked_request_waits_as_long_as_its_client_and_no_longer_than_the_limit(
+    deadline: float | None, given_up_at: float
+) -> None:
+    site = Site()
+    attachment = site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R, deadline=deadline)
+    site.front.detach(attachment)
+    site.now = given_up_at - 0.01
+    site.front.expire()
+    assert site.front.active_requests(NAME) == 1
+    site.now = given_up_at
+    site.front.expire()
+    assert site.front.active_requests(NAME) == 0
+    _, error = running.take(1)
+    assert isinstance(error, UnavailableError) and error.reason == "NOT_RECOVERED"
+
+
+def test_a_request_that_no_head_survives_is_given_up() -> None:
+    """One after the other is lost before the request has a token: it may be what breaks them."""
+    site = Site()
+    running = None
+    for _ in range(FRUITLESS_LIMIT + 1):
+        attachment = site.front.attach(NAME, Epoch(3), *A)
+        running = running or site.front.start(NAME, Generation("once"), R)
+        site.front.detach(attachment)
+    assert site.front.active_requests(NAME) == 0 and running is not None
+    _, error = running.take(1)
+    assert isinstance(error, UnavailableError) and error.reason == "NOT_RECOVERED"
+
+
+def test_a_cancel_reaches_the_next_head_too() -> None:
+    site = Site()
+    old = site.front.attach(NAME, Epoch(3), *A)
     site.front.start(NAME, Generation("once"), R)
-    site.front.end_service(NAME, Epoch(ended), LOST)
-    assert site.front.active_requests(NAME) == goes_on
+    assert site.front.cancel(R)
+    site.front.detach(old)
+    new = site.front.attach(NAME, Epoch(3), *B)
+    sent = [new.outgoing.get_nowait() for _ in range(new.outgoing.qsize())]
+    assert [type(command) for command in sent] == [StartRequest, CancelRequest]
+
+
+def test_a_request_that_is_cancelled_while_it_is_parked_ends_at_once() -> None:
+    site = Site()
+    site.front.detach(site.front.attach(NAME, Epoch(3), *A))
+    site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R)
+    assert running.attachment is not None
+    site.front.detach(running.attachment)
+    assert site.front.cancel(R) and site.front.active_requests(NAME) == 0
+    assert running.take(1) == ([Finished(FinishReason.CANCELLED, "", 0, 0)], None)
 
 
 def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
@@ -68,7 +125,7 @@ def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
     old = site.front.attach(NAME, Epoch(3), *A)
     new = site.front.attach(NAME, Epoch(3), *B)
     running = site.front.start(NAME, Generation("once"), R)
-    site.front.detach(old, LOST)
+    site.front.detach(old)
     assert running.attachment is new and site.front.active_requests(NAME) == 1
 
 

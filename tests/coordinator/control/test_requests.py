@@ -64,7 +64,7 @@ async def test_a_token_counts_once_and_in_its_epoch_only(site: Any) -> None:
     messages = [message async for message in call]
     assert [m.token.token for m in messages if m.WhichOneof("message") == "token"] == [10, 11]
     assert messages[-1].finished.new_token_count == 2
-    assert site.coordinator.front.dropped_messages == 7
+    assert site.coordinator.front.dropped_messages == 6
 
 
 async def test_tokens_that_come_in_one_message_count_one_by_one(site: Any) -> None:

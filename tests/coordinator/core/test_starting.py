@@ -12,6 +12,8 @@ from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.deployments import new_record, restored_record
 from edgeshard_coordinator.core.events import (
     DeployRequested,
+    Event,
+    HeartbeatReceived,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -25,7 +27,7 @@ from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, node_view, validate_state
 
 from edgeshard.cli.views import node_fields, node_status
-from edgeshard.domain.commands import ProfileReport
+from edgeshard.domain.commands import Heartbeat, ProfileReport
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.device import Node
@@ -180,6 +182,11 @@ def test_a_shortage_says_who_is_still_starting(desk: Desk, manifest: ModelManife
     assert refusal.value.retry_after_s == 1.0
 
 
+def beat(name: str, incarnation: str) -> Event:
+    """A box that holds nothing says so."""
+    return HeartbeatReceived(Heartbeat(NodeId(f"id-{name}"), incarnation, (), 0), 0.0)
+
+
 def test_a_waiting_deployment_waits_until_its_boxes_have_started(desk: Desk, manifest: ModelManifest) -> None:
     """After a restart of the coordinator, with a record that an older one saved: boxes come back, and import anew."""
     desk.join("a", starting=False)
@@ -193,6 +200,9 @@ def test_a_waiting_deployment_waits_until_its_boxes_have_started(desk: Desk, man
     desk.register("a", incarnation="i2", starting=False)
     assert desk.state.deployments[TALE].phase is Phase.WAITING
     desk.register("b", incarnation="i2", starting=False)
+    desk.feed(beat("a", "i2"))
+    assert desk.state.deployments[TALE].phase is Phase.WAITING, "b may still hold the epoch that the record has"
+    desk.feed(beat("b", "i2"))
     assert desk.state.deployments[TALE].phase is Phase.LOADING
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import FailRequests, SendCommand
+from edgeshard_coordinator.core.actions import EndService, SendCommand
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import (
     ActionIssued,
@@ -83,7 +83,7 @@ def in_phase(state: State, phase: Phase, ever_ready: bool) -> State:
         released=(Progress(), Progress()),
         activated=Progress(1, ready) if prepared else Progress(),
         attachment=9 if ready else 0,
-        deadline=60.0 if phase is Phase.ACTIVATING else None,
+        deadline=60.0 if phase in (Phase.LOADING, Phase.ACTIVATING) else None,
         not_before=5.0,
         saving=1,
         saved=1,
@@ -146,7 +146,7 @@ def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, m
 
     state = apply(in_phase(start, Phase.READY, True), NodeDisconnected(NodeId("id-b"), 2, now=1.0))
     assert phase(state) == (Phase.WAITING, 3)
-    failed = [action for action in reconcile(state, now=1.0) if isinstance(action, FailRequests)]
+    failed = [action for action in reconcile(state, now=1.0) if isinstance(action, EndService)]
     assert [(action.epoch, action.failure.reason) for action in failed] == [(3, "NODE_LOST")]
     assert "box b" in failed[0].failure.message and not commands(state)
 
@@ -174,6 +174,7 @@ CHANGES: dict[tuple[Phase, str], tuple[Phase, Phase]] = {
     (Phase.LOADING, "prepare failed"): (Phase.FAILED, Phase.WAITING),
     (Phase.LOADING, "box lost"): (Phase.FAILED, Phase.WAITING),
     (Phase.LOADING, "box restarts"): (Phase.FAILED, Phase.WAITING),
+    (Phase.LOADING, "tick after the deadline"): (Phase.FAILED, Phase.WAITING),
     (Phase.LOADING, "delete"): (Phase.DELETING, Phase.DELETING),
     (Phase.ACTIVATING, "activated and attached"): (Phase.READY, Phase.READY),
     (Phase.ACTIVATING, "activate failed"): (Phase.FAILED, Phase.WAITING),

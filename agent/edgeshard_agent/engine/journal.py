@@ -1,0 +1,113 @@
+"""What a head has said of its requests, kept until the coordinator has their end.
+
+The coordinator can go away and come back, or another can take its place: what it has not got yet is said again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.head import HeldRequest, StartRequest
+from edgeshard.domain.ids import RequestId
+from edgeshard_agent.scheduler.scheduler import HeadEvent, RequestEnd, TokenOut
+
+KEPT_S = 600.0
+"""How long the outputs of a request that has ended are kept for a coordinator that is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAccepted:
+    request_id: RequestId
+    prompt_tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    request_id: RequestId
+    error: EdgeShardError
+
+
+HeadOutput = HeadEvent | RequestAccepted | RequestRefused
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request, and what was said of it. `followed` is whether its outputs go to the stream there is."""
+
+    start: StartRequest
+    arrival: int
+    followed: bool = True
+    cancelled: bool = False
+    """Before it was accepted: it ends as soon as it is."""
+    accepted: RequestAccepted | None = None
+    tokens: list[TokenOut] = field(default_factory=list)
+    end: RequestEnd | RequestRefused | None = None
+    ended_at: float = 0.0
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.start.request_id
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(output.token.token for output in self.tokens)
+
+    def outputs_behind(self, count: int) -> Iterator[HeadOutput]:
+        """All that was said but its first `count` tokens."""
+        if self.accepted is not None:
+            yield self.accepted
+        yield from self.tokens[count:]
+        if self.end is not None:
+            yield self.end
+
+
+class Journal:
+    """The requests of one head, in the order in which they came. `now` are seconds of a steady clock."""
+
+    def __init__(self) -> None:
+        self._entries: dict[RequestId, Entry] = {}
+        self._arrivals = 0
+
+    def find(self, request_id: RequestId) -> Entry | None:
+        return self._entries.get(request_id)
+
+    def open(self, start: StartRequest, now: float) -> Entry:
+        """A new request. Outputs whose coordinator has stayed away for too long are forgotten."""
+        late = [key for key, entry in self._entries.items() if entry.end is not None and now > entry.ended_at + KEPT_S]
+        for request_id in late:
+            del self._entries[request_id]
+        self._arrivals += 1
+        entry = Entry(start, self._arrivals)
+        self._entries[start.request_id] = entry
+        return entry
+
+    def record(self, output: HeadOutput, now: float) -> bool:
+        """Keep an output; whether it goes to the stream. One of a request that is forgotten goes nowhere."""
+        entry = self._entries.get(output.request_id)
+        if entry is None or entry.end is not None:
+            return False
+        match output:
+            case TokenOut():
+                entry.tokens.append(output)
+            case RequestAccepted():
+                entry.accepted = output
+            case RequestEnd() | RequestRefused():
+                entry.end, entry.ended_at = output, now
+        return entry.followed
+
+    def forget(self, request_id: RequestId) -> None:
+        self._entries.pop(request_id, None)
+
+    def stream_lost(self) -> None:
+        """From now on a request's outputs go nowhere until it is followed again."""
+        for entry in self._entries.values():
+            entry.followed = False
+
+    def held(self) -> tuple[HeldRequest, ...]:
+        return tuple(HeldRequest(request_id, entry.start.instance) for request_id, entry in self._entries.items())
+
+    def unfinished(self) -> list[Entry]:
+        """Requests that were accepted and have no end."""
+        return [entry for entry in self._entries.values() if entry.accepted is not None and entry.end is None]

@@ -1,0 +1,54 @@
+"""Asks the placer in a thread: a planner may take seconds, and what it reads is the state itself, which is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.ids import DeploymentName, ModelName
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.traffic import Outlook, Traffic
+from edgeshard_coordinator.control.models import Models
+from edgeshard_coordinator.control.solver import Solver
+from edgeshard_coordinator.control.traffic import TrafficBook
+from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.repair import Lost
+from edgeshard_coordinator.core.state import DeploymentRecord, State
+
+
+class Planner:
+    """`state` gives the newest state. Every call raises what the placer raises."""
+
+    def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
+        self._state = state
+        self._models = models
+        self._placer = placer
+        self._traffic = traffic
+        self._solver = Solver()
+
+    async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
+        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
+        return await self._solver.run(
+            lambda: self._placer.place(spec, manifest, state.candidates(), state.measured, traffic)
+        )
+
+    async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
+        state = self._state()
+        manifest, _ = self._models.get(record.manifest_digest)
+        return await self._solver.run(
+            lambda: self._placer.outlook(
+                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement
+            )
+        )
+
+    async def repair(self, state: State, record: DeploymentRecord) -> Placement:
+        """A placement without the boxes that are away or failed the deployment."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        traffic = self._traffic.of(record.name, record.model)
+        lost = Lost(record.avoided)
+        return await self._solver.run(
+            lambda: self._placer.repair(
+                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement, lost
+            )
+        )

@@ -1,0 +1,128 @@
+"""One request as the coordinator has it: its journal, and the events its client has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.generation import Finished, Generation, GenerationEvent
+from edgeshard.domain.head import StartRequest
+from edgeshard.domain.ids import DeploymentName, RequestId
+
+if TYPE_CHECKING:
+    from edgeshard_coordinator.control.requests import Attachment
+
+
+class RunningRequest:
+    """`emitted` is what the client has or will have: it gets no other tokens, whatever box computes them.
+
+    A request without an `attachment` is parked: its deployment has no head, and the next one goes on with it.
+    One that is `resumed` had a start before: its client came with the tokens it has. `deadline` is when its client
+    will have left, in seconds of the coordinator's clock.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        deployment: DeploymentName,
+        generation: Generation,
+        client: str = "",
+        emitted: tuple[int, ...] | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.deployment = deployment
+        self.generation = generation
+        self.client = client
+        self.attachment: Attachment | None = None
+        self.prompt_tokens: tuple[int, ...] | None = None
+        self.emitted: list[int] = list(emitted or ())
+        self._resumed = emitted is not None
+        self.deadline = deadline
+        self.parked_at = 0.0
+        self.fruitless = 0
+        """Heads in a row that were lost before the request had a token of them."""
+        self.cancel_wanted = False
+        self.unread_by_choice = False
+        """Its events are not read any more: the client left, or was given up."""
+        self.on_news: Callable[[], None] = self._nobody_waits
+        """Called when there is something to `take`."""
+        self._emitted_at_start = -1
+        self._unread: deque[GenerationEvent] = deque()
+        self._error: EdgeShardError | None = None
+
+    @property
+    def next_position(self) -> int | None:
+        """Where the next token goes; None before a head accepted the request."""
+        return None if self.prompt_tokens is None else len(self.prompt_tokens) + len(self.emitted)
+
+    @property
+    def backlog(self) -> int:
+        return len(self._unread)
+
+    def start(self, instance: str) -> StartRequest:
+        """What has a head begin it, or go on with it."""
+        if self._emitted_at_start == len(self.emitted):
+            self.fruitless += 1
+        else:
+            self.fruitless = 0
+        resumed, self._resumed = self._resumed, True
+        self._emitted_at_start = len(self.emitted)
+        generation = self.generation
+        if self.prompt_tokens is not None:
+            generation = replace(generation, prompt=self.prompt_tokens)
+        return StartRequest(self.request_id, generation, tuple(self.emitted), self.client, resumed, instance)
+
+    def deliver(self, event: GenerationEvent) -> None:
+        if self._error is not None:
+            return  # The client has been told another end.
+        self._unread.append(event)
+        self.on_news()
+
+    def fail(self, error: EdgeShardError, *, drop_unread: bool = False) -> None:
+        """End the client's stream with `error`, after its unread events unless these are dropped."""
+        if drop_unread:
+            self._unread.clear()
+        self._error = self._error or error
+        self.on_news()
+
+    def take(self, most: int) -> tuple[list[GenerationEvent], EdgeShardError | None]:
+        """At most so many events, and behind the last one the error that the request ended with. Finished counts for
+        nothing: it comes with the token before it."""
+        unread, taken = self._unread, list[GenerationEvent]()
+        while unread and (len(taken) < most or isinstance(unread[0], Finished)):
+            taken.append(unread.popleft())
+        return taken, None if unread else self._error
+
+    async def events(self) -> AsyncIterator[GenerationEvent]:
+        """What the client gets, ending after Finished; raises the error the request ended with."""
+        wake = asyncio.Event()
+        self.on_news = wake.set
+        while True:
+            while self._unread:
+                event = self._unread.popleft()
+                yield event
+                if isinstance(event, Finished):
+                    return
+            if self._error is not None:
+                raise self._error
+            wake.clear()
+            await wake.wait()
+
+    async def first(self) -> GenerationEvent:
+        """The first event. Raises the error of a request that never started."""
+        wake = asyncio.Event()
+        self.on_news = wake.set
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            wake.clear()
+            await wake.wait()
+        return self._unread.popleft()
+
+    def _nobody_waits(self) -> None:
+        """Before anyone reads its events."""

@@ -1,0 +1,97 @@
+"""What a deployment can go on with when boxes are lost: the others keep their layers where that is possible. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import ExplicitStage, Placement
+from edgeshard_coordinator.core.placing import Candidate
+
+MOST_SPARES = 8
+"""Spare boxes that are tried for what was lost, those with the most free memory."""
+MOST_WAYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a placement must do without: boxes, and links from one box to another."""
+
+    nodes: frozenset[NodeId] = frozenset()
+    links: frozenset[tuple[NodeId, NodeId]] = frozenset()
+
+    def crosses(self, stages: Sequence[NodeId]) -> bool:
+        """Whether a ring of these boxes has a stage on a lost box, or needs a lost link."""
+        ring = zip(stages, (*stages[1:], stages[0]), strict=True)
+        return bool(self.nodes & set(stages)) or any(a != b and (a, b) in self.links for a, b in ring)
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """A placement with holes: `stages` in order, None where the box is lost."""
+
+    stages: tuple[ExplicitStage, ...]
+    kept: tuple[bool, ...]
+    spares: tuple[NodeName, ...] = field(default=())
+
+
+def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost, exclude: Collection[str]) -> Survivors:
+    """Which stages stay, and which boxes could take the others."""
+    nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
+    kept = tuple(
+        stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in lost.nodes
+        for stage in placement.stages
+    )
+    used = {stage.node_id for stage, stays in zip(placement.stages, kept, strict=True) if stays}
+    spare = [
+        node
+        for node in candidates
+        if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
+    ]
+    spare.sort(key=lambda node: (-node.free_bytes, node.name))
+    stages = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
+    return Survivors(stages, kept, tuple(node.name for node in spare[:MOST_SPARES]))
+
+
+def ways(left: Survivors) -> Iterator[tuple[ExplicitStage, ...]]:
+    """Complete placements that leave every surviving stage the layers it has: each hole goes to a spare box, or to a
+    neighbour beside its own layers. Those that touch no survivor come first. At most `MOST_WAYS`."""
+    holes = [index for index, stays in enumerate(left.kept) if not stays]
+    with_spares = _filled(left, holes, itertools.permutations(left.spares, len(holes)))
+    yield from itertools.islice(itertools.chain(with_spares, _merged(left, holes)), MOST_WAYS)
+
+
+def _filled(
+    left: Survivors, holes: Sequence[int], choices: Iterator[tuple[NodeName, ...]]
+) -> Iterator[tuple[ExplicitStage, ...]]:
+    for names in choices:
+        stages = list(left.stages)
+        for index, name in zip(holes, names, strict=True):
+            stages[index] = ExplicitStage(name, stages[index].layers)
+        yield tuple(stages)
+
+
+def _merged(left: Survivors, holes: Sequence[int]) -> Iterator[tuple[ExplicitStage, ...]]:
+    """Each hole cut anywhere between the survivors beside it."""
+    runs = [list(run) for _, run in itertools.groupby(holes, key=lambda index: index - holes.index(index))]
+    cuts = []
+    for run in runs:
+        first, end = left.stages[run[0]].layers.first, left.stages[run[-1]].layers.end
+        before, behind = run[0] > 0, run[-1] + 1 < len(left.stages)
+        if not before and not behind:
+            return  # nobody is left
+        bounds = range(first, end + 1)
+        cuts.append([end] if not behind else [first] if not before else sorted(bounds, key=lambda at: -abs(at - first)))
+    for choice in itertools.product(*cuts):
+        stages = list(left.stages)
+        for run, cut in zip(runs, choice, strict=True):
+            if run[0] > 0:
+                before_it = stages[run[0] - 1]
+                stages[run[0] - 1] = ExplicitStage(before_it.node, LayerRange(before_it.layers.first, cut))
+            if run[-1] + 1 < len(stages):
+                behind_it = stages[run[-1] + 1]
+                stages[run[-1] + 1] = ExplicitStage(behind_it.node, LayerRange(cut, behind_it.layers.end))
+        yield tuple(stage for index, stage in enumerate(stages) if index not in holes)

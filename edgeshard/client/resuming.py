@@ -1,0 +1,64 @@
+"""A request that outlives its stream: when the coordinator goes away, the client comes back for the rest.
+
+The client has the whole request and the tokens so far, so that it needs nothing from a coordinator or a head that
+survived: if both are lost, others go on from these tokens. What comes a second time is not handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
+from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started, Token
+
+PATIENCE_S = 60.0
+"""How long a client tries to come back, unless its own deadline is earlier."""
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.5
+_COME_BACK = frozenset({UnavailableError.default_reason, "SHUTTING_DOWN", "LISTENER_LOST", "DEPLOYMENT_NOT_READY"})
+"""Reasons that say nothing of the request itself."""
+
+Open = Callable[[GenerateRequest, float | None], AsyncGenerator[GenerationEvent, None]]
+"""The events of one call, which may take so many seconds; None is without a bound."""
+
+
+async def resumed(
+    open_call: Open, request: GenerateRequest, timeout_s: float | None, clock: Clock
+) -> AsyncGenerator[GenerationEvent, None]:
+    """The events of a request, over as many calls as it takes. Until it has started its errors are the caller's."""
+    ends_at = None if timeout_s is None else clock.now() + timeout_s
+    started: Started | None = None
+    tokens: list[int] = []
+    pause_s, patient_until = FIRST_PAUSE_S, 0.0
+    while True:
+        left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
+        try:
+            async with aclosing(open_call(request, left_s)) as events:
+                async for event in events:
+                    pause_s, patient_until = FIRST_PAUSE_S, 0.0
+                    match event:
+                        case Started():
+                            if started is not None:
+                                continue
+                            started = event
+                        case Token():
+                            if started is not None and event.position < len(started.prompt_tokens) + len(tokens):
+                                continue
+                            tokens.append(event.token)
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+            return
+        except EdgeShardError as error:
+            now = clock.now()
+            patient_until = patient_until or now + PATIENCE_S
+            late = now + pause_s >= min(patient_until, ends_at if ends_at is not None else patient_until)
+            if started is None or error.reason not in _COME_BACK or late:
+                raise
+        request = replace(request, request_id=started.request_id, emitted=tuple(tokens))
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,0 +1,120 @@
+"""What a deployment goes on with when boxes are lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.placing import Candidate
+from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.repair import MOST_WAYS, Lost, Survivors, survivors, ways
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import ExplicitStage, Placement, check_cover
+from edgeshard.domain.traffic import NO_TRAFFIC
+
+FACTS = DeviceFacts("cpu", "x", 1, 1 << 34, 1 << 33, False, "", "bits-1")
+SPEC = parse_spec({"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:9,c=9:12", "concurrency": 2})
+
+
+def box(name: str, **changes: Any) -> Candidate:
+    known = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", 1 << 33, True, FACTS)
+    return replace(known, **changes)
+
+
+def lost(*names: str) -> Lost:
+    return Lost(frozenset(NodeId(f"id-{name}") for name in names))
+
+
+def layers(placement: Placement) -> str:
+    return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_every_way_is_whole_and_takes_nothing_from_a_survivor(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    kept = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    spares = tuple(NodeName(f"s{i}") for i in range(data.draw(st.integers(0, 3))))
+    bounds = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    pairs = zip(bounds, bounds[1:], strict=False)
+    stages = tuple(ExplicitStage(NodeName(f"n{i}"), LayerRange(*pair)) for i, pair in enumerate(pairs))
+    found = list(ways(Survivors(stages, tuple(kept), spares)))
+    assert len(found) <= MOST_WAYS
+    for way in found:
+        check_cover(way, bounds[-1], way[0].node)
+        for stage, stays in zip(stages, kept, strict=True):
+            mine = [other.layers for other in way if other.node == stage.node]
+            if stays:
+                assert len(mine) == 1 and mine[0].first <= stage.layers.first and mine[0].end >= stage.layers.end
+            else:
+                assert not mine
+    holes = len(sizes) - sum(kept)
+    assert bool(found) == (any(kept) or holes <= len(spares))
+
+
+def test_boxes_that_cannot_take_part_are_no_spares() -> None:
+    broken = Placement((), 16, 8, 1, 1)
+    boxes = [box("a"), box("away", connected=False), box("starting", starting=True), box("excluded"), box("lost")]
+    assert survivors(broken, boxes, lost("lost"), ("excluded",)).spares == ("a",)
+
+
+@pytest.fixture
+def repaired(make_manifest: Any) -> Any:
+    manifest = make_manifest()
+
+    def repair(boxes: list[Candidate], lost: Lost, spec: Any = SPEC) -> Placement:
+        placer = PlanningPlacer()
+        before = placer.place(spec, manifest, [box(name) for name in "abc"], {})
+        return placer.repair(spec, manifest, boxes, {}, NO_TRAFFIC, before, lost)
+
+    return repair
+
+
+def test_a_spare_box_takes_what_was_lost_and_the_others_keep_layers_and_pool(repaired: Any) -> None:
+    boxes = [box("a"), box("b", connected=False), box("c"), box("d")]
+    found = repaired(boxes, lost())
+    assert layers(found) == "a=0:4,d=4:9,c=9:12" and "same bits" in found.note
+    assert found.kv_blocks == repaired([box(name) for name in "abc"], lost()).kv_blocks
+
+
+def test_a_lost_source_is_replaced_too(repaired: Any) -> None:
+    assert layers(repaired([box("a", connected=False), box("b"), box("c"), box("d")], lost())) == "d=0:4,b=4:9,c=9:12"
+
+
+def test_without_a_spare_a_neighbour_takes_it_beside_its_own(repaired: Any) -> None:
+    found = layers(repaired([box("a"), box("b", connected=False), box("c")], lost()))
+    assert found in ("a=0:9,c=9:12", "a=0:4,c=4:12")
+
+
+def test_where_no_survivor_can_keep_its_layers_others_are_planned(repaired: Any) -> None:
+    """Nobody of the placement is left."""
+    found = repaired([*(box(name, connected=False) for name in "abc"), box("d")], lost())
+    assert layers(found) == "d=0:12"
+
+
+def test_a_box_that_failed_and_a_link_that_stands_still_are_gone_round(repaired: Any) -> None:
+    boxes = [box(name) for name in "abcd"]
+    assert "b=" not in layers(repaired(boxes, lost("b")))
+    stalled = Lost(links=frozenset({(NodeId("id-a"), NodeId("id-b"))}))
+    found = repaired(boxes, stalled)
+    assert not stalled.crosses([stage.node_id for stage in found.stages])
+
+
+def test_other_bits_are_said(repaired: Any) -> None:
+    other = replace(FACTS, bits_fingerprint="bits-2")
+    found = repaired([box("a"), box("b", connected=False), box("c"), box("d", facts=other)], lost())
+    assert "other bits" in found.note
+
+
+def test_without_memory_anywhere_it_says_what_is_short(repaired: Any) -> None:
+    boxes = [box("a", free_bytes=1 << 10), box("b", connected=False), box("c", free_bytes=1 << 10)]
+    with pytest.raises(ResourceExhaustedError):
+        repaired(boxes, lost())

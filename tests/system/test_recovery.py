@@ -1,0 +1,127 @@
+"""Boxes that are lost in the middle of answers: every request goes on, and no token is changed, lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.cli.local import LocalCluster
+from edgeshard.client import Client
+from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.generation import Finished, Started, Token
+from tests.support.site import Site
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+NODES = ("a", "b", "c", "d")
+SPEC = {
+    "name": "tales",
+    "model": "tiny-tales",
+    "source": "a",
+    "dtype": "float32",
+    "layers": "a=0:4,b=4:9,c=9:12",
+    "concurrency": 4,
+    "max_context": 256,
+}
+PROMPT = "Once upon a time there was a king who had three sons"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Four boxes, three of which hold a stage."""
+    directory = tmp_path_factory.mktemp("recovery")
+    async with LocalCluster(directory, NODES, threads=1) as cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "tiny-tales")
+        yield Site(cluster, client)
+
+
+async def answer(client: Client, new_tokens: int, seen: list[Token] | None = None) -> tuple[list[int], str]:
+    """Ids and text of one answer, with its positions checked; `seen` gets the tokens as they come."""
+    tokens = seen if seen is not None else []
+    first, end = 0, None
+    async for event in client.generate("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True, timeout_s=60):
+        match event:
+            case Started():
+                first = len(event.prompt_tokens)
+            case Token():
+                assert end is None and event.position == first + len(tokens)
+                tokens.append(event)
+            case Finished():
+                assert end is None
+                end = event
+    assert end is not None and end.new_token_count == len(tokens) == new_tokens
+    return [token.token for token in tokens], "".join(token.text for token in tokens) + end.text
+
+
+def begun(client: Client, new_tokens: int) -> tuple[asyncio.Task[tuple[list[int], str]], list[Token]]:
+    """An answer that is on its way, and its tokens so far."""
+    seen: list[Token] = []
+    return asyncio.create_task(answer(client, new_tokens, seen)), seen
+
+
+def reached(seen: list[Token], count: int) -> bool:
+    return len(seen) >= count
+
+
+async def back(site: Site, name: str) -> None:
+    """The box is there again, and the deployment is ready."""
+    await site.cluster.start_agent(name)
+
+    async def ready() -> bool:
+        nodes = await site.client.nodes()
+        return all(node.placeable for node in nodes) and (
+            (await site.client.deployment("tales")).phase is DeploymentPhase.READY
+        )
+
+    await site.until(ready)
+
+
+async def test_a_box_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: Site) -> None:
+    """Whichever stage it holds, the head's too, and the spare box takes over."""
+    await site.client.deploy(parse_spec(SPEC))
+    undisturbed = await answer(site.client, 120)
+    for index in (1, 2, 0, 1):
+        victim = (await site.client.deployment("tales")).placement.stages[index].node_name
+        running, seen = begun(site.client, 120)
+        await site.until(partial(reached, seen, 5))
+        await site.cluster.agents[victim].kill()
+        assert await running == undisturbed
+        assert victim not in [stage.node_name for stage in (await site.client.deployment("tales")).placement.stages]
+        await back(site, victim)
+
+
+async def test_a_coordinator_that_is_killed_ends_no_answer(site: Site) -> None:
+    """The boxes go on meanwhile, nothing is prepared again, and the client misses nothing."""
+    undisturbed = await answer(site.client, 160)
+    epoch = (await site.client.deployment("tales")).epoch
+    running, seen = begun(site.client, 160)
+    await site.until(partial(reached, seen, 5))
+    await restart_coordinator(site)
+    assert await running == undisturbed
+    assert (await site.client.deployment("tales")).epoch == epoch
+
+
+async def test_coordinator_and_head_killed_together_end_no_answer(site: Site) -> None:
+    """The client's own tokens are all that is left of it."""
+    undisturbed = await answer(site.client, 160)
+    head = (await site.client.deployment("tales")).placement.head.node_name
+    running, seen = begun(site.client, 160)
+    await site.until(partial(reached, seen, 5))
+    await site.cluster.agents[head].kill()
+    await restart_coordinator(site)
+    assert await running == undisturbed
+    await back(site, head)
+
+
+async def restart_coordinator(site: Site) -> None:
+    """At the address that it had."""
+    coordinator, address = site.cluster.coordinator, site.cluster.address
+    await coordinator.kill()
+    if "127.0.0.1:0" in coordinator._command:
+        coordinator._command[coordinator._command.index("127.0.0.1:0")] = address
+    await site.cluster.start_coordinator()
