@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak
+.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,3 +75,9 @@ bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab,
 soak: $(STAMP) ## a site under load for half an hour: whether its memory stays flat; ARGS="--minutes 60"
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.soak -o .benchmarks/soak.json $(ARGS)
+
+chaos: $(STAMP) ## a box is killed in every step of an answer, and more: no token may change (20 minutes)
+	@$(BIN)/python -m tests.chaos.run --cases full $(ARGS)
+
+chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
+	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

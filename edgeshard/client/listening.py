@@ -131,6 +131,7 @@ class ListenerStream:
             why = str(error) or type(error).__name__
         finally:
             self.over = True
+            self._untold_wake.set()
             self._call.cancel()
             for inbox in list(self._inboxes.values()):
                 lost = f"the stream of tokens from {self._target} broke: {why}"
@@ -149,7 +150,7 @@ class ListenerStream:
 
     async def _write(self) -> None:
         try:
-            while True:
+            while not self.over:
                 while self._untold:
                     await self._call.write(listener_message_to_wire(self._untold.popleft()))
                 self._untold_wake.clear()

@@ -31,6 +31,8 @@ TARGETS = (
     "bench",
     "bench-plan",
     "soak",
+    "chaos",
+    "chaos-quick",
     "format",
 )
 

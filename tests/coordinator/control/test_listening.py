@@ -275,3 +275,18 @@ async def test_stopping_ends_listened_requests_with_a_typed_error(
             await site.coordinator.stop()
         with pytest.raises(UnavailableError):
             await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_a_listener_that_broke_leaves_no_task_behind(site: Any) -> None:
+    """A client that outlives many coordinators would collect them."""
+    await site.deployed()
+    async with Client(site.address) as client:
+        asked = asyncio.create_task(collect(client, "r1"))
+        while (listener := client._connection._listener) is None:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(listener._call.initial_metadata(), DEADLINE_S)
+        listener._call.cancel()
+        _, running = await asyncio.wait(listener._tasks, timeout=DEADLINE_S)
+        assert not running
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)

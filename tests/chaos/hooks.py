@@ -1,0 +1,150 @@
+"""Hooks in the product's classes, put there from outside in this one process.
+
+The product has none of its own. A method that is not there any more raises AttributeError when its hook is installed,
+so that a failpoint never goes unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from edgeshard.domain.step import Span
+from tests.chaos.failpoints import Moment, Place, Trap
+
+KEPT_STEPS = 256
+"""Steps whose spans are remembered for the places that know a step's number only; a window is far smaller."""
+
+
+def replace_method(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(method)` in the place of a method."""
+    original = getattr(owner, name)
+    setattr(owner, name, wraps(original)(make(original)))
+
+
+class _Steps:
+    """The spans of the newest steps of this process."""
+
+    def __init__(self, trap: Trap) -> None:
+        self._trap = trap
+        self._spans: dict[int, tuple[Span, ...]] = {}
+
+    def began(self, number: int, spans: tuple[Span, ...]) -> None:
+        self._spans.pop(number, None)
+        self._spans[number] = spans
+        if len(self._spans) > KEPT_STEPS:
+            del self._spans[next(iter(self._spans))]
+
+    def hit(self, place: Place, number: int) -> None:
+        self._trap.hit(Moment(place, number, self._spans.get(number, ())))
+
+
+def hook_agent(trap: Trap) -> None:
+    """The places of an agent. Imports torch."""
+    from edgeshard_agent.engine.head import Head
+    from edgeshard_agent.engine.stage_runner import StageRunner
+    from edgeshard_agent.hosting.loading import StageLoader
+    from edgeshard_agent.net.link_sender import LinkSender
+
+    steps = _Steps(trap)
+
+    def computing(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(runner: StageRunner, step: Any, *rest: Any) -> Any:
+            steps.began(step.number, step.plan.spans)
+            steps.hit(Place.BEFORE_COMPUTE, step.number)
+            ran = compute(runner, step, *rest)
+            steps.hit(Place.AFTER_COMPUTE, step.number)
+            return ran
+
+        return hooked
+
+    def writing(write: Callable[..., Any]) -> Callable[..., Any]:
+        async def hooked(sender: LinkSender, call: Any, step: int, *rest: Any) -> None:
+            await write(sender, call, step, *rest)
+            steps.hit(Place.AFTER_SEND, step)
+
+        return hooked
+
+    def returning(take: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(head: Head, step: Any) -> None:
+            steps.hit(Place.BEFORE_RETURN, step.number)
+            take(head, step)
+            steps.hit(Place.AFTER_RETURN, step.number)
+
+        return hooked
+
+    def loading(load: Callable[..., Any]) -> Callable[..., Any]:
+        async def hooked(loader: StageLoader, *rest: Any) -> Any:
+            trap.hit(Moment(Place.BEFORE_LOAD))
+            loaded = await load(loader, *rest)
+            trap.hit(Moment(Place.AFTER_LOAD))
+            return loaded
+
+        return hooked
+
+    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(loader: StageLoader, *rest: Any) -> Any:
+            trap.hit(Moment(Place.DURING_LOAD))
+            return read(loader, *rest)
+
+        return hooked
+
+    replace_method(StageRunner, "_compute", computing)
+    replace_method(LinkSender, "_write_step", writing)
+    replace_method(Head, "on_return", returning)
+    replace_method(StageLoader, "load", loading)
+    replace_method(StageLoader, "_load_weights", reading)
+
+
+def cut_prompts(step_tokens: int) -> None:
+    """Let a head put at most so many tokens into a step, so that short prompts go in several chunks too."""
+    from edgeshard_agent.scheduler import setup
+
+    name = "step_tokens"
+    if not hasattr(setup, name):
+        raise AttributeError(f"{setup.__name__} has no {name} to replace")
+    setattr(setup, name, lambda *_: step_tokens)
+
+
+def hook_coordinator(trap: Trap) -> None:
+    """The places of a coordinator: each write of a deployment, in the thread that writes."""
+    from edgeshard_coordinator.control.persistence import StateStore
+
+    phases: dict[str, str] = {}
+
+    def kind(record: Any, after: str) -> str:
+        """Such as ready->waiting; a save that changes no phase is ready->ready."""
+        return f"{phases.get(record.name, 'new')}->{after}"
+
+    def saving(save: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(store: StateStore, record: Any, *rest: Any) -> None:
+            transition = kind(record, record.phase.value)
+            trap.hit(Moment(Place.BEFORE_SAVE, what=transition))
+            save(store, record, *rest)
+            phases[record.name] = record.phase.value
+            trap.hit(Moment(Place.AFTER_SAVE, what=transition))
+
+        return hooked
+
+    def forgetting(forget: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(store: StateStore, record: Any, *rest: Any) -> None:
+            transition = kind(record, "gone")
+            trap.hit(Moment(Place.BEFORE_SAVE, what=transition))
+            forget(store, record, *rest)
+            phases.pop(record.name, None)
+            trap.hit(Moment(Place.AFTER_SAVE, what=transition))
+
+        return hooked
+
+    def opening(open_: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(store: StateStore, *rest: Any) -> Any:
+            state = open_(store, *rest)
+            phases.update({name: record.phase.value for name, record in state.deployments.items()})
+            return state
+
+        return hooked
+
+    replace_method(StateStore, "_save", saving)
+    replace_method(StateStore, "_forget", forgetting)
+    replace_method(StateStore, "_open", opening)

@@ -1,0 +1,246 @@
+"""A call that is lost on its way, answered in vain or sent twice takes effect once, on a real coordinator and boxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from edgeshard import Client
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
+from edgeshard.domain.generation import Finished, FinishReason, Token
+from edgeshard.proto.v1 import admin_pb2
+from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
+from edgeshard.rpc.channel import open_channel
+from edgeshard.wire.deployment import deployment_from_wire, spec_to_wire
+from tests.chaos.checker import check, reference_of
+from tests.chaos.failpoints import Action, Failpoint, Place
+from tests.chaos.site import COORDINATOR, DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec
+from tests.chaos.trial import Trials
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+LOST = [Action.LOSE_REQUEST, Action.LOSE_REPLY]
+FAULTS = [*LOST, Action.TWICE]
+PROMPT = tuple(range(3, 35))
+ASKED: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosSite]:
+    async with ChaosSite(tmp_path_factory.mktemp("site"), ("a", "b", "c")) as site:
+        yield site
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tales(site: ChaosSite) -> None:
+    """Deployed once for the tests that only ask it for text."""
+    await site.deploy()
+
+
+class Faulty:
+    """The next call of a method suffers a fault; at the end it must have happened."""
+
+    def __init__(self, site: ChaosSite, method: str, action: Action) -> None:
+        self._site = site
+        self._point = Failpoint(uuid.uuid4().hex, Place.CALL, what=method, action=action)
+
+    async def __aenter__(self) -> None:
+        self._site.arm(COORDINATOR, [self._point])
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            assert self._point.id in self._site.marks(), f"nobody called {self._point.what}"
+
+
+def logged(site: ChaosSite, event: str, **fields: object) -> int:
+    """How often the coordinator has said so."""
+    lines = [json.loads(line) for line in site.daemons[COORDINATOR].log.read_text().splitlines()]
+    return sum(line.get("event") == event and fields.items() <= line.items() for line in lines)
+
+
+async def positions_run(site: ChaosSite) -> int:
+    """Positions that went through first stages so far, once no request is there and every box has let go of all KV."""
+
+    async def idle() -> bool:
+        return (await site.client.deployment(DEPLOYMENT)).active_requests == 0
+
+    await site.until(idle)
+    assert not await Trials(site).nothing_left()
+    return sum(stage.tokens_done for stage in (await site.client.node("a")).stages)
+
+
+async def gone(site: ChaosSite) -> bool:
+    return not await site.client.deployments()
+
+
+@pytest.mark.parametrize("action", FAULTS)
+async def test_a_deployment_is_made_once(site: ChaosSite, action: Action) -> None:
+    name = f"once-{action.value.replace('_', '-')}"
+    async with Faulty(site, "Deploy", action):
+        made = await site.client.deploy(spec(name=name), timeout_s=60)
+    assert (made.phase, made.epoch) == (DeploymentPhase.READY, 1)
+    assert logged(site, "command_sent", kind="PrepareStage", deployment=name) == 3, "one for each stage"
+    with pytest.raises(AlreadyExistsError):
+        await site.client.deploy(spec(name=name))
+    await site.client.delete_deployment(name)
+    await site.until(lambda: gone(site))
+
+
+@pytest.mark.parametrize("action", FAULTS)
+async def test_a_deployment_is_deleted_once(site: ChaosSite, action: Action) -> None:
+    name = f"gone-{action.value.replace('_', '-')}"
+    await site.client.deploy(spec(name=name), timeout_s=60)
+    async with Faulty(site, "DeleteDeployment", action):
+        await site.client.delete_deployment(name)
+    await site.until(lambda: gone(site))
+    assert logged(site, "command_sent", kind="ReleaseStage", deployment=name) == 3
+    assert logged(site, "deployment_forgotten", deployment=name) == 1
+    with pytest.raises(NotFoundError):
+        await site.client.delete_deployment(name)
+    again = await site.client.deploy(spec(name=name), wait=False)
+    assert again.epoch == 2, "the deletion used up an epoch"
+    await site.client.delete_deployment(name)
+    await site.until(lambda: gone(site))
+
+
+async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not_made_twice(site: ChaosSite) -> None:
+    """Killed behind the write: the same call, sent to the coordinator that took its place, gets the first answer."""
+    request = admin_pb2.DeployRequest(operation_id=uuid.uuid4().hex, spec=spec_to_wire(spec(name="killed")))
+    site.arm(COORDINATOR, [Failpoint("killed-after-save", Place.AFTER_SAVE, what="new->loading")])
+
+    async def ask() -> Any:
+        async with open_channel(site.address, None) as channel:
+            return deployment_from_wire((await AdminServiceStub(channel).Deploy(request, timeout=20)).deployment)
+
+    first = asyncio.create_task(ask())
+    await site.daemons[COORDINATOR].wait_ended()
+    await site.start_daemon(COORDINATOR)
+    await asyncio.gather(first, return_exceptions=True)  # gRPC itself may have repeated it, or not
+    assert (await ask()).epoch == 1
+    await site.restore()
+    (made,) = await site.client.deployments()
+    assert (made.spec.name, made.phase) == ("killed", DeploymentPhase.READY)
+    await site.client.delete_deployment("killed")
+    await site.until(lambda: gone(site))
+
+
+@pytest.mark.parametrize("action", FAULTS)
+@pytest.mark.parametrize("method", ["RegisterModel", "PutBlob"])
+async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: str, action: Action) -> None:
+    """PutBlob twice is two clients that send the same model at once."""
+    other = copied_model(tmp_path, f"{method} {action}")
+    if (method, action) == ("PutBlob", Action.TWICE):
+        async with Client(site.address) as second:
+            digests = await asyncio.gather(*(c.add_model(other, "again") for c in (site.client, second)))
+    else:
+        async with Faulty(site, method, action):
+            digests = [await site.client.add_model(other, "again")]
+    digests.append(await site.client.add_model(other, "again"))
+    assert len(set(digests)) == 1
+    assert [model.name for model in await site.client.stored_models()] == ["again", MODEL]
+    await site.client.delete_model("again")
+
+
+@pytest.mark.parametrize("action", FAULTS)
+async def test_a_model_is_deleted_once(site: ChaosSite, tmp_path: Path, action: Action) -> None:
+    await site.client.add_model(copied_model(tmp_path, "to delete"), "again")
+    async with Faulty(site, "DeleteModel", action):
+        await site.client.delete_model("again")
+    assert [model.name for model in await site.client.stored_models()] == [MODEL]
+    with pytest.raises(NotFoundError):
+        await site.client.delete_model("again")
+
+
+@pytest.mark.parametrize("action", FAULTS)
+async def test_a_box_registers_once(site: ChaosSite, action: Action) -> None:
+    before = {node.name: node.node_id for node in await site.client.nodes()}
+    await site.daemons["c"].kill()
+    async with Faulty(site, "Register", action):
+        await site.start_daemon("c")
+    nodes = await site.client.nodes()
+    assert {node.name: node.node_id for node in nodes} == before and len(nodes) == 3
+    assert all(node.connected and not node.starting for node in nodes)
+
+
+@pytest.mark.parametrize("action", FAULTS)
+async def test_a_measurement_is_reported_once(site: ChaosSite, action: Action) -> None:
+    async with Faulty(site, "ReportProfile", action):
+        progress = [event async for event in site.client.profile(nodes=("b",))]
+    assert progress[-1].finished and progress[-1].failure is None
+    names = {node.node_id: node.name for node in await site.client.nodes()}
+    links = [stored.link for stored in (await site.client.node_details("b")).links]
+    ways = [(names[link.sender], names[link.receiver]) for link in links]
+    assert sorted(way for way in ways if way[0] == "b") == [("b", "a"), ("b", "c")]
+
+
+@pytest.mark.parametrize("action", LOST)
+async def test_a_request_that_is_lost_leaves_nothing_behind(site: ChaosSite, tales: None, action: Action) -> None:
+    """Its client is told; what it got was right, and nobody works for it any more. The same id is free for another."""
+    asked = {**ASKED, "max_new_tokens": 96}
+    right = reference_of([event async for event in site.client.generate(DEPLOYMENT, PROMPT, **asked)])
+
+    async def ended_early() -> bool:
+        """False where the boxes were done with it before they heard that nobody waits."""
+        before, got = await positions_run(site), []
+        async with Faulty(site, "Generate", action):
+            with pytest.raises(UnavailableError):
+                async for event in site.client.generate(DEPLOYMENT, PROMPT, request_id="lost", **asked):
+                    got.append(event)
+        assert check(got, right, whole=False).problems == ()
+        return await positions_run(site) - before < len(PROMPT) + 96 - 1
+
+    await site.until(ended_early, 200.0)
+    events = [event async for event in site.client.generate(DEPLOYMENT, PROMPT, request_id="lost", **asked)]
+    assert check(events, right).problems == ()
+
+
+async def test_a_request_that_comes_twice_runs_once(site: ChaosSite, tales: None) -> None:
+    right = reference_of([event async for event in site.client.generate(DEPLOYMENT, PROMPT, **ASKED)])
+
+    async def ask() -> list[Any] | EdgeShardError:
+        try:
+            return [event async for event in site.client.generate(DEPLOYMENT, PROMPT, request_id="two", **ASKED)]
+        except EdgeShardError as error:
+            return error
+
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(ask(), ask())
+    streams = [answer for answer in answers if not isinstance(answer, EdgeShardError)]
+    refused = [answer for answer in answers if isinstance(answer, EdgeShardError)]
+    assert len(streams) == 1 and isinstance(refused[0], AlreadyExistsError) and refused[0].field == "request_id"
+    assert check(streams[0], right).problems == ()
+
+
+@pytest.mark.parametrize("action", FAULTS)
+async def test_a_request_is_cancelled_once(site: ChaosSite, tales: None, action: Action) -> None:
+    """A cancel that may be lost is sent again: that does no harm, and cancels what the first one did not."""
+    stream = site.client.generate(DEPLOYMENT, PROMPT, request_id="away", max_new_tokens=96, ignore_eos=True)
+    events = [await anext(stream)]
+    async with Faulty(site, "Cancel", action):
+        try:
+            await site.client.cancel("away")
+        except UnavailableError:
+            await site.client.cancel("away")
+    events += [event async for event in stream]
+    ends = [event for event in events if isinstance(event, Finished)]
+    assert [end.reason for end in ends] in ([FinishReason.CANCELLED], [FinishReason.LENGTH])
+    positions = [event.position for event in events if isinstance(event, Token)]
+    assert positions == list(range(len(PROMPT), len(PROMPT) + len(positions)))
+    assert not await site.client.cancel("away")
+
+
+def copied_model(directory: Path, mark: str) -> Path:
+    """The demo model with a small file of its own, so that there is something to send."""
+    path = directory / "model"
+    shutil.copytree(DEMO_MODEL, path)
+    generation = path / "generation_config.json"
+    generation.write_text(json.dumps({**json.loads(generation.read_text()), "mark": mark}))
+    return path

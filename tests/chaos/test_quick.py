@@ -1,0 +1,22 @@
+"""Boxes are lost in steps chosen by a seed, and every client gets the tokens of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import run
+
+SEED = "EDGESHARD_CHAOS_SEED"
+"""Names the environment variable that repeats the cases of another run; otherwise they are others each time."""
+
+
+@pytest.mark.timeout(900)
+async def test_no_token_changes_whichever_box_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = int(os.environ.get(SEED, random.randrange(1 << 31)))
+    with capsys.disabled():
+        run.say(f"\n{SEED}={seed} repeats these cases")
+    assert await run.run(run.Options("quick", seed, keep=tmp_path)) == 0, capsys.readouterr().out

@@ -1,0 +1,271 @@
+"""One case on a running site: requests, faults, what came of them, and the site whole again."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from edgeshard import Client
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.generation import Finished, GenerationEvent, Token
+from tests.chaos import matrix
+from tests.chaos.checker import Reference, check, reference_of
+from tests.chaos.failpoints import Action, Failpoint
+from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind
+from tests.chaos.proxy import Proxy
+from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
+
+REQUEST_S = 60.0
+"""For a request to end, however many boxes it loses. A quiet machine needs a second or two."""
+WATCH_S = 0.01
+KV_GONE_S = 20.0
+DELAY_S = 0.02
+NARROW_BPS = 2e6
+SLICE_BYTES = 7
+
+
+@dataclass(slots=True)
+class Stream:
+    """What the client of one request saw, and when, in seconds of a steady clock."""
+
+    ask: Ask
+    events: list[GenerationEvent] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    """When it was asked, and when each token came."""
+    error: EdgeShardError | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.times) - 1
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+    async def run(self, client: Client) -> None:
+        """To its end, or to the error that ended it."""
+        self.times.append(time.monotonic())
+        try:
+            async with aclosing(client.generate(DEPLOYMENT, self.ask.prompt, **self.ask.options)) as events:
+                async for event in events:
+                    self.events.append(event)
+                    if isinstance(event, Token):
+                        self.times.append(time.monotonic())
+                    self.news.set()
+        except EdgeShardError as error:
+            self.error = error
+        self.news.set()
+
+    @property
+    def over(self) -> bool:
+        return self.error is not None or (bool(self.events) and isinstance(self.events[-1], Finished))
+
+    async def has(self, tokens: int) -> None:
+        """Wait for so many tokens, or the end."""
+        while self.tokens < tokens and not self.over:
+            self.news.clear()
+            await self.news.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """A request's right answer, and the median seconds between two of its tokens."""
+
+    reference: Reference
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`problems` is empty when the case holds. `pause_s` is the longest wait of any request for a token, less its wait
+    when nothing goes wrong."""
+
+    case: Case
+    problems: tuple[str, ...]
+    wrong_tokens: int
+    kills: int
+    pause_s: float
+    wall_s: float
+    streams: tuple[Stream, ...] = ()
+    fault_at: float = 0.0
+    """Of the first fault, in seconds of the wall clock."""
+
+
+class Trials:
+    """Runs cases one after the other; those of one dtype share a deployment."""
+
+    def __init__(self, site: ChaosSite) -> None:
+        self.site = site
+        self._dtype: Dtype | None = None
+        self._undisturbed: dict[tuple[Dtype, Ask], Undisturbed] = {}
+        self._count = 0
+        self._disturbed_at: list[float] = []
+        """When the faults of this case's links were set, in seconds of the wall clock."""
+
+    async def run(self, case: Case) -> Outcome:
+        """What came of a case. The site is whole afterwards.
+
+        Raises TimeoutError when that takes too long, and as the undisturbed requests do.
+        """
+        await self._deploy(case.dtype)
+        first, late = matrix.asks(case)
+        undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
+        self._count += 1
+        self._disturbed_at = []
+        points = await self._arm(case)
+        began = time.monotonic()
+        streams = [Stream(ask) for ask in (*first, *late)]
+        problems = await self._serve(case, streams, len(first), set(points))
+        wall_s = time.monotonic() - began
+        marked = self.site.marks()
+        problems += [f"the failpoint {point} did not act" for point in points if point not in marked]
+        problems += [f"{fault.name} did not happen" for fault in case.links if not self._happened(fault, streams[0])]
+        wrong = 0
+        for number, (stream, known) in enumerate(zip(streams, undisturbed, strict=True)):
+            verdict = check(stream.events, known.reference, whole=stream.error is None)
+            wrong += verdict.wrong_tokens
+            problems += [f"request {number}: {problem}" for problem in verdict.problems]
+            if stream.error is not None:
+                problems.append(f"request {number} failed: {stream.error.reason}: {stream.error.message}")
+        await self.site.killed(points)
+        await self.site.restore()
+        pause_s = max(
+            (max(stream.gaps, default=0.0) - known.gap_s for stream, known in zip(streams, undisturbed, strict=True)),
+            default=0.0,
+        )
+        kills = sum(points[point] is Action.KILL for point in points if point in marked)
+        faults = [mark.at for point, mark in marked.items() if point in points] + self._disturbed_at
+        fault_at = min(faults, default=0.0)
+        return Outcome(case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, tuple(streams), fault_at)
+
+    async def nothing_left(self) -> list[str]:
+        """What is wrong with the site at rest: KV that a box still holds. A leak would stay for ever."""
+        began = time.monotonic()
+
+        async def gone() -> bool:
+            waited_s, nodes = time.monotonic() - began, await self.site.client.nodes()
+            heard = all(node.heartbeat_age_s < waited_s for node in nodes)
+            return heard and not any(stage.kv_bytes_in_use for node in nodes for stage in node.stages)
+
+        try:
+            await self.site.until(gone, KV_GONE_S)
+        except TimeoutError:
+            return [f"{node.name} holds KV" for node in await self.site.client.nodes() if _holds_kv(node.stages)]
+        return []
+
+    def forget_site(self, site: ChaosSite) -> None:
+        """Go on with a new site, on which nothing is deployed."""
+        self.site, self._dtype = site, None
+
+    async def _deploy(self, dtype: Dtype) -> None:
+        """Three stages and a spare, as cases want them: with two boxes lost, those that are left share the layers."""
+        if self._dtype is not dtype or len(await self.site.stages()) != STAGES:
+            await self.site.deploy(**dtype.fields)
+            self._dtype = dtype
+
+    async def _known(self, dtype: Dtype, ask: Ask) -> Undisturbed:
+        if (dtype, ask) not in self._undisturbed:
+            stream = Stream(ask)
+            async with asyncio.timeout(REQUEST_S):
+                await stream.run(self.site.client)
+            if stream.error is not None:
+                raise stream.error
+            gap_s = statistics.median(stream.gaps[1:])
+            self._undisturbed[dtype, ask] = Undisturbed(reference_of(stream.events), gap_s)
+        return self._undisturbed[dtype, ask]
+
+    async def _arm(self, case: Case) -> dict[str, Action]:
+        """The failpoints of a case, in the processes that they are of now: their ids and actions."""
+        placed = await self.site.placed()
+        by_process: dict[str, list[Failpoint]] = {}
+        for number, fault in enumerate(case.faults):
+            process = COORDINATOR if fault.at == matrix.COORDINATOR else placed[fault.at]
+            point = Failpoint(
+                f"{self._count}.{number} {fault.name}",
+                fault.place,
+                position=fault.position,
+                what=fault.what,
+                time=fault.time,
+                action=fault.action,
+            )
+            by_process.setdefault(process, []).append(point)
+        for process, points in by_process.items():
+            self.site.arm(process, points)
+        return {point.id: point.action for points in by_process.values() for point in points}
+
+    async def _serve(self, case: Case, streams: Sequence[Stream], first: int, points: set[str]) -> list[str]:
+        """Run the requests under the case's faults, to the end of all."""
+        client = self.site.client
+        running = [asyncio.create_task(stream.run(client)) for stream in streams[:first]]
+        ended = asyncio.Event()
+        nurses = [asyncio.create_task(self._bring_back(None, [COORDINATOR], ended))]
+        nurses.append(asyncio.create_task(self._bring_back(points, self.site.nodes, ended)))
+        helpers = [asyncio.create_task(self._disturb(fault, streams[0])) for fault in case.links]
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                if first < len(streams):
+                    await asyncio.gather(*(stream.has(2) for stream in streams[:first]))
+                    running += [asyncio.create_task(stream.run(client)) for stream in streams[first:]]
+                await asyncio.gather(*running)
+        except TimeoutError:
+            waiting = [str(number) for number, task in enumerate(running) if not task.done()]
+            return [f"after {REQUEST_S:g} s these requests had not ended: {', '.join(waiting)}"]
+        finally:
+            for task in (*running, *helpers):
+                task.cancel()
+            ended.set()  # and not cancelled: a daemon that it is starting must be known
+            ends = await asyncio.gather(*nurses, *helpers, return_exceptions=True)
+            broken = [end for end in ends if isinstance(end, Exception)]
+        return [f"the harness itself failed: {error!r}" for error in broken]
+
+    async def _bring_back(self, points: set[str] | None, names: Sequence[str], ended: asyncio.Event) -> None:
+        """A coordinator comes back at once; boxes do when all that were to be lost are, where one spare is too few."""
+        while not ended.is_set():
+            if points is None or (len(points) > 1 and points <= self.site.marks().keys()):
+                await self.site.start_dead(names)
+            await asyncio.sleep(WATCH_S)
+
+    async def _disturb(self, fault: LinkFault, stream: Stream) -> None:
+        """Set the fault once the client has its tokens."""
+        placed = await self.site.placed()
+        proxy = self.site.proxies[placed[fault.to]]
+        await stream.has(fault.after_tokens)
+        self._disturbed_at.append(time.time())
+        disturb(proxy, fault)
+
+    def _happened(self, fault: LinkFault, stream: Stream) -> bool:
+        if fault.kind is not LinkKind.FLIP:
+            return stream.tokens >= fault.after_tokens
+        return sum(proxy.up.flips_done for proxy in self.site.proxies.values()) >= 1
+
+
+def disturb(proxy: Proxy, fault: LinkFault) -> None:
+    """Do to the link behind this proxy what the fault says."""
+    match fault.kind:
+        case LinkKind.STALL:
+            proxy.stall()
+        case LinkKind.STALL_UP:
+            proxy.up.stall()
+        case LinkKind.STALL_DOWN:
+            proxy.down.stall()
+        case LinkKind.RESET:
+            proxy.reset()
+        case LinkKind.HALF_CLOSE:
+            proxy.half_close(proxy.up)
+        case LinkKind.SLICES:
+            proxy.up.slice_bytes = proxy.down.slice_bytes = SLICE_BYTES
+        case LinkKind.DELAY:
+            proxy.up.delay_s = proxy.down.delay_s = DELAY_S
+        case LinkKind.NARROW:
+            proxy.up.bandwidth_bps = NARROW_BPS
+        case LinkKind.FLIP:
+            proxy.up.flip(fault.detail, bit=fault.detail % 8)
+
+
+def _holds_kv(stages: Sequence[object]) -> bool:
+    return any(getattr(stage, "kv_bytes_in_use", 0) for stage in stages)
