@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
+from bench.many_boxes_report import many_boxes_section
 from edgeshard.planning.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
@@ -79,7 +80,12 @@ $ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --sin
 """
 
 
-def document(rows: Sequence[Row], single_box: Sequence[Row] = (), idle_spin: Sequence[Row] = ()) -> str:
+def document(
+    rows: Sequence[Row],
+    single_box: Sequence[Row] = (),
+    idle_spin: Sequence[Row] = (),
+    many_boxes: Sequence[Row] = (),
+) -> str:
     """The page. Sections that the rows have nothing for are left out."""
     quick = " --quick" if _rounds(rows) < FULL.rounds else ""
     introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows))
@@ -93,6 +99,7 @@ def document(rows: Sequence[Row], single_box: Sequence[Row] = (), idle_spin: Seq
         _beside(rows),
         _single_box(single_box),
         _idle_spin(idle_spin),
+        many_boxes_section(many_boxes),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -354,12 +361,13 @@ def main() -> int:
     parser.add_argument("document", type=Path)
     parser.add_argument("--single-box", type=Path, metavar="FILE", help="of bench.single_box")
     parser.add_argument("--idle-spin", type=Path, metavar="FILE", help="of bench.idle_spin")
+    parser.add_argument("--many-boxes", type=Path, metavar="FILE", help="of bench.many_boxes")
     options = parser.parse_args()
-    rows, single_box, idle_spin = (
+    rows, single_box, idle_spin, many_boxes = (
         json.loads(path.read_text(encoding="utf-8")) if path else []
-        for path in (options.rows, options.single_box, options.idle_spin)
+        for path in (options.rows, options.single_box, options.idle_spin, options.many_boxes)
     )
-    options.document.write_text(document(rows, single_box, idle_spin), encoding="utf-8")
+    options.document.write_text(document(rows, single_box, idle_spin, many_boxes), encoding="utf-8")
     plots = options.document.with_suffix("")
     plots.mkdir(exist_ok=True)
     for name, picture in charts(rows).items():

@@ -33,6 +33,7 @@ from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
 from edgeshard_agent.hosting.dumping import Dumps
+from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
@@ -40,7 +41,7 @@ from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, has_cpu_quota, machine_facts
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.others import OthersWatch
-from edgeshard_agent.net.control import ControlClient
+from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
@@ -84,7 +85,7 @@ async def serve(settings: AgentSettings) -> None:
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
-    control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S)
+    control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S, MAX_RETRY_S)
     data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(2))
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
     await cache.start()
@@ -118,7 +119,9 @@ async def serve(settings: AgentSettings) -> None:
         OthersWatch(threads).share if facts.kind == "cpu" else lambda: 0.0,
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
-    around = HostServices(node_id, worker, servicer, data, tls, clock, client.changed, emulation, links)
+    around = HostServices(
+        node_id, worker, servicer, data, tls, clock, client.changed, emulation, links, client.send_suspicion
+    )
     hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
     dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
@@ -136,6 +139,7 @@ async def serve(settings: AgentSettings) -> None:
         may_spin = emulation is None and has_cores_of_its_own() and not has_cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
         hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
+        await HangCheck(hosting.stages, worker, clock).run()
 
     log.info("listening", address=address, node=settings.name)
     try:

@@ -67,8 +67,8 @@ class EventRing(Generic[StateT, EventT]):
         self._count = 0
 
     def record(self, before: StateT, event: EventT, at: float, refused: str = "") -> None:
-        """Note that `event` was applied to `before`, or refused by it, at `at`."""
-        size = rough_bytes(event, MOST_ENTRY_BYTES)
+        """Note that `event` was applied to `before`, or refused by it, at `at`. An event may know its `rough_bytes`."""
+        size = getattr(event, "rough_bytes", None) or rough_bytes(event, MOST_ENTRY_BYTES)
         self._count += 1
         if size > MOST_ENTRY_BYTES:
             while self._segments and not refused:

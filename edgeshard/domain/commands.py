@@ -11,10 +11,11 @@ from enum import StrEnum
 from typing import Any
 
 from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.trace import StageTrace
@@ -41,7 +42,7 @@ class Registration:
 class Heartbeat:
     """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
     tell. `others_share` is the processor time that others took from the cores the box computes on, as a part of
-    theirs."""
+    theirs. On the wire only the first one of a control stream is whole (`edgeshard.domain.heartbeats`)."""
 
     node_id: NodeId
     incarnation: str
@@ -49,6 +50,20 @@ class Heartbeat:
     memory_available_bytes: int
     huge_pages: HugePages | None = None
     others_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatChange:
+    """What changed since the heartbeat before on the same control stream: stages that are new or differ, stages that
+    are gone, and figures, of which None is as it was. It is `urgent` if a stage is new, gone, at another epoch or in
+    another phase."""
+
+    stages: tuple[StageStatus, ...] = ()
+    removed: tuple[StageKey, ...] = ()
+    memory_available_bytes: int | None = None
+    huge_pages: HugePages | None = None
+    others_share: float | None = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,4 +249,4 @@ class CommandResult:
     trace: StageTrace | None = None
 
 
-AgentMessage = ControlHello | CommandResult | CommandProgress | DumpPart
+AgentMessage = ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected

@@ -36,12 +36,24 @@ class StagePhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StageKey:
+    """Which of a box's stages: it holds at most one of each."""
+
+    deployment: DeploymentName
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageStatus:
     """What a box says of one stage it holds. Sizes in bytes.
 
     `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
     steps that have arrived and wait for their turn. The first stage counts requests: running, and not
     yet admitted; and says into how many micro-batches those that generate go now, 0 before there were any.
+
+    The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
+    it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
+    error that failed the stage.
     """
 
     deployment: DeploymentName
@@ -61,6 +73,13 @@ class StageStatus:
     requests_running: int = 0
     requests_waiting: int = 0
     micro_batches: int = 0
+    step_age_s: float = 0.0
+    step_cpu_s: float = 0.0
+    failure_reason: str = ""
+
+    @property
+    def key(self) -> StageKey:
+        return StageKey(self.deployment, self.stage)
 
 
 @dataclass(frozen=True, slots=True)

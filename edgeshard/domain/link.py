@@ -28,7 +28,27 @@ class LinkWelcome:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkBeacon:
+    """The listening end is there: the bytes that came in over this stream, and the step it wants next."""
+
+    received_bytes: int
+    next_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkPadding:
     """Bytes that mean nothing: the lab fills frames up to an emulated model's size with them."""
 
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSuspected:
+    """What the box of a sending stage tells the coordinator: the link carries nothing, or it has `recovered`."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    from_stage: int
+    to_stage: int
+    recovered: bool
+    why: str

@@ -32,7 +32,6 @@ KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
 _IDEMPOTENT = [
     ("edgeshard.proto.v1.AdminService", ""),
     ("edgeshard.proto.v1.CoordinatorService", "Register"),
-    ("edgeshard.proto.v1.CoordinatorService", "Heartbeat"),
     ("edgeshard.proto.v1.CoordinatorService", "ReportProfile"),
     ("edgeshard.proto.v1.InferenceService", "ListModels"),
     ("edgeshard.proto.v1.ModelStoreService", "GetManifest"),
@@ -57,11 +56,16 @@ _SERVICE_CONFIG = json.dumps(
 
 
 def open_channel(
-    target: str, tls: TlsFiles | None, field: str = "address", ping_timeout_s: float | None = None
+    target: str,
+    tls: TlsFiles | None,
+    field: str = "address",
+    ping_timeout_s: float | None = None,
+    reconnect_s: float = 2.0,
 ) -> grpc.aio.Channel:
     """A channel to `host:port`. Plaintext is refused beyond loopback (DeniedError naming `field`).
 
-    A peer that leaves a ping unanswered for `ping_timeout_s` counts as gone; None leaves it at gRPC's minute.
+    A peer that leaves a ping unanswered for `ping_timeout_s` counts as gone; None leaves it at gRPC's minute. Attempts
+    to connect come at least every `reconnect_s`; a call made between them fails without one.
     """
     check_secure(target, tls, field)
     options: list[tuple[str, int | str]] = [
@@ -70,7 +74,7 @@ def open_channel(
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow link.
         ("grpc.min_reconnect_backoff_ms", 10_000),
-        ("grpc.max_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000)),
         # Several channels to one box must not share a connection: control must not queue behind activations.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),

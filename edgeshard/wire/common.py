@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
@@ -91,6 +91,9 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         requests_running=status.requests_running,
         requests_waiting=status.requests_waiting,
         micro_batches=status.micro_batches,
+        step_age_s=status.step_age_s,
+        step_cpu_s=status.step_cpu_s,
+        failure_reason=status.failure_reason,
     )
 
 
@@ -113,7 +116,18 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         requests_running=message.requests_running,
         requests_waiting=message.requests_waiting,
         micro_batches=message.micro_batches,
+        step_age_s=message.step_age_s,
+        step_cpu_s=message.step_cpu_s,
+        failure_reason=message.failure_reason,
     )
+
+
+def stage_key_to_wire(key: StageKey) -> pb.StageKey:
+    return pb.StageKey(deployment=key.deployment, stage=key.stage)
+
+
+def stage_key_from_wire(message: pb.StageKey) -> StageKey:
+    return StageKey(DeploymentName(message.deployment), message.stage)
 
 
 def huge_pages_to_wire(huge_pages: HugePages) -> pb.HugePages:

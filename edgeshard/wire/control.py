@@ -14,6 +14,7 @@ from edgeshard.domain.commands import (
     ControlMessage,
     DumpPart,
     Heartbeat,
+    HeartbeatChange,
     MeasureCompute,
     Peer,
     PrepareStage,
@@ -25,6 +26,7 @@ from edgeshard.domain.commands import (
     TraceSteps,
 )
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.heartbeats import check_stage_count
 from edgeshard.domain.ids import (
     DeploymentName,
     Epoch,
@@ -35,6 +37,7 @@ from edgeshard.domain.ids import (
     check_id,
     check_name,
 )
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.trace import check_seconds
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.common import (
@@ -46,6 +49,8 @@ from edgeshard.wire.common import (
     huge_pages_to_wire,
     quantisation_from_wire,
     quantisation_to_wire,
+    stage_key_from_wire,
+    stage_key_to_wire,
     stage_status_from_wire,
     stage_status_to_wire,
 )
@@ -98,6 +103,8 @@ def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
 
 
 def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
+    """Raises InvalidArgumentError naming `stages` for more than a box can hold, before any is looked at."""
+    check_stage_count(len(message.stages))
     return Heartbeat(
         node_id=NodeId(message.node_id),
         incarnation=message.incarnation,
@@ -105,6 +112,30 @@ def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
         memory_available_bytes=message.memory_available_bytes,
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
         others_share=message.others_share,
+    )
+
+
+def heartbeat_change_to_wire(change: HeartbeatChange) -> pb.HeartbeatChange:
+    return pb.HeartbeatChange(
+        stages=[stage_status_to_wire(stage) for stage in change.stages],
+        removed=[stage_key_to_wire(key) for key in change.removed],
+        memory_available_bytes=change.memory_available_bytes,
+        huge_pages=huge_pages_to_wire(change.huge_pages) if change.huge_pages is not None else None,
+        others_share=change.others_share,
+        urgent=change.urgent,
+    )
+
+
+def heartbeat_change_from_wire(message: pb.HeartbeatChange) -> HeartbeatChange:
+    """Raises InvalidArgumentError naming `stages` for more than a box can hold, before any is looked at."""
+    check_stage_count(max(len(message.stages), len(message.removed)))
+    return HeartbeatChange(
+        stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
+        removed=tuple(stage_key_from_wire(key) for key in message.removed),
+        memory_available_bytes=message.memory_available_bytes if message.HasField("memory_available_bytes") else None,
+        huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
+        others_share=message.others_share if message.HasField("others_share") else None,
+        urgent=message.urgent,
     )
 
 
@@ -236,6 +267,10 @@ def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
         case ControlHello():
             hello = pb.ControlHello(node_id=message.node_id, incarnation=message.incarnation)
             return pb.ControlRequest(hello=hello)
+        case Heartbeat():
+            return pb.ControlRequest(heartbeat=heartbeat_to_wire(message))
+        case HeartbeatChange():
+            return pb.ControlRequest(heartbeat_change=heartbeat_change_to_wire(message))
         case CommandResult():
             return pb.ControlRequest(result=_result_to_wire(message))
         case CommandProgress():
@@ -245,13 +280,27 @@ def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
             return pb.ControlRequest(progress=progress)
         case DumpPart():
             return pb.ControlRequest(dump=dump_part_to_wire(message))
+        case LinkSuspected():
+            suspected = pb.LinkSuspected(
+                deployment=message.deployment,
+                epoch=message.epoch,
+                from_stage=message.from_stage,
+                to_stage=message.to_stage,
+                recovered=message.recovered,
+                why=message.why,
+            )
+            return pb.ControlRequest(suspected=suspected)
         case _:
             assert_never(message)
 
 
 def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
-    """None for a message of a kind this version does not know. Raises InvalidArgumentError for an impossible trace."""
+    """None for a message of a kind this version does not know. Raises InvalidArgumentError for one that cannot be."""
     match message.WhichOneof("message"):
+        case "heartbeat_change":
+            return heartbeat_change_from_wire(message.heartbeat_change)
+        case "heartbeat":
+            return heartbeat_from_wire(message.heartbeat)
         case "hello":
             return ControlHello(NodeId(message.hello.node_id), message.hello.incarnation)
         case "result":
@@ -261,8 +310,29 @@ def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
             return CommandProgress(OperationId(told.operation_id), told.done, told.total, told.what)
         case "dump":
             return dump_part_from_wire(message.dump)
+        case "suspected":
+            link = message.suspected
+            return LinkSuspected(
+                DeploymentName(link.deployment),
+                Epoch(link.epoch),
+                link.from_stage,
+                link.to_stage,
+                link.recovered,
+                link.why,
+            )
         case _:
             return None
+
+
+def is_heartbeat(message: pb.ControlRequest) -> bool:
+    return message.WhichOneof("message") in ("heartbeat_change", "heartbeat")
+
+
+def is_urgent(message: pb.ControlRequest) -> bool:
+    """Whether a message with a heartbeat has news of a stage. Reads next to nothing of it."""
+    if message.WhichOneof("message") == "heartbeat_change":
+        return message.heartbeat_change.urgent
+    return bool(message.heartbeat.stages)
 
 
 def _result_to_wire(result: CommandResult) -> pb.CommandResult:

@@ -41,6 +41,9 @@ from edgeshard.wire.generation import (
 Frame = pb.Frame
 
 PART_BYTES = 1 << 20
+"""The most of a tensor in one frame, and what a sender takes that knows nothing of the link."""
+LEAST_PART_BYTES = 16 << 10
+"""No part but the last is smaller: a step must not come in so many frames that they cost more than what is in them."""
 MAX_RANK = 4
 MAX_SPANS = 4096
 MAX_HEADER_BYTES = 4 << 20
@@ -75,12 +78,17 @@ class FrameContract:
     window: int
 
     @property
+    def max_bytes(self) -> int:
+        """Of a step's tensor."""
+        return self.max_tokens * self.width * self.dtype.itemsize
+
+    @property
     def max_parts(self) -> int:
-        return max(1, -(-self.max_tokens * self.width * self.dtype.itemsize // PART_BYTES))
+        return max(1, -(-self.max_bytes // LEAST_PART_BYTES))
 
 
-def encode_step(pipeline: str, epoch: int, step: WireStep) -> list[pb.Frame]:
-    """The frames of a step, each with at most 1 MiB of payload."""
+def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PART_BYTES) -> list[pb.Frame]:
+    """The frames of a step, each with at most `part_bytes` of payload, from `LEAST_PART_BYTES` to `PART_BYTES`."""
     header = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number)
     data = b""
     if isinstance(step, ReturnedStep):
@@ -91,14 +99,14 @@ def encode_step(pipeline: str, epoch: int, step: WireStep) -> list[pb.Frame]:
             data = step.hidden.data
             header.tensor.dtype = dtype_to_wire(step.hidden.dtype)
             header.tensor.shape.extend(step.hidden.shape)
-    parts = max(1, -(-len(data) // PART_BYTES))
+    parts = max(1, -(-len(data) // part_bytes))
     header.parts = parts
     if parts == 1:
         return [_seal(header, data)]
-    frames = [_seal(header, data[:PART_BYTES])]
+    frames = [_seal(header, data[:part_bytes])]
     for part in range(1, parts):
         rest = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts)
-        frames.append(_seal(rest, data[part * PART_BYTES : (part + 1) * PART_BYTES]))
+        frames.append(_seal(rest, data[part * part_bytes : (part + 1) * part_bytes]))
     return frames
 
 
@@ -120,19 +128,21 @@ def _checksum(header: bytes, payload: bytes) -> int:
 class Accepted:
     """What a frame completed: `steps` in order, or `repeated`, a step that had come out before and came again.
 
-    `payload_bytes` are the bytes of tensor in the frame.
+    `payload_bytes` are the bytes of tensor in the frame, `parts` those of its step.
     """
 
     steps: tuple[WireStep, ...] = ()
     repeated: int | None = None
     payload_bytes: int = 0
+    parts: int = 1
 
 
 @dataclass(slots=True)
 class _Partial:
-    """A step of which some parts are here."""
+    """A step of which some parts are here. `part_bytes` is the size of each but the last, 0 until one is here."""
 
     parts: int
+    part_bytes: int = 0
     first: pb.FrameHeader | None = None
     payloads: dict[int, bytes] = field(default_factory=dict)
 
@@ -163,7 +173,7 @@ class FrameReader:
         payload = frame.payload
         header, size = self._open(frame, payload), len(payload)
         if header.step < self.next_step:
-            return Accepted((), header.step if header.part == header.parts - 1 else None, size)
+            return Accepted((), header.step if header.part == header.parts - 1 else None, size, header.parts)
         if header.parts == 1 and header.step == self.next_step and header.step not in self._partial:
             self._check_first(header, size)
             step = _decode(header, payload)
@@ -174,15 +184,18 @@ class FrameReader:
         if partial.parts != header.parts:
             raise FrameRefusedError(f"step {header.step} came with two different numbers of parts", field="parts")
         if header.part in partial.payloads:
-            return Accepted(payload_bytes=size)
+            return Accepted(payload_bytes=size, parts=header.parts)
+        self._check_part(header, size, partial.part_bytes)
         if header.part == 0:
             self._check_first(header, size)
             partial.first = header
         else:
-            self._check_continuation(header, size)
+            self._check_continuation(header)
+        if header.part < header.parts - 1:
+            partial.part_bytes = size
         self._partial[header.step] = partial
         partial.payloads[header.part] = payload
-        return Accepted(self._take_complete(), None, size)
+        return Accepted(self._take_complete(), None, size, header.parts)
 
     def _open(self, frame: pb.Frame, payload: bytes) -> pb.FrameHeader:
         """The parsed header of an intact frame that belongs here."""
@@ -215,10 +228,12 @@ class FrameReader:
             raise FrameRefusedError("frame carries the wrong kind of step for this hop", field="body")
         tokens = 0 if returning else _check_plan(header.forward, self.contract.max_tokens)
         expected = self._tensor_bytes(header, tokens)
-        if header.parts != max(1, -(-expected // PART_BYTES)):
-            raise FrameRefusedError(f"{expected} bytes do not travel in {header.parts} parts", field="parts")
-        if payload_bytes != min(expected, PART_BYTES):
+        if header.parts == 1 and payload_bytes != expected:
             raise FrameRefusedError(f"payload has {payload_bytes} bytes of a tensor of {expected}", field="payload")
+        if header.parts > 1 and header.parts != -(-expected // payload_bytes):
+            raise FrameRefusedError(
+                f"{expected} bytes do not travel in {header.parts} parts of {payload_bytes}", field="parts"
+            )
 
     def _tensor_bytes(self, header: pb.FrameHeader, tokens: int) -> int:
         """Bytes of the tensor that goes with `tokens` positions; refuses any other."""
@@ -239,12 +254,27 @@ class FrameReader:
             raise FrameRefusedError(f"tensor is {dtype}, this pipeline is {contract.dtype}", field="dtype")
         return tokens * contract.width * dtype.itemsize
 
-    def _check_continuation(self, header: pb.FrameHeader, payload_bytes: int) -> None:
-        last = header.part == header.parts - 1
+    def _check_part(self, header: pb.FrameHeader, payload_bytes: int, part_bytes: int) -> None:
+        """Parts have one size, the last at most that; together they hold no more than the contract's largest step.
+
+        `part_bytes` is the size of the parts that are here, 0 if none is.
+        """
+        if header.parts == 1:
+            return  # the description says how many bytes it has
+        if header.part == header.parts - 1:
+            fits = 0 < payload_bytes <= (part_bytes or PART_BYTES)
+        else:
+            others_bytes = (header.parts - 1) * payload_bytes
+            is_like_others = payload_bytes == part_bytes or part_bytes == 0
+            fits = is_like_others and payload_bytes >= LEAST_PART_BYTES and others_bytes < self.contract.max_bytes
+        if not fits:
+            raise FrameRefusedError(
+                f"part {header.part} of {header.parts} has {payload_bytes} bytes, others {part_bytes}", field="payload"
+            )
+
+    def _check_continuation(self, header: pb.FrameHeader) -> None:
         if header.WhichOneof("body") or header.HasField("tensor"):
             raise FrameRefusedError("a later part repeats the step's description", field="part")
-        if payload_bytes == 0 or (payload_bytes != PART_BYTES and not last):
-            raise FrameRefusedError(f"part {header.part} has {payload_bytes} bytes", field="payload")
 
     def _take_complete(self) -> tuple[WireStep, ...]:
         steps: list[WireStep] = []

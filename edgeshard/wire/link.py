@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import assert_never
 
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.link import LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.domain.profile import LinkSample
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.wire.frames import Frame
 
-LinkMessage = LinkHello | LinkWelcome | LinkPadding | LinkSample | Frame
+LinkMessage = LinkHello | LinkWelcome | LinkBeacon | LinkPadding | LinkSample | Frame
 
 
 def link_message_to_wire(message: LinkMessage) -> pb.LinkMessage:
@@ -30,6 +30,9 @@ def link_message_to_wire(message: LinkMessage) -> pb.LinkMessage:
             return pb.LinkMessage(hello=hello)
         case LinkWelcome():
             return pb.LinkMessage(welcome=pb.LinkWelcome(next_step=message.next_step))
+        case LinkBeacon():
+            beacon = pb.LinkBeacon(received_bytes=message.received_bytes, next_step=message.next_step)
+            return pb.LinkMessage(beacon=beacon)
         case LinkPadding():
             return pb.LinkMessage(padding=bytes(message.size_bytes))
         case LinkSample():
@@ -56,6 +59,8 @@ def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
             )
         case "welcome":
             return LinkWelcome(message.welcome.next_step)
+        case "beacon":
+            return LinkBeacon(message.beacon.received_bytes, message.beacon.next_step)
         case "padding":
             return LinkPadding(len(message.padding))
         case "timing":

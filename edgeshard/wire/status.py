@@ -79,6 +79,11 @@ async def abort(context: AbortContext, error: EdgeShardError) -> None:
     await context.abort(_GRPC_CODES[int(error.code)], error.message, ((DETAILS_KEY, details),))
 
 
+def is_answer(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a daemon of ours ended the call, and not the connection to it."""
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardError:
     """The typed error behind a failed call; `target` is who was called, for the message."""
     for key, value in error.trailing_metadata() or ():

@@ -22,7 +22,7 @@ from edgeshard import WIRE_VERSION
 from edgeshard.architectures import expected_tensors
 from edgeshard.domain.commands import Registration
 from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.device import DeviceFacts, StageStatus
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName
@@ -36,9 +36,9 @@ from edgeshard.wire.status import from_rpc_error
 from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead
 
 GIB = 1 << 30
-UNDISTURBED = Timings(heartbeat_timeout_s=1e9, reattach_timeout_s=60.0, probe_quiet_s=1e9)
+UNDISTURBED = Timings(heartbeat_timeout_s=1e9, lease_s=0.0, reattach_timeout_s=60.0, probe_quiet_s=1e9)
 """The coordinator measures no links by itself, and however slow the machine is, nobody counts as gone who is not: the
-agents here send no heartbeats."""
+agents here send heartbeats only where a test wants them. Nor is anybody waited for who is gone."""
 
 
 def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128, tied: bool = False) -> ModelManifest:
@@ -115,10 +115,10 @@ class Site:
 
     async def stop(self) -> None:
         """Stop the coordinator as a process end would, then check what it left."""
+        await self.coordinator.stop()
         for agent in self.agents:
             await agent.vanish()
         await self.channel.close()
-        await self.coordinator.stop()
         await self._stack.aclose()
         validate_state(self.coordinator.loop.state)
 
@@ -182,6 +182,12 @@ class Site:
             await agent.connect()
             await self.until(lambda state, agent=agent: state.is_connected(agent.node_id))  # type: ignore[misc]
         return agents
+
+    async def heard(self, agent: FakeAgent, *stages: StageStatus) -> None:
+        """The agent says what it holds, and it is in the state."""
+        before = self.state.nodes[agent.node_id].heard_at
+        await agent.heartbeat(*stages)
+        await self.until(lambda state: state.nodes[agent.node_id].heard_at > before)
 
     def own_inference(self) -> tuple[inference_pb2_grpc.InferenceServiceStub, grpc.aio.Channel]:
         channel = open_channel(self.address, None)

@@ -133,6 +133,20 @@ def test_the_page_tells_of_a_promised_latency() -> None:
     assert "0.271 s at the 99th" in document(rows)
 
 
+def test_the_page_tells_of_many_boxes_where_they_were_measured() -> None:
+    many = {
+        "boxes": 1000,
+        "heartbeats_per_second": 1028.6,
+        "coordinator_processor_share": 0.157,
+        "heartbeat_milliseconds": {"p50": 36.3, "p99": 61.1},
+        "death_noticed_seconds": {"connection_closed": [0.002, 0.0076], "silent": [9.79]},
+        "seconds_until_all_are_back_after_a_restart": 3.29,
+    }
+    rows = [row(), row(dtype="int8")]
+    assert "| 1,000 | 1029 | 15.7 % | 36, 61 | 8 | 9.8 | 3.3 |" in document(rows, many_boxes=[many])
+    assert "Many boxes" not in document(rows)
+
+
 def test_the_short_run_has_every_engine_mode_and_weight_format() -> None:
     from bench.engine_cases import FULL, QUICK
 

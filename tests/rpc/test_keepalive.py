@@ -12,6 +12,7 @@ import pytest
 from edgeshard.rpc import server as server_module
 from edgeshard.rpc.channel import KEEPALIVE_S, open_channel
 from edgeshard.rpc.server import Server
+from tests.support.stalling_proxy import StallingProxy
 
 METHOD = "/tests.Keepalive/Wait"
 SOON_S = 30.0
@@ -25,49 +26,6 @@ def impatient_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server waits a minute for the answer to a ping, which is too long for a test."""
     options = [*server_module._OPTIONS, ("grpc.http2.ping_timeout_ms", int(1000 * PING_TIMEOUT_S))]
     monkeypatch.setattr(server_module, "_OPTIONS", options)
-
-
-class Cable:
-    """A TCP proxy on loopback. Once cut it holds every connection open and passes nothing on, not even their ends."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._whole = asyncio.Event()
-        self._whole.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.address = ""
-
-    def cut(self) -> None:
-        self._whole.clear()
-
-    @asynccontextmanager
-    async def laid(self) -> AsyncIterator[Cable]:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = "{}:{}".format(*server.sockets[0].getsockname())
-        try:
-            yield self
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._target)
-        for source, sink in ((reader, back), (there, writer)):
-            self._tasks.add(asyncio.create_task(self._pass_on(source, sink)))
-
-    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(1 << 16):
-                await self._whole.wait()
-                sink.write(data)
-                await sink.drain()
-            await self._whole.wait()
-        except ConnectionError:
-            await self._whole.wait()
-        finally:
-            sink.close()
 
 
 class Waiting(grpc.GenericRpcHandler):
@@ -88,13 +46,12 @@ class Waiting(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Waiting, Cable]]:
-    """A server of the project behind a cable."""
+async def serving() -> AsyncIterator[tuple[Waiting, StallingProxy]]:
+    """A server of the project behind a cable, which is cut by a stall."""
     handler, server = Waiting(), Server("127.0.0.1:0", None)
     server.grpc.add_generic_rpc_handlers((handler,))
-    host, port = (await server.start()).rsplit(":", 1)
     try:
-        async with Cable(host, int(port)).laid() as cable:
+        async with StallingProxy(await server.start()).running() as cable:
             yield handler, cable
     finally:
         await server.stop(0)
@@ -121,7 +78,7 @@ async def test_a_caller_notices_a_dead_link_because_of_keepalive() -> None:
         careless_channel(cable.address) as careless,
     ):
         call, unaware = await begun(channel), await begun(careless)
-        cable.cut()
+        cable.stall()
         async with asyncio.timeout(SOON_S):
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
         assert not unaware.done(), "it was not keepalive that told"
@@ -134,7 +91,7 @@ async def test_an_idle_channel_notices_a_dead_link() -> None:
         # Beyond the answer to any ping that was sent while there was a call.
         await asyncio.sleep(3 * KEEPALIVE_S)
         assert channel.get_state() is grpc.ChannelConnectivity.READY
-        cable.cut()
+        cable.stall()
         async with asyncio.timeout(SOON_S):
             await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
@@ -144,7 +101,7 @@ async def test_a_server_notices_that_a_caller_is_gone() -> None:
     async with serving() as (handler, cable), careless_channel(cable.address) as careless:
         call = await begun(careless)
         assert not handler.left.is_set()
-        cable.cut()
+        cable.stall()
         async with asyncio.timeout(SOON_S):
             await handler.left.wait()
         assert not call.done()
@@ -160,7 +117,7 @@ async def test_a_quiet_link_is_kept_and_its_death_still_noticed() -> None:
         ended = asyncio.create_task(call.code())
         await asyncio.wait([ended], timeout=QUIET_S)
         assert not ended.done() and not handler.left.is_set()
-        cable.cut()
+        cable.stall()
         async with asyncio.timeout(SOON_S):
             assert await ended is grpc.StatusCode.UNAVAILABLE
             await handler.left.wait()

@@ -36,7 +36,7 @@ class Desk:
         self.make_registration = make_registration
         self.now = 100.0
         # No heartbeats here: nobody counts as silent.
-        self.state = State(instance="run", timings=Timings(heartbeat_timeout_s=1e9))
+        self.state = State(instance="run", timings=Timings(heartbeat_timeout_s=1e9, lease_s=0.0))
         self.sent: list[SendCommand] = []
         self.told: list[Measured] = []
         self.saved: list[SaveMeasurements] = []

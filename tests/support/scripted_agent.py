@@ -11,6 +11,7 @@ import grpc
 
 from edgeshard.domain.commands import (
     ActivateHead,
+    AgentMessage,
     CommandProgress,
     CommandResult,
     ControlHello,
@@ -29,7 +30,6 @@ from edgeshard.proto.v1 import coordinator_pb2_grpc, head_pb2, head_pb2_grpc
 from edgeshard.wire.control import (
     agent_message_to_wire,
     command_from_wire,
-    heartbeat_to_wire,
     registration_to_wire,
     report_to_wire,
 )
@@ -62,6 +62,7 @@ class FakeAgent:
         self.heads: list[FakeHead] = []
         self._channel = channel
         self._call: Any = None
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -73,13 +74,21 @@ class FakeAgent:
 
     async def connect(self) -> None:
         await self.register()
-        self._call = self.stub.Control()
-        await self._call.write(agent_message_to_wire(ControlHello(self.node_id, self.registration.incarnation)))
+        await self.open_stream()
+
+    async def open_stream(self) -> None:
+        """A control stream of a box that is registered."""
+        self._call, self._writing = self.stub.Control(), asyncio.Lock()
+        await self.say(ControlHello(self.node_id, self.registration.incarnation))
         self._task = asyncio.create_task(self._serve(self._call))
 
-    async def heartbeat(self, *stages: StageStatus) -> bool:
-        beat = Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES)
-        return bool((await self.stub.Heartbeat(heartbeat_to_wire(beat), timeout=DEADLINE_S)).known)
+    async def heartbeat(self, *stages: StageStatus) -> None:
+        """A whole one. None is answered."""
+        await self.say(Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES))
+
+    async def say(self, message: AgentMessage) -> None:
+        async with self._writing:
+            await self._call.write(agent_message_to_wire(message))
 
     async def vanish(self) -> None:
         """The process dies: every stream ends at once."""
@@ -127,17 +136,17 @@ class FakeAgent:
         report = self.measured(command) if failure is None else None
         if report is not None:
             await self.report(report)
-        await self._call.write(agent_message_to_wire(CommandResult(operation_id, failure, stage, trace)))
+        await self.say(CommandResult(operation_id, failure, stage, trace))
 
     async def send_dump(self, operation_id: OperationId, text: bytes) -> None:
         for part in parts_of(operation_id, text):
-            await self._call.write(agent_message_to_wire(part))
+            await self.say(part)
 
     async def report(self, report: ProfileReport) -> None:
         await self.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
 
     async def progress(self, operation_id: OperationId, done: int, total: int, what: str) -> None:
-        await self._call.write(agent_message_to_wire(CommandProgress(operation_id, done, total, what)))
+        await self.say(CommandProgress(operation_id, done, total, what))
 
     async def until(self, condition: Callable[[FakeAgent], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self.changed:

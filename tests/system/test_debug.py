@@ -114,7 +114,7 @@ async def test_neither_dump_nor_log_has_anything_of_users_or_secrets(site: Watch
     assert {line["command"] for line in issued if line["kind"] == "SendCommand"} == {"PrepareStage", "ActivateHead"}
     assert {line["kind"] for line in issued} >= {"SaveDeployment", "LoadStage", "OpenHead", "SendResults"}
     assert all((line["deployment"], line["epoch"]) == ("tales", 1) for line in issued if "command" in line)
-    assert {line["kind"] for line in lines if line["event"] == "event_applied"} >= {"HeartbeatReceived", "StageLoaded"}
+    assert {line["kind"] for line in lines if line["event"] == "event_applied"} >= {"HeartbeatsReceived", "StageLoaded"}
     keys = [line for line in site.files.key.read_text().splitlines() if "-----" not in line]
     ids = [str(token) for token in site.tokens]
     runs = [separator.join(ids[i : i + 5]) for i in range(0, len(ids) - 5, 5) for separator in (",", ", ")]

@@ -45,8 +45,12 @@ def returned(number: int) -> ReturnedStep:
     return ReturnedStep(number, StepResult((SampledToken(7, 8, 5, -0.5, top),), (StageTiming(1, 0.0, 0.5),)))
 
 
-def sent(step: WireStep) -> list[pb.Frame]:
-    return encode_step("tales", 3, step)
+PART = 64
+LEAST_PART = 16
+
+
+def sent(step: WireStep, part_bytes: int = PART) -> list[pb.Frame]:
+    return encode_step("tales", 3, step, part_bytes)
 
 
 def nearly(step: WireStep) -> object:
@@ -60,7 +64,8 @@ def nearly(step: WireStep) -> object:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts per step without megabytes of test data."""
-    monkeypatch.setattr(wire, "PART_BYTES", 64)
+    monkeypatch.setattr(wire, "PART_BYTES", PART)
+    monkeypatch.setattr(wire, "LEAST_PART_BYTES", LEAST_PART)
 
 
 def test_steps_survive_the_way() -> None:
@@ -137,6 +142,51 @@ def test_a_payload_of_the_wrong_length_is_refused() -> None:
             reader.accept(reseal(sent(forward(0))[0], lambda h: None, payload))
 
 
+@pytest.mark.parametrize("part_bytes", range(LEAST_PART, PART + 1, 7))
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "last part first"])
+def test_a_sender_chooses_the_size_of_the_parts(part_bytes: int, order: int) -> None:
+    reader = FrameReader(CONTRACT)
+    for number, tokens in enumerate((32, 1, 4, 17)):
+        step = forward(number, tokens)
+        frames = sent(step, part_bytes)
+        assert len(frames) == -(-tokens * WIDTH * 2 // part_bytes)
+        accepted = [reader.accept(frame) for frame in frames[::order]]
+        assert [nearly(s) for a in accepted for s in a.steps] == [nearly(step)]
+        assert {a.parts for a in accepted} == {len(frames)}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_parts_that_differ_in_size_are_refused(first: int) -> None:
+    """Whichever of them comes first: 256 bytes as 64, 64, 64, 64."""
+    frames = sent(forward(0, 16))
+    for other in {0, 1, 2, 3} - {first}:
+        reader = FrameReader(CONTRACT)
+        reader.accept(frames[first])
+        shorter = reseal(frames[other], lambda h: None, frames[other].payload[:48])
+        if 3 not in (first, other):
+            with pytest.raises(FrameRefusedError) as refusal:
+                reader.accept(shorter)
+            assert refusal.value.field in ("payload", "parts")
+            continue
+        # The last may be shorter by itself; then the whole has too few bytes.
+        with pytest.raises(FrameRefusedError):
+            for frame in (shorter, *frames):
+                reader.accept(frame)
+
+
+def test_small_parts_and_many_large_ones_are_refused() -> None:
+    """Neither frames of a byte each, nor more bytes than the contract's largest step, are ever kept."""
+    step = forward(0, 32)
+    with pytest.raises(FrameRefusedError):
+        FrameReader(CONTRACT).accept(sent(step, LEAST_PART - 1)[0])
+    assert CONTRACT.max_bytes == 512 and CONTRACT.max_parts == 32
+    for part in (1, 30):
+        claim = pb.FrameHeader(pipeline="tales", epoch=3, step=0, part=part, parts=32)
+        with pytest.raises(FrameRefusedError):
+            FrameReader(CONTRACT).accept(wire._seal(claim, bytes(PART)))
+        assert not FrameReader(CONTRACT).accept(wire._seal(claim, bytes(LEAST_PART))).steps
+
+
 def test_a_tensor_on_the_return_hop_is_refused() -> None:
     with pytest.raises(FrameRefusedError):
         FrameReader(RETURN).accept(sent(forward(0))[0])
@@ -157,7 +207,7 @@ def test_no_mishap_on_the_way_changes_a_step(rng: random.Random, data: st.DataOb
         streams += 1
         reader.restart_stream()
         window = STEPS[reader.next_step : reader.next_step + CONTRACT.window]
-        stream = [frame for step in window for frame in sent(step)]
+        stream = [frame for step in window for frame in sent(step, rng.randint(LEAST_PART, PART))]
         if streams < 8:
             stream += rng.choices(stream, k=data.draw(st.integers(0, 4)))
             stream += [f for step in STEPS[: reader.next_step] for f in sent(step)][: data.draw(st.integers(0, 3))]

@@ -107,6 +107,14 @@ class Head:
                 if end is not None:
                     self._say(end)
 
+    async def prepare(self) -> None:
+        """Find the slices of what is to be run again, off the event loop."""
+        if (slices := self._epoch.slices) is None:
+            return
+        for entry in self._journal.unfinished():
+            assert entry.accepted is not None
+            await asyncio.to_thread(slices.prepare, len(entry.accepted.prompt_tokens) + len(entry.tokens))
+
     def open(self) -> None:
         """The pipeline is linked: compute."""
         self._is_open = True

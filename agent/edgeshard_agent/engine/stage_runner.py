@@ -20,8 +20,10 @@ from edgeshard.domain.generation import StageTiming
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
-from edgeshard.wire.frames import Frame, encode_step
+from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
+from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
+from edgeshard_agent.engine.running import StepOnThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
@@ -97,7 +99,10 @@ class StageRunner:
         self._steps_done = 0
         self._tokens_done = 0
         self._busy = BusyMeter(clock.now())
+        self._on_thread: StepOnThread | None = None
         self.recorder: StepRecorder | None = None
+        self.part_bytes: Callable[[], int] = lambda: PART_BYTES
+        """How large the frames of a step may be; asked on the compute thread for each step."""
         self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
@@ -112,6 +117,11 @@ class StageRunner:
         self._steps_offered += 1
         self._worker.submit(self._run, step, self._clock.now())
 
+    def running(self) -> tuple[RunningStep, StepPlan] | None:
+        """The step that computes now."""
+        step = self._on_thread
+        return None if step is None else (step.so_far(self._clock.now()), step.plan)
+
     def fail(self, error: EdgeShardError) -> None:
         """Stop for good; the coordinator hears of it and decides."""
         if self.failure is None:
@@ -122,7 +132,7 @@ class StageRunner:
             self._around.broke(error)
 
     def status(self, phase: StagePhase) -> StageStatus:
-        pool = self._model.pool
+        pool, running = self._model.pool, self.running()
         return StageStatus(
             deployment=self.deployment,
             epoch=self.epoch,
@@ -136,6 +146,9 @@ class StageRunner:
             tokens_done=self._tokens_done,
             busy_share=self._busy.share(self._clock.now()),
             steps_waiting=0 if self._has_ended else self._steps_offered - self._steps_begun,
+            step_age_s=running[0].age_s if running else 0.0,
+            step_cpu_s=running[0].cpu_s if running else 0.0,
+            failure_reason=self.failure.reason if self.failure else "",
         )
 
     @property
@@ -149,12 +162,15 @@ class StageRunner:
         if self._has_ended or self._broken:
             return
         ran: _Ran | EdgeShardError
+        self._on_thread = StepOnThread(self._steps_begun, step.plan, self._clock.now())
         try:
             ran = self._compute(step, self._clock.now() - arrived_s)
         except EdgeShardError as error:
             ran = error
         except Exception as error:
             ran = self._crashed(error)
+        finally:
+            self._on_thread = None
         # Steps queued behind it would run on a pool that it left half done.
         self._broken = isinstance(ran, EdgeShardError)
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
@@ -197,6 +213,8 @@ class StageRunner:
             # From the time the device could have begun, so that this machine's own overhead is not added.
             could_begin = max(began - waited_s, self._free_at)
             self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, step.plan))
+            if self._on_thread is not None:
+                self._on_thread.waits(self._clock.now())
             time.sleep(max(0.0, self._free_at - self._clock.now()))
         timing = StageTiming(self.index, waited_s, self._clock.now() - began)
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
@@ -207,7 +225,7 @@ class StageRunner:
             result = ForwardStep(step.number, step.plan, hidden, timings)
         # The only stage of a pipeline hands its result to the head beside it: nothing travels.
         alone = self._model.is_first and self._model.is_last
-        frames = [] if alone else encode_step(self.deployment, self.epoch, result)
+        frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
         return _Ran(result, frames, began, self._clock.now())
 
     def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:

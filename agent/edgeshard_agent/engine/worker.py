@@ -10,15 +10,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from edgeshard.domain.errors import UnavailableError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def step_hangs() -> UnavailableError:
+    return UnavailableError(
+        "a step hangs in the compute thread of this box, and nothing else can compute there; restart its agent",
+        reason="STAGE_HUNG",
+    )
+
+
 class ComputeThread:
-    """One thread, calls in order. `threads` is how many cores torch may use inside a call."""
+    """One thread, calls in order. `threads` is how many cores torch may use inside a call.
+
+    It `hangs` from `give_up` until the call that it has returns after all.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
+        self.hangs = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
 
     def _prepare(self) -> None:
@@ -27,7 +40,12 @@ class ComputeThread:
         torch.set_num_threads(self._threads)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a call on the thread and wait for it. Cancelling the wait does not stop a call that has begun."""
+        """Run a call on the thread and wait for it. Cancelling the wait does not stop a call that has begun.
+
+        Raises UnavailableError while the thread hangs.
+        """
+        if self.hangs:
+            raise step_hangs()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
@@ -38,6 +56,14 @@ class ComputeThread:
         millisecond each while the caches hold weights instead of Python.
         """
         self._executor.submit(function, *args, **kwargs)
+
+    def give_up(self) -> None:
+        """The call that the thread has does not seem to return."""
+        self.hangs = True
+        self._executor.submit(self._goes_on)
+
+    def _goes_on(self) -> None:
+        self.hangs = False
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

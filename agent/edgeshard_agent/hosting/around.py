@@ -13,6 +13,7 @@ from edgeshard.domain.commands import CommandProgress, PrepareStage, ProfileRepo
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.profile import MeasuredLink
 from edgeshard.rpc.tls import TlsFiles
@@ -78,6 +79,8 @@ class HostServices:
     """In the lab: the device and links that this box emulates."""
     links: LiveLinks | None = None
     """Takes the link samples of live traffic; None in the lab, whose links are not its sockets."""
+    suspect: Callable[[LinkSuspected], None] = lambda suspected: None
+    """Told when a link to a next stage carries nothing any more, and when it does again."""
 
 
 Progress = Callable[[int, int], None]

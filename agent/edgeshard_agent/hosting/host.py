@@ -115,6 +115,9 @@ class Hosting:
         held = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
         return (*loading, *held)
 
+    def stages(self) -> tuple[HostedStage, ...]:
+        return tuple(self._stages.values())
+
     def recorded(self) -> tuple[AgentState, RingView[AgentState, Event]]:
         """The state, and the newest events that led to it."""
         return self._state, self._ring.view(self._state)
@@ -283,7 +286,8 @@ class Hosting:
         # the collector alone would leave its weights where they are.
         self._around.worker.submit(stage.loaded.model.release)
         del stage
-        await self._around.worker.run(gc.collect)
+        if not self._around.worker.hangs:  # else its memory comes back when the step does
+            await self._around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
         self.post(StageBroke(deployment, epoch))

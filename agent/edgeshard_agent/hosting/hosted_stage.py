@@ -14,6 +14,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract
+from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.head import Epoch as HeadEpoch
 from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepRecorder
@@ -52,6 +53,8 @@ class HostedStage:
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
+        if (sender := self._sender) is not None:
+            self._runner.part_bytes = lambda: sender.part_bytes
         self._recorder: StepRecorder | None = None
         self._stream: HeadStream | None = None
         self._stopped = False
@@ -69,6 +72,7 @@ class HostedStage:
         prepare = self.prepare
         if self.head is None:
             raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
+        await self.head.prepare()
         if self._sender is not None:
             await self._sender.connected.wait()
         assert self._stream is not None
@@ -99,6 +103,19 @@ class HostedStage:
             requests_waiting=stats.waiting,
             micro_batches=stats.micro_batches,
         )
+
+    def running(self) -> RunningStep | None:
+        """The step that computes now, with what the placement's costs say that it takes."""
+        running, costs = self._runner.running(), self.prepare.placement.costs
+        if running is None or not costs:
+            return None if running is None else running[0]
+        step, plan = running
+        pieces = [(span.first_position, span.token_count) for span in plan.spans]
+        return replace(step, predicted_s=costs[self.prepare.stage].step_s(pieces))
+
+    def fail(self, error: EdgeShardError) -> None:
+        """The stage cannot go on."""
+        self._runner.fail(error)
 
     async def trace(self, seconds: float) -> StageTrace:
         """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which returns what it had."""
@@ -161,7 +178,10 @@ class HostedStage:
             slow = EmulatedLink(link.bandwidth_bps, link.latency_s, emulation.activation_bytes, self._window)
         links = self._around.links
         on_timing = partial(links.heard, receiver.node_id) if links is not None else lambda sample: None
-        return LinkSender(hop, self._window, self._around.tls, lambda error: self._runner.fail(error), slow, on_timing)
+        around = self._around
+        return LinkSender(
+            hop, self._window, around.tls, lambda error: self._runner.fail(error), slow, on_timing, around.suspect
+        )
 
     def _make_receiver(self) -> LinkReceiver:
         prepare, shape = self.prepare, self.loaded.model.shape

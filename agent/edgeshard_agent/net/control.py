@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -17,18 +18,20 @@ from edgeshard.domain.commands import (
     ControlMessage,
     DumpPart,
     Heartbeat,
+    HeartbeatChange,
     ProfileReport,
     Registration,
 )
 from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, change_between, with_change
 from edgeshard.domain.ids import OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.wire.control import (
     agent_message_to_wire,
     command_from_wire,
-    heartbeat_to_wire,
     registration_to_wire,
     report_to_wire,
 )
@@ -39,7 +42,7 @@ from edgeshard_agent.net.task_group import until_one_ends
 log = structlog.get_logger()
 
 RETRY_S = 0.3
-MAX_RETRY_S = 3.0
+MAX_RETRY_S = 0.5
 # Stage phases change in bursts; one heartbeat for a burst is enough.
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
@@ -55,6 +58,11 @@ _FATAL = frozenset(
 )
 
 Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
+
+
+def drawn(delay_s: float) -> float:
+    """From half of it up: the boxes of a coordinator that restarted must not come all at once."""
+    return delay_s * random.uniform(0.5, 1.0)
 
 
 class ControlClient:
@@ -88,7 +96,7 @@ class ControlClient:
         self._others_share = others_share
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
-        self._interval_s = 1.0
+        self._writing = asyncio.Lock()
         self._told_started = False
         self.joined = asyncio.Event()
         self.placeable = asyncio.Event()
@@ -104,6 +112,9 @@ class ControlClient:
 
     def send_progress(self, progress: CommandProgress) -> None:
         self._outgoing.put_nowait(progress)
+
+    def send_suspicion(self, suspected: LinkSuspected) -> None:
+        self._outgoing.put_nowait(suspected)
 
     def send_dump(self, operation_id: OperationId, text: bytes) -> None:
         for part in parts_of(operation_id, text):
@@ -138,13 +149,12 @@ class ControlClient:
                 log.info("coordinator_lost", reason=error.reason, why=error.message)
             except asyncio.InvalidStateError:
                 log.info("coordinator_lost", reason="UNAVAILABLE", why="the stream ended while a result was written")
-            await asyncio.sleep(delay)
+            await asyncio.sleep(drawn(delay))
             delay = min(2 * delay, MAX_RETRY_S)
 
     async def _register(self) -> None:
         registration = self._registration
-        answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
-        self._interval_s = answer.heartbeat_interval_s or 1.0
+        await self._stub.Register(registration_to_wire(registration), timeout=5)
         self._told_started = not registration.starting
         log.info("registered", coordinator=self._target, starting=registration.starting)
         self._check_placeable()
@@ -160,7 +170,7 @@ class ControlClient:
         hello = ControlHello(self._registration.node_id, self._registration.incarnation)
         await call.write(agent_message_to_wire(hello))
         try:
-            await until_one_ends(self._read(call), self._write(call), self._send_heartbeats())
+            await until_one_ends(self._read(call), self._write(call), self._send_heartbeats(call))
         finally:
             call.cancel()
             self._drop_dumps()
@@ -198,7 +208,8 @@ class ControlClient:
                     continue
                 failure = InternalError("the box's answer could not be sent; its log says why")
                 request = agent_message_to_wire(CommandResult(message.operation_id, failure))
-            await call.write(request)
+            async with self._writing:
+                await call.write(request)
 
     def _drop_dumps(self) -> None:
         """Whoever asked over a stream that ended waits no more."""
@@ -207,22 +218,33 @@ class ControlClient:
             if not isinstance(message, DumpPart):
                 self._outgoing.put_nowait(message)
 
-    async def _send_heartbeats(self) -> None:
-        node_id, incarnation = self._registration.node_id, self._registration.incarnation
+    async def _send_heartbeats(self, call: Control) -> None:
+        """The first of the stream whole, then what changed. Each is made when it can be written, and so is never old:
+        a stage whose release was answered is in none that follows."""
+        told: Heartbeat | None = None
         while True:
             if not (self._told_started or self._registration.starting):
                 await self._register()
             huge_pages = await self._huge_pages(self._statuses())
-            heartbeat = Heartbeat(
-                node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages, self._others_share()
-            )
-            answer = await self._stub.Heartbeat(heartbeat_to_wire(heartbeat), timeout=5)
-            if not answer.known:
-                raise UnavailableError("the coordinator does not know this box any more")
+            async with self._writing:
+                now = self._heartbeat(huge_pages)
+                said: Heartbeat | HeartbeatChange = now
+                if told is None:
+                    told = now
+                else:
+                    said = change_between(told, now)
+                    told = with_change(told, said)
+                await call.write(agent_message_to_wire(said))
             try:
-                await asyncio.wait_for(self._changed.wait(), self._interval_s)
+                await asyncio.wait_for(self._changed.wait(), HOLDING_INTERVAL_S if now.stages else IDLE_INTERVAL_S)
                 if self._told_started:
                     await asyncio.sleep(PROMPT_HEARTBEAT_S)
             except TimeoutError:
                 pass
             self._changed.clear()
+
+    def _heartbeat(self, huge_pages: HugePages | None) -> Heartbeat:
+        node_id, incarnation = self._registration.node_id, self._registration.incarnation
+        return Heartbeat(
+            node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages, self._others_share()
+        )

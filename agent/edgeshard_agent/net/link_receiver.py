@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import structlog
@@ -20,18 +23,23 @@ from edgeshard.domain.errors import (
     WireVersionError,
 )
 from edgeshard.domain.ids import DeploymentName
-from edgeshard.domain.link import LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.domain.step import WireStep
 from edgeshard.profiles.links import Arrivals
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
-from edgeshard.wire.frames import Frame, FrameContract, FrameReader
+from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
+from edgeshard_agent.net.first_request import first_request
+from edgeshard_agent.net.link_watch import BEACON_S
 from edgeshard_agent.net.probes import serve_probe
+from edgeshard_agent.net.task_group import heed
 
 log = structlog.get_logger()
 
 _ENDED = "LINK_ENDED"
+_CLOSED = "the stage is closed"
+_REPLACED = "a newer stream took this one's place"
 
 Context = grpc.aio.ServicerContext[pb.ExchangeRequest, pb.ExchangeResponse]
 ProbeContext = grpc.aio.ServicerContext[pb.ProbeRequest, pb.ProbeResponse]
@@ -55,50 +63,127 @@ class LinkReceiver:
         self._reader = FrameReader(contract)
         self._deliver = deliver
         self._repeat = repeat
-        self._stream: asyncio.Task[None] | None = None
+        self._stream: _Stream | None = None
         self._closed = False
 
     async def serve(self, context: Context) -> None:
-        """Read one stream to its end. A newer stream of the same hop replaces it, with UnavailableError."""
-        current = asyncio.current_task()
-        if self._stream is not None and not self._stream.done():
-            self._stream.cancel()
-        self._stream = current
-        try:
-            await self._read(context, current)
-        except asyncio.CancelledError:
-            if not self._closed and self._stream is current:
-                raise  # gRPC itself: the other side is gone
-            # A handler that is only cancelled leaves its call open, and the sender would write in vain.
-            why = "the stage is closed" if self._closed else "a newer stream took this one's place"
-            raise UnavailableError(f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED) from None
-
-    async def _read(self, context: Context, current: asyncio.Task[None] | None) -> None:
+        """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError."""
+        if self._closed:
+            raise self._ended(_CLOSED)
+        if self._stream is not None:
+            self._stream.end(_REPLACED)
+        stream = self._stream = _Stream(context, self._take, lambda: self._reader.next_step)
         self._reader.restart_stream()
-        await context.write(_response(LinkWelcome(self._reader.next_step)))
-        arrivals = Arrivals()
-        while isinstance(message := await context.read(), pb.ExchangeRequest):
-            if self._stream is not current:
-                return
-            frame = link_message_from_wire(message.message)
-            if isinstance(frame, LinkPadding):
-                continue
-            if not isinstance(frame, Frame):
-                raise InvalidArgumentError("a link carries frames behind its hello", field="message")
-            accepted = self._reader.accept(frame)
-            completes = bool(accepted.steps) or accepted.repeated is not None
-            sample = arrivals.part(time.monotonic(), accepted.payload_bytes, completes)
-            for step in accepted.steps:
-                self._deliver(step)
-            if accepted.repeated is not None:
-                self._repeat(accepted.repeated)
-            if sample is not None:
-                await context.write(_response(sample))
+        why = await stream.run(LinkWelcome(self._reader.next_step))
+        if why is not None:
+            raise self._ended(why)
 
     def close(self) -> None:
         self._closed = True
         if self._stream is not None:
-            self._stream.cancel()
+            self._stream.end(_CLOSED)
+
+    def _take(self, frame: Frame) -> Accepted:
+        accepted = self._reader.accept(frame)
+        for step in accepted.steps:
+            self._deliver(step)
+        if accepted.repeated is not None:
+            self._repeat(accepted.repeated)
+        return accepted
+
+    def _ended(self, why: str) -> UnavailableError:
+        return UnavailableError(f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED)
+
+
+class _Stream:
+    """One stream of a hop. One task reads, one writes, and neither waits for the other.
+
+    No task of it is cancelled: gRPC keeps an operation whose task is gone, refuses the next, and the call stays open.
+    `end` makes the writing task stop behind its write; the reading one ends with the call.
+    """
+
+    def __init__(self, context: Context, take: Callable[[Frame], Accepted], next_step: Callable[[], int]) -> None:
+        self._context = context
+        self._take = take
+        self._next_step = next_step
+        self._arrivals = Arrivals()
+        self._kept: tuple[Frame, Accepted] | None = None
+        """The newest frame and its step. Were their memory freed before the next comes, the system would take it back
+        and have to give it again page by page: 2 ms for a step of 2 MiB."""
+        self._received_bytes = 0
+        self._unsent: deque[LinkMessage] = deque()
+        self._beacon_at = 0.0
+        self._wake = asyncio.Event()
+        self._over = False
+        self._why: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def end(self, why: str) -> None:
+        self._stop()
+        if not self._why.done():
+            self._why.set_result(why)
+
+    def _stop(self) -> None:
+        self._over = True
+        self._wake.set()
+
+    async def run(self, welcome: LinkWelcome) -> str | None:
+        """Serve until the caller has said all, or until `end`: then why. Raises what is wrong with a frame."""
+        self._unsent.append(welcome)
+        reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        for task in (reading, writing):
+            task.add_done_callback(heed)
+        ends: set[asyncio.Future[Any]] = {reading, writing, self._why}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when gRPC itself cancels: the caller is gone
+            self._stop()
+        # No status may be sent during a write.
+        await asyncio.wait({writing})
+        writing.result()
+        if not self._why.done():
+            await asyncio.wait({reading})
+        if reading.done():
+            reading.result()
+        return self._why.result() if self._why.done() else None
+
+    async def _read(self) -> None:
+        with contextlib.suppress(grpc.aio.BaseError):  # the call is over
+            while isinstance(message := await self._context.read(), pb.ExchangeRequest) and not self._over:
+                self._came(link_message_from_wire(message.message))
+
+    def _came(self, message: LinkMessage | None) -> None:
+        if isinstance(message, LinkPadding):
+            self._received_bytes += message.size_bytes
+            return
+        if not isinstance(message, Frame):
+            raise InvalidArgumentError("a link carries frames behind its hello", field="message")
+        accepted = self._take(message)
+        self._kept = (message, accepted)
+        self._received_bytes += accepted.payload_bytes
+        completes = bool(accepted.steps) or accepted.repeated is not None
+        sample = self._arrivals.part(time.monotonic(), accepted.payload_bytes, completes)
+        if sample is not None:
+            self._unsent.append(sample)
+        if completes and accepted.parts > 1:
+            # At once: the sender learns from it how long the parts took.
+            self._beacon_at = 0.0
+            self._wake.set()
+
+    async def _write(self) -> None:
+        """The welcome, timings, and beacons; each as soon as it is there or due."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(grpc.aio.BaseError):  # the call is over
+            while not self._over:
+                if self._unsent:
+                    await self._context.write(_response(self._unsent.popleft()))
+                elif self._beacon_at <= loop.time():
+                    self._beacon_at = loop.time() + BEACON_S
+                    await self._context.write(_response(LinkBeacon(self._received_bytes, self._next_step())))
+                else:
+                    self._wake.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(self._beacon_at):
+                            await self._wake.wait()
 
 
 def _response(message: LinkMessage) -> pb.ExchangeResponse:
@@ -122,7 +207,7 @@ class StageServicer(StageServiceServicer):
             former.close()
 
     async def Exchange(self, request_iterator: object, context: Context) -> None:
-        first = await context.read()
+        first = await first_request(context, "hello")
         hello = link_message_from_wire(first.message) if isinstance(first, pb.ExchangeRequest) else None
         if not isinstance(hello, LinkHello):
             raise InvalidArgumentError("a link begins with a hello", field="hello")

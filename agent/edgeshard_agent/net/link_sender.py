@@ -1,4 +1,7 @@
-"""The sending end of a hop: dials the neighbour, resends what a broken stream lost, and never blocks the stage."""
+"""The sending end of a hop: dials the neighbour, resends what a broken stream lost, and never blocks the stage.
+
+It also notices a link that carries nothing although its connection stands, and says so (`link_watch`).
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,21 @@ import structlog
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.link import LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkSuspected, LinkWelcome
 from edgeshard.domain.profile import LinkSample
-from edgeshard.domain.step import WireStep
+from edgeshard.domain.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
-from edgeshard.wire.status import from_rpc_error
+from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
+from edgeshard_agent.net.link_watch import TICK_S, LinkWatch
+from edgeshard_agent.net.part_size import PartSize
+from edgeshard_agent.net.task_group import until_one_ends
 
 log = structlog.get_logger()
 
@@ -85,6 +91,9 @@ class LinkSender:
     the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
     that a retry cannot change, `on_timing` with the receiver's timing of a large step. `recorder`, while there
     is one, is told when a step's last frame is handed to gRPC (in the lab: when it is all at the other end).
+
+    `on_suspect` hears when the link carries nothing any more, and when it does again. Meanwhile the receiver is dialled
+    over new connections: a dead one may be all that is wrong.
     """
 
     def __init__(
@@ -95,6 +104,7 @@ class LinkSender:
         on_fatal: Callable[[EdgeShardError], None],
         slow: SlowLink | None = None,
         on_timing: Callable[[LinkSample], None] = lambda sample: None,
+        on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None,
     ) -> None:
         self.hop = hop
         self._outbox = Outbox(window)
@@ -103,14 +113,23 @@ class LinkSender:
         self._tls = tls
         self._on_fatal = on_fatal
         self._on_timing = on_timing
+        self._on_suspect = on_suspect
+        self._parts = PartSize(window)
+        self._watch = LinkWatch(0.0)
         self.recorder: StepRecorder | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self.connected = asyncio.Event()
 
+    @property
+    def part_bytes(self) -> int:
+        """How large the parts of the next step should be; for any thread."""
+        return self._parts.bytes
+
     def start(self) -> None:
-        self._channel = open_channel(self.hop.target, self._tls, "address")
+        self._watch = LinkWatch(asyncio.get_running_loop().time())
+        self._channel = self._connection()
         self._task = asyncio.create_task(self._run(), name=f"link-{self.hop.from_stage}-{self.hop.to_stage}")
 
     async def stop(self) -> None:
@@ -122,6 +141,8 @@ class LinkSender:
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         self._outbox.put(step.number, frames)
+        hidden = step.hidden if isinstance(step, ForwardStep) else None
+        self._parts.note(step.number, 0 if hidden is None else len(hidden.data))
         if self._slow is not None:
             self._slow.note(step)
         self._wake.set()
@@ -132,11 +153,47 @@ class LinkSender:
             self._wake.set()
 
     async def _run(self) -> None:
+        """Until the receiver refuses for good; over another connection whenever the link is suspect."""
         assert self._channel is not None
-        stub = StageServiceStub(self._channel)
+        try:
+            while True:
+                await until_one_ends(self._dial(StageServiceStub(self._channel)), self._until_suspect())
+                await self._channel.close()
+                self._channel = self._connection()
+        except EdgeShardError as error:
+            self._on_fatal(error)
+        except Exception as error:
+            # No one awaits this task: if it died, the pipeline would wait for ever.
+            log.exception("link_crashed", deployment=self.hop.deployment, hop=self._hop_name)
+            self._on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
+
+    def _connection(self) -> grpc.aio.Channel:
+        return open_channel(self.hop.target, self._tls, "address")
+
+    async def _until_suspect(self) -> None:
+        fault = None
+        while fault is None:
+            await asyncio.sleep(TICK_S)
+            fault = self._watch.tick(asyncio.get_running_loop().time())
+        log.warning("link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
+        if fault.is_new:
+            self._say(recovered=False, why=fault.why)
+
+    def _say(self, *, recovered: bool, why: str) -> None:
+        hop = self.hop
+        self._on_suspect(LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why))
+
+    @property
+    def _hop_name(self) -> str:
+        return f"{self.hop.from_stage}->{self.hop.to_stage}"
+
+    async def _dial(self, stub: StageServiceStub) -> None:
+        """Open streams, one after the other ends, and write. Raises what a retry cannot change."""
+        loop = asyncio.get_running_loop()
         delay = FIRST_RETRY_S
         while True:
             call: Exchange = stub.Exchange()
+            answered = False
             try:
                 await self._open(call)
                 delay = FIRST_RETRY_S
@@ -144,14 +201,12 @@ class LinkSender:
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, self.hop.target)
                 if typed.code in _FATAL or typed.reason in _FATAL_REASONS:
-                    self._on_fatal(typed)
-                    return
-                log.info("link_retry", hop=f"{self.hop.from_stage}->{self.hop.to_stage}", reason=typed.reason)
-            except EdgeShardError as error:
-                self._on_fatal(error)
-                return
+                    raise typed from None
+                answered = is_answer(error)
+                log.info("link_retry", hop=self._hop_name, reason=typed.reason)
             finally:
                 self.connected.clear()
+                self._watch.closed(answered, loop.time())
                 call.cancel()
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_RETRY_S)
@@ -176,10 +231,12 @@ class LinkSender:
             raise InternalError(f"{self.hop.target} answered a hello with something else than a welcome")
         self._flight.clear()
         self._outbox.rewind(welcome.next_step)
+        self._parts.restarted()
+        self._watch.welcomed(welcome.next_step, asyncio.get_running_loop().time())
         self.connected.set()
 
     async def _stream(self, call: Exchange) -> None:
-        """Write until the stream ends. The receiver sends nothing more but timings, so a finished read is the end."""
+        """Write until the stream ends. Apart from this the receiver's beacons and timings are read."""
         loop = asyncio.get_running_loop()
         ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
@@ -209,7 +266,13 @@ class LinkSender:
             await asyncio.gather(ended, return_exceptions=True)
 
     def _heard(self, message: LinkMessage | None) -> None:
-        if isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
+        if isinstance(message, LinkBeacon):
+            now = asyncio.get_running_loop().time()
+            self._parts.received(message.next_step, now)
+            if self._watch.beacon(message, now):
+                log.info("link_recovered", deployment=self.hop.deployment, hop=self._hop_name)
+                self._say(recovered=True, why="")
+        elif isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
             self._on_timing(message)
 
     async def _put_on_link(self, slow: SlowLink, call: Exchange, step: int, frames: list[Frame]) -> None:
@@ -222,6 +285,9 @@ class LinkSender:
             await _write(call, LinkPadding(piece))
 
     async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
+        now = asyncio.get_running_loop().time()
+        self._watch.sent(step, now)
+        self._parts.sent(step, now)
         for frame in frames:
             if self.recorder is not None and frame is frames[-1]:
                 # Before the write: after it the receiver may have the step already, which would misalign the clocks.

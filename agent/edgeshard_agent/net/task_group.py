@@ -1,4 +1,4 @@
-"""Coroutines that end together, such as the two directions of a stream."""
+"""Coroutines that end together, such as the two directions of a stream, and tasks that are left to end alone."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def heed(task: asyncio.Task[Any]) -> None:
+    """A callback for a task that nobody may be waiting for when it ends: its error is no news then."""
+    if not task.cancelled():
+        task.exception()

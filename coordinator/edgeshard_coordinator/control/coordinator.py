@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import suppress
-from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import InternalError, UnavailableError
@@ -26,6 +25,7 @@ from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.control.traffic import TrafficBook
+from edgeshard_coordinator.core import eviction
 from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import State, Timings
@@ -83,8 +83,8 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
-        state = replace(state, frozen_until=now + self._timings.heartbeat_timeout_s)
-        self.loop.state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
+        state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
+        self.loop.state = eviction.started(state, now)
         self.front.traffic.restore(await self._store.load_traffic())
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)

@@ -1,4 +1,4 @@
-"""What agents call: register, the control stream, heartbeats, profiles."""
+"""What agents call: register, the control stream with its heartbeats, profiles."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, DumpPart
-from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnavailableError, WireVersionError
+from edgeshard.domain.commands import (
+    CommandProgress,
+    CommandResult,
+    ControlHello,
+    DumpPart,
+)
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    WireVersionError,
+)
 from edgeshard.domain.ids import NodeId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
 from edgeshard.rpc.tls import split_address
@@ -20,17 +32,21 @@ from edgeshard.wire.control import (
     agent_message_from_wire,
     command_to_wire,
     heartbeat_from_wire,
+    is_heartbeat,
     registration_from_wire,
     report_from_wire,
 )
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
+from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
+from edgeshard_coordinator.control.hello import first_message
 from edgeshard_coordinator.control.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.events import (
     CommandAnswered,
-    HeartbeatReceived,
+    HeartbeatsReceived,
+    LinkReported,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
@@ -40,8 +56,6 @@ from edgeshard_coordinator.core.measurements import check_profile
 
 log = structlog.get_logger()
 
-HEARTBEAT_INTERVAL_S = 1.0
-
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls, traces: Traces, dumps: Dumps) -> None:
@@ -50,6 +64,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._calls = calls
         self._traces = traces
         self._dumps = dumps
+        self.batches = HeartbeatBatches(loop)
         self.closing = False
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
@@ -59,13 +74,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
-        return pb.RegisterResponse(wire_version=WIRE_VERSION, heartbeat_interval_s=HEARTBEAT_INTERVAL_S)
+        return pb.RegisterResponse(wire_version=WIRE_VERSION)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        try:
-            await self._loop.ask(HeartbeatReceived(heartbeat_from_wire(request), self._loop.now()))
-        except NotFoundError:
+        """Of agents from before heartbeats came on the control stream."""
+        heartbeat = heartbeat_from_wire(request)
+        node = self._loop.state.nodes.get(heartbeat.node_id)
+        if node is None or node.incarnation != heartbeat.incarnation:
             return pb.HeartbeatResponse(known=False)
+        await self._loop.ask(HeartbeatsReceived((heartbeat,), self._loop.now()))
         return pb.HeartbeatResponse(known=True)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
@@ -87,7 +104,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if node is None or node.incarnation != hello.incarnation:
             # Before its stream can replace that of the real box.
             raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
-        connection = self._hub.open(node_id)
+        connection = self._hub.open(node_id, hello.incarnation)
         reader: asyncio.Task[None] | None = None
 
         def ended(_: object = None) -> None:
@@ -104,29 +121,52 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         log.info("node_connected", node_id=node_id)
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
+            if isinstance(item, EdgeShardError):
+                log.warning("control_stream_refused", node_id=node_id, reason=item.reason, error=item.message)
+                raise item
             yield command_to_wire(*item)
 
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
             async for message in messages:
+                if is_heartbeat(message):
+                    self.batches.heard(connection, message)
+                    continue
                 try:
-                    read = agent_message_from_wire(message)
+                    self._take(connection, message)
                 except InvalidArgumentError as error:
                     log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
-                    continue
-                match read:
-                    case CommandResult() as result:
-                        self._answered(connection.node_id, result)
-                    case CommandProgress() as progress:
-                        self._progressed(connection.node_id, progress)
-                    case DumpPart() as part:
-                        self._dumps.came(connection.node_id, part)
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
         except Exception as error:
             log.warning("control_stream_broke", node_id=connection.node_id, error=type(error).__name__)
         finally:
             connection.close()
+
+    def _take(self, connection: ControlStream, message: pb.ControlRequest) -> None:
+        match agent_message_from_wire(message):
+            case CommandResult() as result:
+                self.batches.flush_of(connection)
+                self._answered(connection.node_id, result)
+            case CommandProgress() as progress:
+                self._progressed(connection.node_id, progress)
+            case DumpPart() as part:
+                self._dumps.came(connection.node_id, part)
+            case LinkSuspected() as link:
+                self._suspected(connection.node_id, link)
+
+    def _suspected(self, node_id: NodeId, link: LinkSuspected) -> None:
+        said = log.info if link.recovered else log.warning
+        hop = f"{link.from_stage}->{link.to_stage}"
+        said(
+            "link_reported",
+            node_id=node_id,
+            deployment=link.deployment,
+            hop=hop,
+            recovered=link.recovered,
+            why=link.why,
+        )
+        self._loop.post(LinkReported(node_id, link, self._loop.now()))
 
     def _progressed(self, node_id: NodeId, progress: CommandProgress) -> None:
         try:
@@ -153,9 +193,8 @@ def check_wire_version(version: int) -> None:
 
 
 async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> ControlHello:
-    async for message in messages:
-        hello = agent_message_from_wire(message)
-        if isinstance(hello, ControlHello):
-            return hello
-        break
-    raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
+    message = await first_message(messages, "hello", "a control stream")
+    hello = agent_message_from_wire(message) if message is not None else None
+    if not isinstance(hello, ControlHello):
+        raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
+    return hello

@@ -31,12 +31,14 @@ from edgeshard_coordinator.core.actions import (
     DropConnection,
     EndService,
     ForgetDeployment,
+    ReleaseOrphans,
     Replan,
     SaveDeployment,
     SaveMeasurements,
     SaveNode,
     SendCommand,
     TellMeasured,
+    TellStrangers,
 )
 from edgeshard_coordinator.core.events import DeploymentForgotten, DeploymentSaved, Event, Replanned, SaveFailed
 from edgeshard_coordinator.core.measurements import Measurements
@@ -45,6 +47,8 @@ from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
 log = structlog.get_logger()
 
 SAVE_RETRY_S = 1.0
+STRANGERS_NAMED = 10
+"""Deployments of one line of the log; a box may hold stages of thousands."""
 
 
 class ActionExecutor:
@@ -77,11 +81,20 @@ class ActionExecutor:
         """Wait until every write under way is done."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: Action) -> None:  # noqa: C901 - one case for each action
         match action:
             case SendCommand():
                 log.info("command_sent", node_id=action.node_id, **_described(action.command))
                 self._hub.send(action.node_id, action.connection, action.operation_id, action.command)
+            case ReleaseOrphans():
+                log.info("orphans_released", node_id=action.node_id, stages=len(action.stages))
+                for each in action.commands:
+                    self._hub.send(each.node_id, each.connection, each.operation_id, each.command)
+            case TellStrangers():
+                named = ", ".join(sorted({deployment for deployment, _ in action.stages})[:STRANGERS_NAMED])
+                log.warning(
+                    "unknown_stages_left_alone", node=action.node_name, stages=len(action.stages), deployments=named
+                )
             case SaveDeployment():
                 self._spawn(self._save(action.record))
             case ForgetDeployment():

@@ -15,6 +15,7 @@ from edgeshard.domain.head import HeadAccepted, HeadFailed, HeadFinished, HeadHe
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
 from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
+from edgeshard_coordinator.control.hello import first_message
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.requests import Attachment, RequestFront
 from edgeshard_coordinator.core.events import HeadAttached, HeadDetached
@@ -111,9 +112,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
 
 
 async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> HeadHello:
-    async for message in messages:
-        hello = head_message_from_wire(message)
-        if isinstance(hello, HeadHello):
-            return hello
-        break
-    raise InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
+    message = await first_message(messages, "hello", "an attach stream")
+    hello = head_message_from_wire(message) if message is not None else None
+    if not isinstance(hello, HeadHello):
+        raise InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
+    return hello

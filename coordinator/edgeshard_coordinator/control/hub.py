@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from edgeshard.domain.commands import ControlMessage
+from edgeshard.domain.commands import ControlMessage, Heartbeat
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
 
 
 @dataclass(slots=True, eq=False)
 class ControlStream:
-    """One box's control stream. `outgoing` ends with None; commands are few, so it needs no bound."""
+    """One box's control stream: what goes down, and the box's newest heartbeat.
+
+    `outgoing` ends with None, or with the error that ends the stream; commands are few, so it needs no bound.
+    """
 
     node_id: NodeId
+    incarnation: str
     number: int
-    outgoing: asyncio.Queue[tuple[OperationId, ControlMessage] | None] = field(default_factory=asyncio.Queue)
+    outgoing: asyncio.Queue[tuple[OperationId, ControlMessage] | EdgeShardError | None] = field(
+        default_factory=asyncio.Queue
+    )
+    heartbeat: Heartbeat | None = None
 
     def close(self) -> None:
         self.outgoing.put_nowait(None)
+
+    def fail(self, error: EdgeShardError) -> None:
+        """End the stream; the agent gets the error as its status."""
+        self.outgoing.put_nowait(error)
 
 
 class ControlHub:
@@ -28,12 +40,15 @@ class ControlHub:
         self._connections: dict[NodeId, ControlStream] = {}
         self._last_number = 0
 
-    def open(self, node_id: NodeId) -> ControlStream:
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def open(self, node_id: NodeId, incarnation: str) -> ControlStream:
         self._last_number += 1
         older = self._connections.get(node_id)
         if older is not None:
             older.close()
-        connection = self._connections[node_id] = ControlStream(node_id, self._last_number)
+        connection = self._connections[node_id] = ControlStream(node_id, incarnation, self._last_number)
         return connection
 
     def discard(self, connection: ControlStream) -> None:

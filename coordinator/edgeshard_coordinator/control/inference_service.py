@@ -22,6 +22,7 @@ from edgeshard.proto.v1 import inference_pb2_grpc
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
+from edgeshard_coordinator.control.hello import first_message
 from edgeshard_coordinator.control.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
@@ -113,12 +114,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:
-    async for message in messages:
-        hello = listener_message_from_wire(message)
-        if isinstance(hello, ListenerHello):
-            return check_id(hello.id, "listener")
-        break
-    raise InvalidArgumentError("listener: a Listen stream begins with the listener's id", field="listener")
+    message = await first_message(messages, "listener", "a Listen stream")
+    hello = listener_message_from_wire(message) if message is not None else None
+    if not isinstance(hello, ListenerHello):
+        raise InvalidArgumentError("listener: a Listen stream begins with the listener's id", field="listener")
+    return check_id(hello.id, "listener")
 
 
 async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenRequest]) -> None:

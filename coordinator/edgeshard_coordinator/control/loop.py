@@ -16,13 +16,15 @@ from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableEr
 from edgeshard.process.logs import debug_logged
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatReceived, Ticked
+from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatsReceived, Ticked
 from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import State
 
 log = structlog.get_logger()
 
 TICK_S = 0.5
+SOON_TICK_S = 0.1
+"""While a link is suspect: what follows from silence is due at a time, and no event may come then."""
 _PASSES = 20
 
 
@@ -40,11 +42,13 @@ class StateLoop:
         self._active_requests = active_requests
         self._executor = executor
         self._clock = clock
-        self._ring: EventRing[State, Event] = EventRing(routine=(HeartbeatReceived, Ticked))
+        self._ring: EventRing[State, Event] = EventRing(routine=(HeartbeatsReceived, Ticked))
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._waiting: list[tuple[Callable[[State], bool], asyncio.Future[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
+        self._rested: State | None = None
+        """The newest state in which nothing was due."""
 
     def now(self) -> float:
         """Monotonic seconds, for the events callers make."""
@@ -100,7 +104,7 @@ class StateLoop:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(SOON_TICK_S if self.state.suspects else TICK_S)
             self.post(Ticked(self.now(), self._active_requests()))
 
     async def _run(self) -> None:
@@ -144,8 +148,9 @@ class StateLoop:
     def _act(self) -> None:
         """Issue actions until none is due; an issued action may make another one due."""
         for _ in range(_PASSES):
-            actions = reconcile(self.state, self.now())
+            actions = reconcile(self.state, self.now(), self._rested)
             if not actions:
+                self._rested = self.state
                 return
             for action in actions:
                 self._apply(ActionIssued(action, self.now()))

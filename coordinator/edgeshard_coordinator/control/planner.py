@@ -46,7 +46,7 @@ class Planner:
         """A placement without the boxes that are away or failed the deployment."""
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
-        lost = Lost(record.avoided)
+        lost = Lost(record.avoided, frozenset(state.bad_links))
         return await self._solver.run(
             lambda: self._placer.repair(
                 record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement, lost

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.commands import Command, CommandKey
+from edgeshard.domain.commands import Command, CommandKey, CommandKind, ReleaseStage
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, OperationId
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard_coordinator.core.jobs import Measured
 from edgeshard_coordinator.core.measurements import Measurements
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode
+from edgeshard_coordinator.core.state import DeploymentRecord, HeldStage, KnownNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,39 @@ class SendCommand:
     @property
     def operation_id(self) -> OperationId:
         return self.command_key.operation_id
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOrphans:
+    """Have a box release stages of deployments that were deleted; one action, for there may be thousands."""
+
+    instance: str
+    node_id: NodeId
+    connection: int
+    stages: tuple[HeldStage, ...]
+
+    @property
+    def commands(self) -> tuple[SendCommand, ...]:
+        """One for each, with keys that no deployment's record has."""
+        return tuple(
+            SendCommand(
+                self.node_id,
+                self.connection,
+                CommandKey(f"{self.instance}-{self.connection}-{deployment}", epoch, CommandKind.RELEASE, 0),
+                ReleaseStage(deployment, epoch),
+            )
+            for deployment, epoch in self.stages
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TellStrangers:
+    """Log that a box holds stages of deployments that nobody here knows: they are left alone."""
+
+    node_id: NodeId
+    node_name: NodeName
+    connection: int
+    stages: tuple[HeldStage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +123,8 @@ class DropConnection:
 
 Action = (
     SendCommand
+    | ReleaseOrphans
+    | TellStrangers
     | SaveDeployment
     | ForgetDeployment
     | SaveNode

@@ -8,7 +8,7 @@ from edgeshard.domain.commands import CommandKey, CommandKind
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.ids import Epoch, NodeName
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.events import Replanned
 from edgeshard_coordinator.core.state import (
@@ -17,11 +17,15 @@ from edgeshard_coordinator.core.state import (
     Progress,
     State,
     fresh_progress,
+    lost_nodes,
     missing_nodes,
 )
 from edgeshard_coordinator.core.transitions import Trigger, next_phase
 
 NODE_LOST = "NODE_LOST"
+LINK_STALLED = "LINK_STALLED"
+IN_VAIN = -2
+"""No version of a state: the boxes that are there are the only ones that can."""
 
 
 def new_record(state: State, record: DeploymentRecord) -> DeploymentRecord:
@@ -72,8 +76,8 @@ def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
         return record
     if record.phase is Phase.WAITING:
         return _step_waiting(state, record, now)
-    if away := missing_nodes(state, record):
-        return broke(state, record, _node_lost(record, away[0]), now)
+    if lost := lost_nodes(state, record):
+        return broke(state, record, _node_lost(record, lost[0]), now)
     if record.phase is Phase.LOADING:
         return _step_loading(state, record, now)
     if record.phase is Phase.ACTIVATING:
@@ -91,7 +95,9 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
         if all(_holds(node.stages, record, index) for index, node in enumerate(nodes)):
             return _adopted(record, now + state.timings.activate_timeout_s)
         return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
-    if now < record.not_before or record.avoided:
+    # Where other boxes were looked for in vain, the same ones try, over the same links.
+    elsewhere = wants_replan(state, record) and record.planned_for != IN_VAIN
+    if now < record.not_before or elsewhere:
         return record
     return _load_again(state, record, now)
 
@@ -139,17 +145,17 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
     return sum(fetched) + sum(progress.done for progress in record.prepared)
 
 
-def wants_replan(state: State, record: DeploymentRecord, now: float) -> bool:
+def wants_replan(state: State, record: DeploymentRecord) -> bool:
     """Whether a waiting deployment is to go on without the boxes that are lost or failed it."""
-    if now < state.frozen_until and any(_is_awaited(state, stage.node_id) for stage in record.placement.stages):
+    if any(stage.node_id in state.awaited for stage in record.placement.stages):
         return False
-    return bool(missing_nodes(state, record) or record.avoided)
+    return bool(missing_nodes(state, record) or record.avoided or crosses_bad_link(state, record))
 
 
-def _is_awaited(state: State, node_id: NodeId) -> bool:
-    """Whether a box may still come for the first time since the coordinator started."""
-    node = state.nodes.get(node_id)
-    return node is not None and not node.met
+def crosses_bad_link(state: State, record: DeploymentRecord) -> bool:
+    """Whether activations or tokens would go over a link that stands still."""
+    ids = [stage.node_id for stage in record.placement.stages]
+    return any(pair in state.bad_links for pair in zip(ids, (*ids[1:], ids[0]), strict=True))
 
 
 def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
@@ -161,8 +167,8 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     if isinstance(event.found, Placement):
         return _load(state, replace(record, placement=event.found), Trigger.REPLANNED, event.now)
     failure = record.failure
-    if failure is not None and not missing_nodes(state, record):
-        return replace(record, avoided=frozenset())  # nobody else could do it: the same boxes try again
+    if not missing_nodes(state, record):
+        return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
     lost = failure.message.split("; it cannot go on", 1)[0] if failure is not None else "a box went away"
     why = UnavailableError(
         f"{lost}; it cannot go on without: {event.found.message}",
@@ -177,7 +183,8 @@ def _step_activating(state: State, record: DeploymentRecord, now: float) -> Depl
     if record.activated.done and record.attachment:
         ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None, avoided=frozenset())
         return _moved(ready, Trigger.HEAD_READY)
-    if record.deadline is not None and now >= record.deadline:
+    # While boxes are awaited their heads are away like them.
+    if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = DeadlineError(
             f"deployment {record.name}: box {record.head.node_name} did not open the pipeline in time",
             field="source",
@@ -226,7 +233,7 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     delay = 0.0
     # Another box that is lost is no reason to wait: it is the first time for what comes then.
-    if record.phase is not Phase.READY and failure.reason != NODE_LOST:
+    if record.phase is not Phase.READY and failure.reason not in (NODE_LOST, LINK_STALLED):
         first, limit = state.timings.retry_first_s, state.timings.retry_limit_s
         delay = min(limit, first * 2.0 ** min(record.failed_attempts, 16))
     ended = _ended(record, failure)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.actions import Action
 from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
@@ -36,8 +37,24 @@ class NodeDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    heartbeat: Heartbeat
+class HeartbeatsReceived:
+    """Of boxes whose control streams are open, together because there are many; a box's newest one."""
+
+    heartbeats: tuple[Heartbeat, ...]
+    now: float
+
+    @property
+    def rough_bytes(self) -> int:
+        """By hand, because the ring of events would walk through all of them ten times a second."""
+        return sum(450 + 1000 * len(heartbeat.stages) for heartbeat in self.heartbeats)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReported:
+    """A box says that a link of its stage to the next one carries nothing, or that it does again."""
+
+    node_id: NodeId
+    suspected: LinkSuspected
     now: float
 
 
@@ -162,7 +179,8 @@ Event = (
     NodeRegistered
     | NodeConnected
     | NodeDisconnected
-    | HeartbeatReceived
+    | HeartbeatsReceived
+    | LinkReported
     | ProfileReported
     | MeasureRequested
     | DeployRequested

@@ -5,6 +5,7 @@ Where measurements are missing, free memory decides, and the placement's note na
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -109,9 +110,13 @@ class PlanningPlacer:
         lost: Lost,
     ) -> Placement:
         usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
-        left = survivors(broken, candidates, lost, spec.exclude)
+        # A link that stands still may be gone round by doing without either of its boxes.
+        ends = frozenset(node_id for link in lost.links for node_id in link)
+        without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in sorted(ends))]
+        left = [survivors(broken, candidates, gone, spec.exclude) for gone in without]
+        tried = itertools.chain.from_iterable(map(ways, left))
         found: list[Placement] = []
-        for stages in ways(left):
+        for stages in tried:
             here = spec.model_copy(update={"layers": stages, "source": stages[0].node})
             with suppress(EdgeShardError):
                 placement = _Site(here, manifest, usable, measured, traffic).kept(broken)

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from edgeshard.domain.commands import ActivateHead, CommandKey, CommandKind, PrepareStage, ReleaseStage, StageCommand
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import NodeId
-from edgeshard_coordinator.core import measuring
+from edgeshard_coordinator.core import measuring, suspicion
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
     EndService,
     ForgetDeployment,
+    ReleaseOrphans,
     Replan,
     SaveDeployment,
     SaveMeasurements,
     SaveNode,
     SendCommand,
+    TellStrangers,
 )
-from edgeshard_coordinator.core.deployments import wants_replan
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, State, is_left_over
+from edgeshard_coordinator.core.deployments import IN_VAIN, wants_replan
+from edgeshard_coordinator.core.eviction import is_evicted
+from edgeshard_coordinator.core.state import (
+    NO_EPOCH,
+    DeploymentRecord,
+    HeldStage,
+    KnownNode,
+    Progress,
+    State,
+    is_left_over,
+)
 
 
-def reconcile(state: State, now: float) -> list[Action]:
-    """The actions due at `now` (monotonic seconds): of boxes, of deployments, of measurements."""
+def reconcile(state: State, now: float, rested: State | None = None) -> list[Action]:
+    """The actions due at `now` (monotonic seconds): of boxes, of deployments, of measurements.
+
+    Nothing was due in the earlier state `rested`, if there is one, so that only boxes of which something changed since
+    are looked at.
+    """
     actions: list[Action] = []
-    for node in state.nodes.values():
-        actions += _node_actions(state, node, now)
+    for node in _changed_nodes(state, rested):
+        actions += _node_actions(state, node)
+    for node_id in suspicion.lost(state, now):
+        if (lost := state.nodes.get(node_id)) is not None and lost.connected and not is_evicted(state, lost):
+            actions.append(DropConnection(node_id, lost.connection))
     for record in state.deployments.values():
         actions += _deployment_actions(state, record, now)
     actions += measuring.actions(state)
@@ -39,7 +57,22 @@ def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> 
     return CommandKey(record.uid, record.epoch, kind, stage)
 
 
-def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]:
+def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
+    """Those for which `_node_actions` may say anything else than in `rested`."""
+    # A tick may show a silence, and a deployment that is gone leaves orphans anywhere.
+    if rested is None or rested.ticked_at != state.ticked_at or rested.retired is not state.retired:
+        return state.nodes.values()
+    if rested.nodes is state.nodes and rested.measured is state.measured:
+        return ()
+    nodes, measured = rested.nodes, rested.measured
+    return [
+        node
+        for node_id, node in state.nodes.items()
+        if nodes.get(node_id) is not node or measured.get(node_id) is not state.measured.get(node_id)
+    ]
+
+
+def _node_actions(state: State, node: KnownNode) -> Iterator[Action]:
     if not node.saved:
         yield SaveNode(node)
     measurements = state.measured.get(node.node_id)
@@ -47,17 +80,35 @@ def _node_actions(state: State, node: KnownNode, now: float) -> Iterator[Action]
         yield SaveMeasurements(node.node_id, measurements)
     if not node.connected:
         return
-    if now - node.heard_at > state.timings.heartbeat_timeout_s:
+    if is_evicted(state, node):
         yield DropConnection(node.node_id, node.connection)
         return
+    orphans, strangers = _unclaimed(state, node)
+    if orphans:
+        yield ReleaseOrphans(state.instance, node.node_id, node.connection, orphans)
+    if strangers and not node.strangers_told:
+        yield TellStrangers(node.node_id, node.name, node.connection, strangers)
+
+
+def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
+    """The stages of deployments that are not in the state: of deleted ones that the box is to release, and of others.
+
+    A box is to release, too, what it holds of a deployment that goes on without it. A deployment was deleted if the
+    disk says so, as after a delete that the box did not hear of. Otherwise it is this coordinator that lacks something,
+    such as the newest part of its disk, and the stage may be serving.
+    """
+    orphans: list[HeldStage] = []
+    strangers: list[HeldStage] = []
     for stage in node.stages:
         held = (stage.deployment, stage.epoch)
-        # A stage of a deployment that is gone, as after a delete that the box did not hear of, or that went on without.
-        gone = stage.deployment not in state.deployments or is_left_over(state, node, stage)
-        if gone and held not in node.released:
-            uid = f"{state.instance}-{node.connection}-{stage.deployment}"
-            key = CommandKey(uid, stage.epoch, CommandKind.RELEASE, 0)
-            yield SendCommand(node.node_id, node.connection, key, ReleaseStage(*held))
+        if stage.deployment in state.deployments:
+            if is_left_over(state, node, stage) and held not in node.released:
+                orphans.append(held)
+        elif stage.epoch > state.retired.get(stage.deployment, NO_EPOCH):
+            strangers.append(held)
+        elif held not in node.released:
+            orphans.append(held)
+    return tuple(orphans), tuple(strangers)
 
 
 def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:
@@ -72,7 +123,7 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
     elif record.phase is Phase.ACTIVATING:
         yield from _activate(state, record)
     elif record.phase is Phase.WAITING:
-        if record.planned_for != state.version and wants_replan(state, record, now):
+        if record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
             yield Replan(record.name, record.uid, state.version)
     elif record.phase is Phase.FAILED:
         yield from _release(state, record)

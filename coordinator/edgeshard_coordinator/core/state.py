@@ -16,6 +16,8 @@ from edgeshard_coordinator.core.placing import Candidate, held_bytes
 
 NO_EPOCH = Epoch(0)
 """Below every epoch there is."""
+HeldStage = tuple[DeploymentName, Epoch]
+"""A stage as `ReleaseStage` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,19 @@ class Timings:
 
     heartbeat_timeout_s: float = 10.0
     """A connected box that is silent for longer is taken for lost."""
+    lease_s: float = 10.0
+    """How long boxes may take to come back where the coordinator itself may have been at fault (`core.eviction`)."""
+    stall_s: float = 1.5
+    """Ticks come every half second; two further apart say that the coordinator stood still."""
     activate_timeout_s: float = 60.0
     """From every stage prepared to an attached head."""
+    suspect_wait_s: float = 0.75
+    suspect_silence_s: float = 1.0
+    """A box is taken for lost if it was silent from the second before a link of it is suspect until this long after."""
+    suspect_limit_s: float = 2.0
+    """If by then the boxes of a suspect link have not both been heard, that which was heard before is lost."""
+    bad_link_s: float = 60.0
+    """How long a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
     """How long a head that detached may take to attach again at the same epoch."""
     load_timeout_s: float = 600.0
@@ -69,14 +82,16 @@ class KnownNode:
     others_at: float = 0.0
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
     stages: tuple[StageStatus, ...] = ()
-    met: bool = False
-    """Whether it has been placeable since the coordinator started."""
     reported: bool = False
     """Whether it has said over this connection what it holds."""
     huge_pages: HugePages | None = None
     saved: bool = False
-    released: frozenset[tuple[DeploymentName, Epoch]] = frozenset()
-    """What this connection was told to release; a heartbeat sent before the release may still name it."""
+    released: frozenset[HeldStage] = frozenset()
+    """What this connection was told to release and the box still names: it was sent before, or is under way."""
+    excused: bool = False
+    """Whether a silence of it was put down to the coordinator since it was last heard."""
+    strangers_told: bool = False
+    """Whether the log says that it holds stages of unknown deployments; once for each connection."""
 
     @property
     def connected(self) -> bool:
@@ -111,6 +126,25 @@ class EndedService:
 
     epoch: Epoch
     failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectLink:
+    """A link that carries nothing, as the box of its sending stage reported at `since`, and why it says so.
+
+    Nothing is decided while the coordinator itself stands still: what it does not look at from `checked_at` on moves
+    `since`.
+    """
+
+    deployment: DeploymentName
+    epoch: Epoch
+    from_stage: int
+    to_stage: int
+    sender: NodeId
+    receiver: NodeId
+    since: float
+    checked_at: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +236,24 @@ class State:
     """Links whose probe failed, by sender and receiver."""
     retakes: tuple[Retake, ...] = ()
     """Measurements of layers on boxes that were busy with something else."""
+    suspects: tuple[SuspectLink, ...] = ()
+    """Links of live epochs, until they recover or the epoch ends."""
+    bad_links: Mapping[tuple[NodeId, NodeId], float] = field(default_factory=dict)
+    """Links that were at fault, by sender and receiver: until when to avoid them."""
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
+    ticked_at: float | None = None
+    """When the newest tick came; None before the first."""
+    frozen_until: float = 0.0
+    """Before that, no box is taken for lost (`core.eviction`)."""
+    awaited: Mapping[NodeId, float] = field(default_factory=dict)
+    """Boxes that are away and whose deployments do not break before a time."""
+    vanished: tuple[tuple[NodeId, float], ...] = ()
+    """Whose control streams ended in the last seconds, and when."""
     probe_turn: int = 0
     """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
     probe_count: int = 0
     version: int = 0
-    frozen_until: float = 0.0
-    """Before then no deployment goes on without a box that was not placeable since the coordinator started."""
 
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
@@ -275,6 +319,13 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
     return tuple(stage.node_name for stage in record.placement.stages if not state.is_placeable(stage.node_id))
 
 
+def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
+    """Those of them that are not awaited: without these its epoch cannot go on."""
+    stages = record.placement.stages
+    gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
+    return tuple(stage.node_name for stage in gone)
+
+
 def node_view(state: State, node: KnownNode, now: float) -> Node:
     return Node(
         node_id=node.node_id,
@@ -311,9 +362,15 @@ def validate_state(state: State) -> None:
     _hold(len({node.connection for node in connected}) == len(connected), "two boxes share a connection")
     for node_id, node in state.nodes.items():
         _hold(node.node_id == node_id, f"node {node_id} is filed under another id")
+    for node_id in state.awaited:
+        _hold(node_id in state.nodes and not state.is_connected(node_id), f"box {node_id} is awaited and not away")
     for name, record in state.deployments.items():
         _hold(record.name == name, f"deployment {name} is filed under another name")
         _validate_record(state, record)
+    for suspect in state.suspects:
+        live = state.deployments.get(suspect.deployment)
+        _hold(live is not None and live.is_live and live.epoch == suspect.epoch, "a link of no live epoch is suspect")
+    _hold(all(sender != receiver for sender, receiver in state.bad_links), "a box has a bad link to itself")
     _validate_jobs(state)
 
 
@@ -342,7 +399,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
         _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
     _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
-        _hold(not missing_nodes(state, record), f"{where}: a box is away")
+        _hold(not lost_nodes(state, record), f"{where}: a box is away")
     if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         _hold(all_prepared, f"{where}: a stage is not prepared")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING):

@@ -36,16 +36,22 @@ class RegisterResponse(_message.Message):
     def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("hello", "result", "progress", "dump")
+    __slots__ = ("hello", "result", "progress", "dump", "suspected", "heartbeat", "heartbeat_change")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_CHANGE_FIELD_NUMBER: _ClassVar[int]
     hello: ControlHello
     result: CommandResult
     progress: CommandProgress
     dump: DumpPart
-    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ...) -> None: ...
+    suspected: LinkSuspected
+    heartbeat: HeartbeatRequest
+    heartbeat_change: HeartbeatChange
+    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ..., suspected: _Optional[_Union[LinkSuspected, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., heartbeat_change: _Optional[_Union[HeartbeatChange, _Mapping]] = ...) -> None: ...
 
 class ControlHello(_message.Message):
     __slots__ = ("node_id", "incarnation")
@@ -88,6 +94,22 @@ class DumpPart(_message.Message):
     part: bytes
     last: bool
     def __init__(self, operation_id: _Optional[str] = ..., part: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class LinkSuspected(_message.Message):
+    __slots__ = ("deployment", "epoch", "from_stage", "to_stage", "recovered", "why")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_STAGE_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    epoch: int
+    from_stage: int
+    to_stage: int
+    recovered: bool
+    why: str
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., recovered: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
     __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump")
@@ -198,6 +220,22 @@ class HeartbeatRequest(_message.Message):
     huge_pages: _common_pb2.HugePages
     others_share: float
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ...) -> None: ...
+
+class HeartbeatChange(_message.Message):
+    __slots__ = ("stages", "removed", "memory_available_bytes", "huge_pages", "others_share", "urgent")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
+    URGENT_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
+    removed: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageKey]
+    memory_available_bytes: int
+    huge_pages: _common_pb2.HugePages
+    others_share: float
+    urgent: bool
+    def __init__(self, stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[_common_pb2.StageKey, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ..., urgent: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("known",)

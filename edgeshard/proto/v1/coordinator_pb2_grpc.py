@@ -70,14 +70,15 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request_iterator, context):
-        """Commands down, their results up. One per box; a newer stream of the same box replaces the older.
+        """Commands down, their results and heartbeats up. One per box; a newer stream of the same box replaces the older.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """For agents that do not send heartbeats on the control stream yet.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

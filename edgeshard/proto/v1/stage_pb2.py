@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/stage.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"C\n\x0f\x45xchangeRequest\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"D\n\x10\x45xchangeResponse\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"-\n\x0cProbeRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\'\n\rProbeResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\"\xed\x01\n\x0bLinkMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.LinkHelloH\x00\x12\x32\n\x07welcome\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkWelcomeH\x00\x12*\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x19.edgeshard.proto.v1.FrameH\x00\x12\x11\n\x07padding\x18\x04 \x01(\x0cH\x00\x12\x30\n\x06timing\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkTimingH\x00\x42\t\n\x07message\",\n\nLinkTiming\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x94\x01\n\tLinkHello\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nfrom_stage\x18\x03 \x01(\r\x12\x10\n\x08to_stage\x18\x04 \x01(\r\x12\x15\n\rdialler_sends\x18\x05 \x01(\x08\x12\x14\n\x0cwire_version\x18\x06 \x01(\r\x12\x11\n\tnext_step\x18\x07 \x01(\x04\" \n\x0bLinkWelcome\x12\x11\n\tnext_step\x18\x01 \x01(\x04\"8\n\x05\x46rame\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xf2\x01\n\x0b\x46rameHeader\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\r\n\x05parts\x18\x05 \x01(\r\x12+\n\x07\x66orward\x18\x06 \x01(\x0b\x32\x18.edgeshard.proto.v1.StepH\x00\x12\x30\n\x06result\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StepResultH\x00\x12\x30\n\x06tensor\x18\x08 \x01(\x0b\x32 .edgeshard.proto.v1.TensorHeaderB\x06\n\x04\x62ody\"J\n\x0cTensorHeader\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x04\"\x9d\x01\n\x04Step\x12\r\n\x05\x66rees\x18\x01 \x03(\x04\x12+\n\x06grants\x18\x02 \x03(\x0b\x32\x1b.edgeshard.proto.v1.KvGrant\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.edgeshard.proto.v1.Span\x12\x30\n\x07timings\x18\x04 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"\x88\x01\n\x04Span\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .edgeshard.proto.v1.SpanSampling\"S\n\x0cSpanSampling\x12.\n\x08sampling\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Sampling\x12\x13\n\x0bseen_tokens\x18\x02 \x03(\r\"O\n\x07KvGrant\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x0e\n\x06\x66illed\x18\x04 \x01(\r\"p\n\nStepResult\x12\x30\n\x06tokens\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.SampledToken\x12\x30\n\x07timings\x18\x02 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"\x80\x01\n\x0cSampledToken\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\r\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob2\xbb\x01\n\x0cStageService\x12Y\n\x08\x45xchange\x12#.edgeshard.proto.v1.ExchangeRequest\x1a$.edgeshard.proto.v1.ExchangeResponse(\x01\x30\x01\x12P\n\x05Probe\x12 .edgeshard.proto.v1.ProbeRequest\x1a!.edgeshard.proto.v1.ProbeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/stage.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"C\n\x0f\x45xchangeRequest\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"D\n\x10\x45xchangeResponse\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"-\n\x0cProbeRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\'\n\rProbeResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\"\x9f\x02\n\x0bLinkMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.LinkHelloH\x00\x12\x32\n\x07welcome\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkWelcomeH\x00\x12*\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x19.edgeshard.proto.v1.FrameH\x00\x12\x11\n\x07padding\x18\x04 \x01(\x0cH\x00\x12\x30\n\x06timing\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkTimingH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkBeaconH\x00\x42\t\n\x07message\"7\n\nLinkBeacon\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x11\n\tnext_step\x18\x02 \x01(\x04\",\n\nLinkTiming\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x94\x01\n\tLinkHello\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nfrom_stage\x18\x03 \x01(\r\x12\x10\n\x08to_stage\x18\x04 \x01(\r\x12\x15\n\rdialler_sends\x18\x05 \x01(\x08\x12\x14\n\x0cwire_version\x18\x06 \x01(\r\x12\x11\n\tnext_step\x18\x07 \x01(\x04\" \n\x0bLinkWelcome\x12\x11\n\tnext_step\x18\x01 \x01(\x04\"8\n\x05\x46rame\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xf2\x01\n\x0b\x46rameHeader\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\r\n\x05parts\x18\x05 \x01(\r\x12+\n\x07\x66orward\x18\x06 \x01(\x0b\x32\x18.edgeshard.proto.v1.StepH\x00\x12\x30\n\x06result\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StepResultH\x00\x12\x30\n\x06tensor\x18\x08 \x01(\x0b\x32 .edgeshard.proto.v1.TensorHeaderB\x06\n\x04\x62ody\"J\n\x0cTensorHeader\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x04\"\x9d\x01\n\x04Step\x12\r\n\x05\x66rees\x18\x01 \x03(\x04\x12+\n\x06grants\x18\x02 \x03(\x0b\x32\x1b.edgeshard.proto.v1.KvGrant\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.edgeshard.proto.v1.Span\x12\x30\n\x07timings\x18\x04 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"\x88\x01\n\x04Span\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .edgeshard.proto.v1.SpanSampling\"S\n\x0cSpanSampling\x12.\n\x08sampling\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Sampling\x12\x13\n\x0bseen_tokens\x18\x02 \x03(\r\"O\n\x07KvGrant\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x0e\n\x06\x66illed\x18\x04 \x01(\r\"p\n\nStepResult\x12\x30\n\x06tokens\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.SampledToken\x12\x30\n\x07timings\x18\x02 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"\x80\x01\n\x0cSampledToken\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\r\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob2\xbb\x01\n\x0cStageService\x12Y\n\x08\x45xchange\x12#.edgeshard.proto.v1.ExchangeRequest\x1a$.edgeshard.proto.v1.ExchangeResponse(\x01\x30\x01\x12P\n\x05Probe\x12 .edgeshard.proto.v1.ProbeRequest\x1a!.edgeshard.proto.v1.ProbeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,31 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBERESPONSE']._serialized_start=273
   _globals['_PROBERESPONSE']._serialized_end=312
   _globals['_LINKMESSAGE']._serialized_start=315
-  _globals['_LINKMESSAGE']._serialized_end=552
-  _globals['_LINKTIMING']._serialized_start=554
-  _globals['_LINKTIMING']._serialized_end=598
-  _globals['_LINKHELLO']._serialized_start=601
-  _globals['_LINKHELLO']._serialized_end=749
-  _globals['_LINKWELCOME']._serialized_start=751
-  _globals['_LINKWELCOME']._serialized_end=783
-  _globals['_FRAME']._serialized_start=785
-  _globals['_FRAME']._serialized_end=841
-  _globals['_FRAMEHEADER']._serialized_start=844
-  _globals['_FRAMEHEADER']._serialized_end=1086
-  _globals['_TENSORHEADER']._serialized_start=1088
-  _globals['_TENSORHEADER']._serialized_end=1162
-  _globals['_STEP']._serialized_start=1165
-  _globals['_STEP']._serialized_end=1322
-  _globals['_SPAN']._serialized_start=1325
-  _globals['_SPAN']._serialized_end=1461
-  _globals['_SPANSAMPLING']._serialized_start=1463
-  _globals['_SPANSAMPLING']._serialized_end=1546
-  _globals['_KVGRANT']._serialized_start=1548
-  _globals['_KVGRANT']._serialized_end=1627
-  _globals['_STEPRESULT']._serialized_start=1629
-  _globals['_STEPRESULT']._serialized_end=1741
-  _globals['_SAMPLEDTOKEN']._serialized_start=1744
-  _globals['_SAMPLEDTOKEN']._serialized_end=1872
-  _globals['_STAGESERVICE']._serialized_start=1875
-  _globals['_STAGESERVICE']._serialized_end=2062
+  _globals['_LINKMESSAGE']._serialized_end=602
+  _globals['_LINKBEACON']._serialized_start=604
+  _globals['_LINKBEACON']._serialized_end=659
+  _globals['_LINKTIMING']._serialized_start=661
+  _globals['_LINKTIMING']._serialized_end=705
+  _globals['_LINKHELLO']._serialized_start=708
+  _globals['_LINKHELLO']._serialized_end=856
+  _globals['_LINKWELCOME']._serialized_start=858
+  _globals['_LINKWELCOME']._serialized_end=890
+  _globals['_FRAME']._serialized_start=892
+  _globals['_FRAME']._serialized_end=948
+  _globals['_FRAMEHEADER']._serialized_start=951
+  _globals['_FRAMEHEADER']._serialized_end=1193
+  _globals['_TENSORHEADER']._serialized_start=1195
+  _globals['_TENSORHEADER']._serialized_end=1269
+  _globals['_STEP']._serialized_start=1272
+  _globals['_STEP']._serialized_end=1429
+  _globals['_SPAN']._serialized_start=1432
+  _globals['_SPAN']._serialized_end=1568
+  _globals['_SPANSAMPLING']._serialized_start=1570
+  _globals['_SPANSAMPLING']._serialized_end=1653
+  _globals['_KVGRANT']._serialized_start=1655
+  _globals['_KVGRANT']._serialized_end=1734
+  _globals['_STEPRESULT']._serialized_start=1736
+  _globals['_STEPRESULT']._serialized_end=1848
+  _globals['_SAMPLEDTOKEN']._serialized_start=1851
+  _globals['_SAMPLEDTOKEN']._serialized_end=1979
+  _globals['_STAGESERVICE']._serialized_start=1982
+  _globals['_STAGESERVICE']._serialized_end=2169
 # @@protoc_insertion_point(module_scope)

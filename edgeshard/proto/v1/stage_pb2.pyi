@@ -34,18 +34,28 @@ class ProbeResponse(_message.Message):
     def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "welcome", "frame", "padding", "timing")
+    __slots__ = ("hello", "welcome", "frame", "padding", "timing", "beacon")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    BEACON_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     welcome: LinkWelcome
     frame: Frame
     padding: bytes
     timing: LinkTiming
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., padding: _Optional[bytes] = ..., timing: _Optional[_Union[LinkTiming, _Mapping]] = ...) -> None: ...
+    beacon: LinkBeacon
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., padding: _Optional[bytes] = ..., timing: _Optional[_Union[LinkTiming, _Mapping]] = ..., beacon: _Optional[_Union[LinkBeacon, _Mapping]] = ...) -> None: ...
+
+class LinkBeacon(_message.Message):
+    __slots__ = ("received_bytes", "next_step")
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    next_step: int
+    def __init__(self, received_bytes: _Optional[int] = ..., next_step: _Optional[int] = ...) -> None: ...
 
 class LinkTiming(_message.Message):
     __slots__ = ("bytes", "seconds")

@@ -152,3 +152,77 @@ async def test_a_result_that_nobody_takes_fails_the_stage(stage: Stage, failing:
     stage.offer(0, frees=(0,))
     await stage.all_told()
     assert [error.message for error in stage.around.broken] == ["the outbox is full"]
+
+
+class Clock:
+    """Shows what the test says."""
+
+    def __init__(self) -> None:
+        self.time = 10.0
+
+    def now(self) -> float:
+        return self.time
+
+
+async def test_a_status_tells_how_long_the_step_that_computes_takes_and_what_of_it_it_computed(stage: Stage) -> None:
+    clock = stage.runner._clock = Clock()
+    assert stage.runner.running() is None
+    stage.offer(0, 1)
+    await stage.begun()
+    clock.time += 40.0
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert status.step_age_s == pytest.approx(40.0) and status.step_cpu_s < 1.0, "it waits for the test"
+    running = stage.runner.running()
+    assert running is not None and running[1].spans[0].first_position == 0
+    await stage.all_told()
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert (status.step_age_s, status.step_cpu_s) == (0.0, 0.0)
+
+
+async def test_a_step_that_computes_shows_processor_time(stage: Stage) -> None:
+    def compute() -> bool:
+        return sum(range(100)) > 0 and stage.model.let.is_set()
+
+    def execute(plan: StepPlan, inputs: Any) -> StageOutput:
+        stage.model.begun.set()
+        while not compute():
+            pass
+        return StageOutput()
+
+    stage.model.execute = execute  # type: ignore[method-assign]
+    stage.offer(0)
+    await stage.begun()
+    async with asyncio.timeout(PATIENCE_S):
+        while stage.runner.status(StagePhase.ACTIVE).step_cpu_s < 0.02:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.001)
+    await stage.all_told()
+
+
+async def test_waiting_in_place_of_an_emulated_device_is_progress(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An emulated step of 40 s: the thread sleeps, and the step must not seem to hang."""
+    clock = stage.runner._clock = Clock()
+    asleep, wake = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        assert seconds == pytest.approx(40.0)
+        asleep.set()
+        assert wake.wait(PATIENCE_S)
+
+    monkeypatch.setattr("edgeshard_agent.engine.stage_runner.time.sleep", sleep)
+    stage.runner._pace = lambda layers, plan: 40.0
+    stage.model.let.set()
+    stage.offer(0)
+    assert await asyncio.to_thread(asleep.wait, PATIENCE_S)
+    clock.time += 30.0
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert status.step_age_s == pytest.approx(30.0) and status.step_cpu_s == pytest.approx(30.0, abs=1.0)
+    wake.set()
+    await stage.all_told()
+
+
+async def test_a_stage_that_failed_says_why(stage: Stage) -> None:
+    assert stage.runner.status(StagePhase.READY).failure_reason == ""
+    stage.runner.fail(InternalError("gone", reason="STAGE_CRASHED"))
+    assert stage.runner.status(StagePhase.READY).failure_reason == "STAGE_CRASHED"

@@ -352,3 +352,32 @@ async def test_the_start_is_in_the_dump_and_replays(starting: Node) -> None:
     state, ring = starting.hosting.recorded()
     document = json.loads(json.dumps(machine().document(state, ring)))
     assert state.facts == FACTS and not machine().replay(document).differs
+
+
+async def test_a_box_whose_compute_thread_hangs_refuses_a_stage_and_releases_one(node: Node) -> None:
+    """Its coordinator must not wait for it: it goes on without this box."""
+    node.command("p1", node.prepare(1))
+    assert (await node.answer("p1")).failure is None
+    busy = threading.Event()
+    node.worker.submit(busy.wait, 60)
+    node.worker.give_up()
+    node.command("p2", node.prepare(2))
+    failure = (await node.answer("p2")).failure
+    assert failure is not None and failure.reason == "STAGE_HUNG"
+    node.command("r2", ReleaseStage(NAME, Epoch(2)))
+    assert (await node.answer("r2")).failure is None and node.pins == 0
+    busy.set()
+    await node.until(lambda: not node.worker.hangs)
+    node.command("p3", node.prepare(3))
+    assert (await node.answer("p3")).failure is None
+
+
+async def test_stages_live_on_when_the_control_stream_is_lost(node: Node) -> None:
+    node.command("p1", node.prepare(1))
+    assert (await node.answer("p1")).failure is None
+    node.hosting.post(ControlLost())
+    await asyncio.sleep(0)
+    assert [status.epoch for status in node.hosting.statuses()] == [1] and stage_tasks()
+    node.command("p1", node.prepare(1))
+    await node.until(lambda: node.hosting.recorded()[0].unsent == ())
+    assert len(node.models) == 1, "asked again over the next stream, it has it still"

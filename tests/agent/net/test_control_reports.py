@@ -24,7 +24,8 @@ from edgeshard.domain.commands import (
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError, InvalidArgumentError, UnavailableError
-from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
@@ -33,7 +34,7 @@ from edgeshard.proto.v1.coordinator_pb2_grpc import (
 )
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
-from edgeshard.wire.control import command_to_wire
+from edgeshard.wire.control import agent_message_from_wire, command_to_wire
 
 FACTS = DeviceFacts("cpu", "x", 1, 100, 50, False, "x")
 LINK = MeasuredLink(NodeId("n"), NodeId("m"), LinkProfile(1e-3, 1e8, 0.0, 9, 1 << 20))
@@ -45,16 +46,14 @@ class Site(CoordinatorServiceServicer):
 
     def __init__(self, command: ControlMessage) -> None:
         self.heard: list[tuple[str, Any]] = []
+        self.heartbeats: list[tuple[str, Any]] = []
         self.registered: list[pb.RegisterRequest] = []
         self.hang_up = asyncio.Event()
         self._command = command
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         self.registered.append(request)
-        return pb.RegisterResponse(heartbeat_interval_s=0.05)
-
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        return pb.HeartbeatResponse(known=True)
+        return pb.RegisterResponse()
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
         if request.node_id != "n":
@@ -75,7 +74,8 @@ class Site(CoordinatorServiceServicer):
             message = reading.result()
             if not isinstance(message, pb.ControlRequest):
                 return
-            self.heard.append((message.WhichOneof("message") or "", message))
+            kind = message.WhichOneof("message") or ""
+            (self.heartbeats if "heartbeat" in kind else self.heard).append((kind, message))
 
 
 async def no_huge_pages(stages: object) -> None:
@@ -147,6 +147,15 @@ async def test_progress_the_report_and_the_result_arrive_in_this_order(node: Nod
     assert (progress.progress.what, progress.progress.total) == ("link to m", 2)
     assert report.links[0].receiver_id == "m" and not report.HasField("facts")
     assert result.result.operation_id == "op" and not result.result.HasField("failure")
+
+
+async def test_a_suspicion_and_its_end_arrive_as_they_were_said(node: Node, site: Site) -> None:
+    suspected = LinkSuspected(DeploymentName("tales"), Epoch(3), 2, 0, recovered=False, why="nothing came back")
+    recovered = replace(suspected, recovered=True, why="")
+    for said in (suspected, recovered):
+        node.client.send_suspicion(said)
+    await until(lambda: len(site.heard) == 2)
+    assert [agent_message_from_wire(message) for _, message in site.heard] == [suspected, recovered]
 
 
 async def test_reported_facts_are_what_the_box_registers_with_later(node: Node, site: Site) -> None:

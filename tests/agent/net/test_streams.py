@@ -158,10 +158,7 @@ class Site(CoordinatorServiceServicer):
         self.results: list[str] = []
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
-        return pb.RegisterResponse(heartbeat_interval_s=0.05)
-
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        return pb.HeartbeatResponse(known=True)
+        return pb.RegisterResponse()
 
     async def Control(self, request_iterator: AsyncIterator[pb.ControlRequest], context: Any) -> Any:
         self.streams += 1
@@ -228,6 +225,12 @@ async def receiving(server: Server) -> AsyncIterator[tuple[StageServicer, Callab
     await channel.close()
 
 
+async def read_out(call: Any) -> None:
+    """To the end of the call, which it raises."""
+    while isinstance(await call.read(), stage_pb2.ExchangeResponse):
+        pass
+
+
 async def test_a_closed_or_replaced_link_is_ended_and_not_left_hanging(server: Server) -> None:
     async with receiving(server) as (servicer, dial):
         first = await dial()
@@ -235,10 +238,10 @@ async def test_a_closed_or_replaced_link_is_ended_and_not_left_hanging(server: S
         second = await dial()
         assert isinstance(await second.read(), stage_pb2.ExchangeResponse)
         with pytest.raises(grpc.aio.AioRpcError) as replaced:
-            await first.read()
+            await read_out(first)
         servicer.close(NAME, 1)
         with pytest.raises(grpc.aio.AioRpcError) as closed:
-            await second.read()
+            await read_out(second)
     assert {replaced.value.code(), closed.value.code()} == {grpc.StatusCode.UNAVAILABLE}
 
 
@@ -252,8 +255,7 @@ async def test_a_link_that_is_closed_while_it_is_welcomed_ends_too(
         )
         call = await dial()
         with pytest.raises(grpc.aio.AioRpcError) as closed:
-            while isinstance(await call.read(), stage_pb2.ExchangeResponse):
-                pass
+            await read_out(call)
     assert closed.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -101,7 +101,7 @@ async def test_a_silent_box_is_named_in_time_and_what_it_says_later_harms_nobody
     assert all(type(found[name].failure) is DeadlineError for name in "ab") and dumps.waiting == 0
     operation_id, _ = await agents[0].take_pending()
     await agents[0].send_dump(operation_id, b"late")
-    assert await agents[0].heartbeat()
+    await site.heard(agents[0])
 
 
 async def test_a_box_cannot_answer_for_another(site: Any) -> None:
@@ -109,7 +109,7 @@ async def test_a_box_cannot_answer_for_another(site: Any) -> None:
     call, commands = await asked(site, agents)
     await agents[1].send_dump(commands[0][0], b"forged")
     await agents[1].reply(commands[0][0], TakeDump(), UnavailableError("forged"))
-    await agents[1].heartbeat()
+    await site.heard(agents[1])
     for agent, command in zip(agents, commands, strict=True):
         await agent.send_dump(command[0], b"own")
     assert {dump.text for name, dump in (await call).items() if name} == {b"own"}
@@ -150,9 +150,9 @@ async def test_dumps_are_no_part_of_what_they_show(site: Any) -> None:
     await agents[0].send_dump(commands[0][0], b"{}")
     await call
     await agents[0].send_dump(OperationId("nobody's"), b"{}")
-    await agents[0].heartbeat()
+    await site.heard(agents[0])
     events = [entry.event for entry in site.coordinator.loop.recorded().entries[count - before() :]]
-    assert all(type(event).__name__ in ("HeartbeatReceived", "Ticked") for event in events), events
+    assert all(type(event).__name__ in ("HeartbeatsReceived", "Ticked") for event in events), events
     assert not any(isinstance(event, ActionIssued) for event in events)
 
 

@@ -263,7 +263,8 @@ async def test_stopping_ends_listened_requests_with_a_typed_error(
     site = await open_site()
     _, head = await site.deployed()
     async with Client(site.address) as client:
-        events = client.generate("tale", "once", max_new_tokens=8)
+        # It tries to come back for so long.
+        events = client.generate("tale", "once", max_new_tokens=8, timeout_s=3)
         running = asyncio.create_task(anext(events))
         request_id = (await head.next_start()).request_id
         if accepted:

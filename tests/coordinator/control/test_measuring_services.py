@@ -310,7 +310,7 @@ async def test_nobody_waits_for_a_long_solve(open_site: Any, measuring: Any) -> 
     a, *_ = await site.connected("a", "b", "c")
     deploying = asyncio.ensure_future(site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S))
     await asyncio.to_thread(placer.begun.wait, DEADLINE_S)
-    assert await a.heartbeat()
+    await site.heard(a)
     shown = await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"), timeout=DEADLINE_S)
     assert node_from_wire(shown.node).connected
     measuring(a)

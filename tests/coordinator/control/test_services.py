@@ -147,12 +147,6 @@ async def test_control_needs_a_registration_of_this_incarnation(site: Any, faili
         await call.read()
 
 
-async def test_heartbeat_of_a_box_the_coordinator_does_not_know(site: Any) -> None:
-    (agent,) = await site.connected("a")
-    assert await agent.heartbeat()
-    assert not await site.agent("b").heartbeat()
-
-
 async def test_profile_changes_the_facts(site: Any, make_facts: Any) -> None:
     (agent,) = await site.connected("a")
     facts = make_facts(budget=123)
@@ -360,17 +354,29 @@ async def test_a_stage_that_broke_at_work_ends_the_epoch_and_is_tried_again(site
     await site.until_phase("tale", DeploymentPhase.READY, epoch=2)
     assert (await agents[0].heads[-1].next_start()).request_id == "r1"
     call.cancel()
-    await agents[1].heartbeat(broken)
+    await site.heard(agents[1], broken)
     assert site.state.deployments["tale"].epoch == 2, "what an old epoch says is no news"
 
 
-async def test_a_stage_nobody_knows_is_released(site: Any) -> None:
+async def test_a_stage_of_a_deleted_deployment_is_released_and_one_of_an_unknown_is_left_alone(site: Any) -> None:
+    """The disk says which it is: nothing else outlives a coordinator."""
+    await site.deployed()
+    request = admin_pb2.DeleteDeploymentRequest(operation_id="op-2", name="tale")
+    await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
+    await site.until(lambda state: "tale" in state.retired)
+    await site.restart()
     (agent,) = await site.connected("a")
-    stage = StageStatus(DeploymentName("old"), Epoch(4), 0, LayerRange(0, 4), StagePhase.ACTIVE)
-    await agent.heartbeat(stage)
+    names = (("tale", 1), ("tale", 2), ("old", 4))
+    held = [
+        StageStatus(DeploymentName(name), Epoch(epoch), number, LayerRange(0, 4), StagePhase.ACTIVE)
+        for number, (name, epoch) in enumerate(names)
+    ]
+    await site.heard(agent, *held)
     await agent.until(lambda agent: bool(agent.released()))
-    await agent.heartbeat(stage)
-    assert [(r.deployment, r.epoch) for r in agent.released()] == [("old", 4)]
+    await site.heard(agent, *held)
+    assert [(r.deployment, r.epoch) for r in agent.released()] == [("tale", 1)]
+    shown = await site.admin.GetNode(admin_pb2.GetNodeRequest(node="a"), timeout=DEADLINE_S)
+    assert [(stage.deployment, stage.epoch) for stage in node_from_wire(shown.node).stages] == list(names)
 
 
 async def test_delete_releases_every_stage(site: Any, failing: Any) -> None:
@@ -413,7 +419,7 @@ async def test_operation_ids_take_effect_once(site: Any, failing: Any) -> None:
 
 
 async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> None:
-    site = await open_site(retry_first_s=0.0)
+    site = await open_site(retry_first_s=0.0, lease_s=30.0)
     await site.deployed()
     first = await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S)
     await site.restart()
@@ -428,8 +434,9 @@ async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> 
     assert await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S) == first, "a repeat after the restart"
 
 
-async def test_a_restarted_coordinator_adopts_the_epoch_that_its_boxes_hold(site: Any) -> None:
+async def test_a_restarted_coordinator_adopts_the_epoch_that_its_boxes_hold(open_site: Any) -> None:
     """Nothing is prepared again, the head attaches to the epoch it has, and a client comes back for its answer."""
+    site = await open_site(lease_s=30.0)
     agents, head = await site.deployed()
     site.generate("r1")
     await head.next_start()

@@ -124,7 +124,7 @@ async def test_what_a_box_says_against_it_names_the_box(site: Any) -> None:
     assert failure.reason == "TRACE_REPLACED"
     # What the others still say is nobody's any more, and does no harm.
     await agents[0].reply(*commands[0], trace=trace_of(0))
-    assert await agents[0].heartbeat()
+    await site.heard(agents[0])
 
 
 @pytest.mark.parametrize("answer", [None, trace_of(1)])
@@ -140,7 +140,7 @@ async def test_a_box_cannot_answer_for_another(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
     await agents[1].reply(*commands[0], trace=trace_of(0))
-    await agents[1].heartbeat()
+    await site.heard(agents[1])
     assert site.coordinator.traces.waiting == 3
     for stage, agent in enumerate(agents):
         await agent.reply(*commands[stage], trace=trace_of(stage))
@@ -157,7 +157,7 @@ async def test_nothing_is_left_of_a_caller_that_went(site: Any) -> None:
         while site.coordinator.traces.waiting or len(asyncio.all_tasks()) >= tasks:  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.005)
     await agents[0].reply(*commands[0], trace=trace_of(0))
-    assert await agents[0].heartbeat()
+    await site.heard(agents[0])
 
 
 async def test_a_silent_box_is_named(site: Any) -> None:

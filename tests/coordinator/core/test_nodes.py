@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import SaveNode
+from edgeshard_coordinator.core.actions import Action, ReleaseOrphans, SaveNode, TellStrangers
 from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import HeartbeatReceived, NodeConnected, NodeDisconnected, NodeRegistered
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    HeartbeatsReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+)
 from edgeshard_coordinator.core.reconcile import reconcile
 from edgeshard_coordinator.core.state import State, node_view
 
-from edgeshard.domain.commands import Heartbeat, Registration
+from edgeshard.debugging.ring import rough_bytes
+from edgeshard.domain.commands import Heartbeat, Registration, ReleaseStage
 from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError
+from edgeshard.domain.heartbeats import MOST_STAGES
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.model import LayerRange
 
@@ -56,20 +65,30 @@ def test_of_two_boxes_that_registered_under_one_name_one_connects(
 
 @pytest.mark.parametrize(("node_id", "incarnation"), [(A, "i2"), (OTHER, "i1")])
 def test_a_box_is_heard_only_as_it_registered(one: State, node_id: NodeId, incarnation: str) -> None:
-    for event in (
-        NodeConnected(node_id, incarnation, 2, now=2.0),
-        HeartbeatReceived(Heartbeat(node_id, incarnation, (STAGE,), 0), now=2.0),
-    ):
-        with pytest.raises(NotFoundError) as refused:
-            apply(one, event)
-        assert refused.value.field == "node_id"
+    with pytest.raises(NotFoundError) as refused:
+        apply(one, NodeConnected(node_id, incarnation, 2, now=2.0))
+    assert refused.value.field == "node_id"
+    assert apply(one, HeartbeatsReceived((Heartbeat(node_id, incarnation, (STAGE,), 0),), now=2.0)) == one
+
+
+def test_of_heartbeats_together_each_counts_for_its_own_box(one: State, make_registration: MakeRegistration) -> None:
+    """Also beside one of a box that is away, and one of a box that nobody knows."""
+    state = apply(registered(one, make_registration("b")), NodeConnected(NodeId("id-b"), "i1", 2, now=1.0))
+    state = registered(state, make_registration("c"))
+    beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (STAGE,), 0) for name in "abcd")
+    state = apply(state, HeartbeatsReceived(beats, now=2.0))
+    assert {node.name: (node.heard_at, node.stages) for node in state.nodes.values()} == {
+        "a": (2.0, (STAGE,)),
+        "b": (2.0, (STAGE,)),
+        "c": (1.0, ()),
+    }
 
 
 def test_the_same_process_keeps_its_stream_and_another_begins_anew(
     one: State, make_registration: MakeRegistration
 ) -> None:
     pages = HugePages(1 << 30, 1 << 29)
-    holding = apply(one, HeartbeatReceived(Heartbeat(A, "i1", (STAGE,), 0, pages), now=2.0))
+    holding = apply(one, HeartbeatsReceived((Heartbeat(A, "i1", (STAGE,), 0, pages),), now=2.0))
     assert node_view(holding, holding.nodes[A], 2.0).huge_pages == pages
     same = registered(holding, make_registration("a")).nodes[A]
     assert (same.connection, same.stages, same.huge_pages, same.saved) == (1, (STAGE,), pages, True)
@@ -94,3 +113,85 @@ def test_an_older_stream_that_ends_says_nothing(one: State) -> None:
     newer = apply(one, NodeConnected(A, "i1", 2, now=2.0))
     assert apply(newer, NodeDisconnected(A, 1, now=3.0)).nodes[A].connection == 2
     assert apply(newer, NodeDisconnected(A, 2, now=3.0)).nodes[A].connection == 0
+
+
+@pytest.mark.parametrize("stages", [(), (STAGE,), (STAGE,) * 5])
+def test_what_heartbeats_take_in_memory_is_about_what_they_say(stages: tuple[StageStatus, ...]) -> None:
+    """The ring of events goes by it."""
+    event = HeartbeatsReceived((Heartbeat(A, "i1", stages, 1 << 30, HugePages(1 << 30, 1 << 29)),) * 20, now=2.0)
+    walked = rough_bytes(event.heartbeats, 1 << 30)
+    assert walked / 2 < event.rough_bytes < 2 * walked
+
+
+# Stages of no deployment
+
+
+def holding(state: State, *held: tuple[str, int], now: float = 2.0) -> State:
+    """Box a says that it holds these stages, at these epochs."""
+    stages = tuple(replace(STAGE, deployment=DeploymentName(name), epoch=Epoch(epoch)) for name, epoch in held)
+    return apply(state, HeartbeatsReceived((Heartbeat(A, "i1", stages, 0),), now))
+
+
+def settled(state: State) -> tuple[State, list[Action]]:
+    """Every action issued until none is due."""
+    issued: list[Action] = []
+    while actions := reconcile(state, 2.0):
+        for action in actions:
+            state = apply(state, ActionIssued(action, now=2.0))
+        issued += actions
+    return state, issued
+
+
+def test_stages_of_deleted_deployments_are_released_and_those_of_unknown_ones_are_not(one: State) -> None:
+    """An epoch above the last one of a deleted deployment was given by a coordinator that knew more than this one."""
+    state = replace(one, retired={DeploymentName("tale"): Epoch(5)})
+    state, issued = settled(holding(state, ("tale", 3), ("tale", 5), ("tale", 6), ("poem", 1)))
+    release, strangers = issued
+    assert isinstance(release, ReleaseOrphans) and isinstance(strangers, TellStrangers)
+    assert [command.command for command in release.commands] == [
+        ReleaseStage(DeploymentName("tale"), Epoch(epoch)) for epoch in (3, 5)
+    ]
+    assert strangers.stages == (("tale", 6), ("poem", 1))
+    assert len(node_view(state, state.nodes[A], 2.0).stages) == 4, "they are shown as they are"
+
+
+def test_each_is_said_once_for_each_connection(one: State, make_registration: MakeRegistration) -> None:
+    held = (("tale", 3), ("poem", 1))
+    state, issued = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), *held))
+    assert [type(action) for action in issued] == [ReleaseOrphans, TellStrangers]
+    state, issued = settled(holding(state, *held, ("poem", 2)))
+    assert issued == [], "the box may not have heard of it yet"
+    state = registered(state, make_registration("a"))
+    state, issued = settled(holding(state, *held))
+    assert issued == [], "the stream goes on"
+    state = apply(apply(state, NodeDisconnected(A, 1, now=2.0)), NodeConnected(A, "i1", 2, now=2.0))
+    state, issued = settled(holding(state, *held))
+    assert [type(action) for action in issued] == [ReleaseOrphans, TellStrangers]
+
+
+def test_what_was_released_is_forgotten_once_the_box_names_it_no_more(one: State) -> None:
+    state, _ = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), ("tale", 3), ("tale", 4)))
+    assert state.nodes[A].released == {("tale", 3), ("tale", 4)}
+    assert holding(state, ("tale", 4)).nodes[A].released == {("tale", 4)}
+    assert holding(state).nodes[A].released == frozenset()
+
+
+def test_thousands_of_orphans_are_one_action(one: State) -> None:
+    """Each action copies what its box was told to release: one for each orphan would be a copy for each."""
+    held = [(f"d{number}", 1) for number in range(MOST_STAGES)]
+    state = replace(one, retired={DeploymentName(name): Epoch(1) for name, _ in held})
+    began = time.process_time()
+    state, issued = settled(holding(state, *held))
+    assert time.process_time() - began < 1.0
+    (release,) = issued
+    assert isinstance(release, ReleaseOrphans) and len(release.commands) == MOST_STAGES
+    assert len({command.operation_id for command in release.commands}) == MOST_STAGES
+    assert len(state.nodes[A].released) == MOST_STAGES
+
+
+def test_a_deployment_that_is_gone_makes_orphans_of_boxes_of_which_nothing_changed(one: State) -> None:
+    """A box that is not looked at by itself, because nothing was due of it before."""
+    rested, _ = settled(holding(one, ("tale", 3)))
+    state = replace(rested, retired={DeploymentName("tale"): Epoch(5)})
+    (release,) = reconcile(state, 2.0, rested)
+    assert isinstance(release, ReleaseOrphans) and release.stages == (("tale", 3),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_every_way_is_whole_and_takes_nothing_from_a_survivor(data: st.DataObjec
     kept = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     spares = tuple(NodeName(f"s{i}") for i in range(data.draw(st.integers(0, 3))))
     bounds = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
-    pairs = zip(bounds, bounds[1:], strict=False)
+    pairs = itertools.pairwise(bounds)
     stages = tuple(ExplicitStage(NodeName(f"n{i}"), LayerRange(*pair)) for i, pair in enumerate(pairs))
     found = list(ways(Survivors(stages, tuple(kept), spares)))
     assert len(found) <= MOST_WAYS

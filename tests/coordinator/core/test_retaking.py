@@ -11,7 +11,7 @@ from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import (
     CommandAnswered,
     DeployRequested,
-    HeartbeatReceived,
+    HeartbeatsReceived,
     NodeDisconnected,
     ProfileReported,
 )
@@ -46,7 +46,7 @@ class Site(Desk):
 
     def beat(self, others_share: float) -> None:
         heard = Heartbeat(node("a"), "i1", (), 0, others_share=others_share)
-        self.feed(HeartbeatReceived(heard, self.now))
+        self.feed(HeartbeatsReceived((heard,), self.now))
 
     def measured(self, others_share: float) -> SendCommand:
         """The oldest command is done, with others taking so much of the cores."""

@@ -13,10 +13,13 @@ from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
     ForgetDeployment,
+    ReleaseOrphans,
+    Replan,
     SaveDeployment,
     SaveNode,
     SendCommand,
     TellMeasured,
+    TellStrangers,
 )
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.deployments import new_record, restored_record
@@ -30,19 +33,22 @@ from edgeshard_coordinator.core.events import (
     Event,
     HeadAttached,
     HeadDetached,
-    HeartbeatReceived,
+    HeartbeatsReceived,
+    LinkReported,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
     ProfileReported,
+    Replanned,
     SaveFailed,
     Ticked,
 )
+from edgeshard_coordinator.core.eviction import started
 from edgeshard_coordinator.core.machine import machine
 from edgeshard_coordinator.core.placing import SimplePlacer
 from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, validate_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,17 +69,19 @@ from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 NODES = ("a", "b", "c")
 NAMES = ("tale", "poem")
 KINDS = (
-    "connect", "vanish", "restart", "started", "reconnect", "answer", "answer", "answer", "refuse", "replay",
+    "connect", "vanish", "restart", "started", "reconnect", "drop", "answer", "answer", "answer", "refuse", "replay",
     "disk", "disk", "disk", "disk fails", "deploy", "delete", "attach", "attach", "detach", "heartbeat", "tick",
-    "measure", "coordinator restarts",
+    "stall", "measure", "coordinator restarts", "planned", "planned", "suspect", "suspect", "recover",
 )  # fmt: skip
 Step = tuple[str, int]
 
@@ -118,11 +126,14 @@ class World:
         self.saved: dict[DeploymentName, DeploymentRecord] = {}
         self.retired: dict[DeploymentName, Epoch] = {}
         self.writes: list[SaveDeployment | ForgetDeployment] = []
+        self.plans: list[Replan] = []
         self.answers: list[tuple[NodeId, CommandResult]] = []
         self.attachments: dict[DeploymentName, int] = {}
         self.asked: set[tuple[str, NodeId]] = set()
         self.state = State(instance="0")
-        self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatReceived, Ticked))
+        self.rested: State | None = None
+        self.strangers: list[TellStrangers] = []
+        self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatsReceived, Ticked))
 
     def number(self) -> int:
         self.count += 1
@@ -136,8 +147,10 @@ class World:
         except EdgeShardError:
             return
         for _ in range(50):
-            actions = reconcile(self.state, self.now)
+            actions = reconcile(self.state, self.now, self.rested)
+            assert actions == reconcile(self.state, self.now), "something was due of a box that was not looked at"
             if not actions:
+                self.rested = self.state
                 return
             for action in actions:
                 self.apply(ActionIssued(action, self.now))
@@ -157,12 +170,16 @@ class World:
     def perform(self, action: Action) -> None:
         match action:
             case SendCommand():
-                node = next(b for b in self.nodes.values() if b.node_id == action.node_id)
-                if node.connection == action.connection:
-                    self.check_sent(node, action.command)
-                    node.pending.append(action)
+                self.send(action)
+            case ReleaseOrphans():
+                for command in action.commands:
+                    self.send(command)
+            case TellStrangers():
+                self.strangers.append(action)
             case SaveDeployment() | ForgetDeployment():
                 self.writes.append(action)
+            case Replan():
+                self.plans.append(action)
             case TellMeasured(measured):
                 # Every call is told once of every box.
                 self.asked.remove((measured.uid, measured.node_id))
@@ -172,6 +189,12 @@ class World:
                         node.lose_streams()
             case _:
                 assert not isinstance(action, SaveNode) or action.node.node_id in self.state.nodes
+
+    def send(self, action: SendCommand) -> None:
+        node = next(b for b in self.nodes.values() if b.node_id == action.node_id)
+        if node.connection == action.connection:
+            self.check_sent(node, action.command)
+            node.pending.append(action)
 
     def check_sent(self, node: Node, command: Command) -> None:
         """A box never hears of an epoch that is not on disk, nor of one below what it saw; one that starts of none."""
@@ -209,6 +232,8 @@ class World:
                 self.feed(CommandAnswered(node_id, result, self.now))
             case "disk" | "disk fails" if self.writes:
                 self.write(self.writes.pop(0), fails=kind == "disk fails")
+            case "planned" if self.plans:
+                self.planned(self.plans.pop(pick % len(self.plans)))
             case "deploy":
                 self.deploy(name)
             case "delete":
@@ -218,17 +243,23 @@ class World:
                 self.attach(name)
             case "detach" if name in self.attachments:
                 self.feed(HeadDetached(name, self.attachments.pop(name), self.now))
+            case "drop":
+                self.drop(node)
             case "heartbeat":
                 self.heartbeat(node)
             case "tick":
+                self.wait(pick)
+            case "stall":
                 self.now += pick % 20
-                self.feed(Ticked(self.now, active_requests=pick % 3))
+                self.feed(Ticked(self.now))
             case "measure":
                 uid = f"call{self.number()}"
                 compute = MeasureCompute({}, DType.FLOAT32, quick=True, again=False) if pick % 2 else None
                 if self.state.is_placeable(node.node_id):
                     self.asked.add((uid, node.node_id))
                 self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))
+            case "suspect" | "recover" if name in self.state.deployments:
+                self.report_link(name, pick, recovered=kind == "recover")
             case "coordinator restarts":
                 self.restart()
 
@@ -252,6 +283,21 @@ class World:
         connection = node.connection
         node.die()
         self.feed(NodeDisconnected(node.node_id, connection, self.now))
+
+    def drop(self, node: Node) -> None:
+        """Its stream ends, and the process goes on."""
+        connection = node.connection
+        node.lose_streams()
+        self.feed(NodeDisconnected(node.node_id, connection, self.now))
+
+    def wait(self, pick: int) -> None:
+        """Time goes by, tick by tick, and some boxes are silent."""
+        for _ in range(2 * (pick % 20)):
+            self.now += 0.5
+            for number, node in enumerate(self.nodes.values()):
+                if pick >> number & 1:
+                    self.heartbeat(node)
+            self.feed(Ticked(self.now, active_requests=pick % 3))
 
     def answer(self, pick: int, refuse: bool) -> None:
         waiting = [(node, sent) for node in self.nodes.values() for sent in node.pending]
@@ -305,6 +351,21 @@ class World:
         operation = ServedOperation(OperationId(f"op-{uid}"), "f", b"")
         self.feed(DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now))
 
+    def planned(self, asked: Replan) -> None:
+        """On the state there is now, which the answer is said to be of: it may come when that has changed."""
+        record = self.state.deployments.get(asked.deployment)
+        if record is None:
+            return
+        found: Placement | EdgeShardError
+        try:
+            usable = [node for node in self.state.candidates(record.name) if node.node_id not in record.avoided]
+            sources = [node.name for node in usable if node.placeable] or [NodeName("a")]
+            spec = record.spec.model_copy(update={"source": sources[0]})
+            found = SimplePlacer().place(spec, self.manifest, usable)
+        except EdgeShardError as error:
+            found = error
+        self.feed(Replanned(record.name, asked.uid, asked.version, found, self.now))
+
     def attach(self, name: DeploymentName) -> None:
         for node in self.nodes.values():
             if name in node.active:
@@ -312,23 +373,36 @@ class World:
                 attached = HeadAttached(node.node_id, name, node.active[name], self.attachments[name], self.now)
                 self.feed(attached)
 
+    def report_link(self, name: DeploymentName, pick: int, recovered: bool) -> None:
+        """What the box of one of its stages says of the link to the next, of this epoch or of the one before."""
+        record = self.state.deployments[name]
+        stages = record.placement.stages
+        stage, epoch = pick % len(stages), Epoch(max(1, record.epoch - (pick % 5 == 0)))
+        said = LinkSuspected(name, epoch, stage, (stage + 1) % len(stages), recovered, "stalled")
+        self.feed(LinkReported(stages[stage].node_id, said, self.now))
+
     def heartbeat(self, node: Node) -> None:
+        if not node.connection:
+            return
         stages = tuple(
             StageStatus(name, epoch, 0, LayerRange(0, 1), StagePhase.READY) for name, epoch in node.held.items()
         )
-        self.feed(HeartbeatReceived(Heartbeat(node.node_id, str(node.incarnation), stages, 0), self.now))
+        self.feed(HeartbeatsReceived((Heartbeat(node.node_id, str(node.incarnation), stages, 0),), self.now))
 
     def restart(self) -> None:
         """The process dies: writes under way are lost, streams end, the disk stays."""
         self.writes.clear()
+        self.plans.clear()
         self.attachments.clear()
         self.asked.clear()
         for node in self.nodes.values():
             node.lose_streams()
         deployments = {name: restored_record(record) for name, record in self.saved.items()}
         instance = str(self.number())
-        self.state = State(instance=instance, deployments=deployments, retired=dict(self.retired))
-        self.ring = EventRing(routine=(HeartbeatReceived, Ticked))
+        nodes = {node_id: fresh_node(known) for node_id, known in self.state.nodes.items()}
+        self.state = State(instance=instance, nodes=nodes, deployments=deployments, retired=dict(self.retired))
+        self.state, self.rested = started(self.state, self.now), None
+        self.ring = EventRing(routine=(HeartbeatsReceived, Ticked))
 
     def calm(self) -> None:
         """From now on everything works; then nothing may be left half done."""
@@ -338,6 +412,8 @@ class World:
         for _ in range(400):
             while self.writes:
                 self.write(self.writes.pop(0), fails=False)
+            while self.plans:
+                self.planned(self.plans.pop(0))
             if any(node.pending for node in self.nodes.values()):
                 self.answer(0, refuse=False)
                 continue
@@ -371,6 +447,11 @@ class World:
                 assert epoch == self.state.deployments[name].epoch
 
 
+def fresh_node(node: KnownNode) -> KnownNode:
+    """As the disk has it."""
+    return KnownNode(node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True)
+
+
 def run(world: World, steps: Sequence[Step]) -> World:
     for kind, pick in steps:
         world.step(kind, pick)
@@ -391,10 +472,10 @@ def test_whatever_happens_it_settles(make_manifest: Any, make_registration: Any,
 def test_long_seeded_runs_settle(make_manifest: Any, make_registration: Any, seed: int) -> None:
     source = random.Random(seed)
     begin: list[Step] = [("connect", 0), ("connect", 1), ("connect", 2), ("deploy", 0)]
-    steps = [(source.choice(KINDS), source.randrange(60)) for _ in range(250)]
+    steps = [(source.choice(KINDS), source.randrange(60)) for _ in range(400)]
     world = run(World(make_manifest(), make_registration), [*begin, *steps])
     # Not a run in which nothing happened.
-    assert world.count > 50
+    assert world.count > 40
 
 
 def test_a_calm_world_serves(make_manifest: Any, make_registration: Any) -> None:
@@ -420,3 +501,40 @@ def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
     assert replace(world.state, nodes={}).first_epoch(DeploymentName("tale")) == 1
     world.calm()
     world.check_settled()
+
+
+@pytest.mark.parametrize("disk", ["empty", "older"])
+def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
+    make_manifest: Any, make_registration: Any, disk: str
+) -> None:
+    """They may be serving for another coordinator, or for this one once it has its disk again."""
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world.saved.clear()
+    if disk == "older":  # of before that deployment, when another of its name had been deleted
+        world.retired = {DeploymentName("tale"): Epoch(1)}
+        for node in world.nodes.values():
+            node.held = {DeploymentName("tale"): Epoch(2)}
+    world.restart()
+    held = [dict(node.held) for node in world.nodes.values()]
+    world.calm()
+    assert [node.held for node in world.nodes.values()] == held and all(held)
+    assert [(told.node_name, told.stages) for told in world.strangers] == [
+        (name, tuple(held[number].items())) for number, name in enumerate(NODES)
+    ]
+
+
+def test_what_was_deleted_while_a_box_was_away_is_released_by_the_next_coordinator(
+    make_manifest: Any, make_registration: Any
+) -> None:
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    world.drop(world.nodes["c"])
+    world.step("delete", 0)
+    while world.state.deployments:
+        if world.writes:
+            world.write(world.writes.pop(0), fails=False)
+        world.answer(0, refuse=False)
+    world.restart()
+    assert [bool(node.held) for node in world.nodes.values()] == [False, False, True]
+    world.calm()
+    world.check_settled()
+    assert not world.nodes["c"].held and not world.strangers

@@ -13,7 +13,7 @@ from edgeshard_coordinator.core.deployments import new_record, restored_record
 from edgeshard_coordinator.core.events import (
     DeployRequested,
     Event,
-    HeartbeatReceived,
+    HeartbeatsReceived,
     MeasureRequested,
     NodeConnected,
     NodeDisconnected,
@@ -182,9 +182,9 @@ def test_a_shortage_says_who_is_still_starting(desk: Desk, manifest: ModelManife
     assert refusal.value.retry_after_s == 1.0
 
 
-def beat(name: str, incarnation: str) -> Event:
+def beat(name: str, incarnation: str, now: float) -> Event:
     """A box that holds nothing says so."""
-    return HeartbeatReceived(Heartbeat(NodeId(f"id-{name}"), incarnation, (), 0), 0.0)
+    return HeartbeatsReceived((Heartbeat(NodeId(f"id-{name}"), incarnation, (), 0),), now)
 
 
 def test_a_waiting_deployment_waits_until_its_boxes_have_started(desk: Desk, manifest: ModelManifest) -> None:
@@ -200,9 +200,9 @@ def test_a_waiting_deployment_waits_until_its_boxes_have_started(desk: Desk, man
     desk.register("a", incarnation="i2", starting=False)
     assert desk.state.deployments[TALE].phase is Phase.WAITING
     desk.register("b", incarnation="i2", starting=False)
-    desk.feed(beat("a", "i2"))
+    desk.feed(beat("a", "i2", desk.now))
     assert desk.state.deployments[TALE].phase is Phase.WAITING, "b may still hold the epoch that the record has"
-    desk.feed(beat("b", "i2"))
+    desk.feed(beat("b", "i2", desk.now))
     assert desk.state.deployments[TALE].phase is Phase.LOADING
 
 

@@ -17,7 +17,7 @@ from edgeshard_coordinator.core.events import (
     Event,
     HeadAttached,
     HeadDetached,
-    HeartbeatReceived,
+    HeartbeatsReceived,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
@@ -321,7 +321,7 @@ def said_of(state: State, what: str, epoch: int) -> State:
         ),
         "released": CommandAnswered(NodeId("id-b"), CommandResult(_id(at, CommandKind.RELEASE, 1), None), now=1.0),
         "attached": HeadAttached(NodeId("id-a"), NAME, Epoch(epoch), 77, now=1.0),
-        "failed": HeartbeatReceived(failed, now=1.0),
+        "failed": HeartbeatsReceived((failed,), now=1.0),
     }
     return apply(state, events[what])
 
@@ -384,7 +384,7 @@ def test_a_release_takes_the_stage_of_its_epoch_and_of_those_before(
 ) -> None:
     """A stage above it is of a deployment that a coordinator had made and lost; it has to be released by itself."""
     shown = Heartbeat(NodeId("id-b"), "i1", (stage_status(held, StagePhase.READY),), 0)
-    state = apply(in_phase(start, Phase.DELETING, True), HeartbeatReceived(shown, now=1.0))
+    state = apply(in_phase(start, Phase.DELETING, True), HeartbeatsReceived((shown,), now=1.0))
     state = said_of(state, "released", 3)
     assert tuple(stage.epoch for stage in state.nodes[NodeId("id-b")].stages) == left
 
@@ -393,6 +393,6 @@ def test_a_deployment_is_shown_with_the_stages_of_its_epoch(start: State) -> Non
     state = in_phase(start, Phase.READY, True)
     for epoch in (2, 3, 4):
         shown = Heartbeat(NodeId("id-b"), "i1", (stage_status(epoch, StagePhase.ACTIVE),), 0)
-        state = apply(state, HeartbeatReceived(shown, now=1.0))
+        state = apply(state, HeartbeatsReceived((shown,), now=1.0))
         stages = deployment_view(state, state.deployments[NAME]).stages
         assert [stage.epoch for stage in stages] == [3] * (epoch == 3)

@@ -1,0 +1,42 @@
+"""The step that the compute thread has now, as other threads see it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from edgeshard.domain.step import StepPlan
+from edgeshard_agent.core.hanging import RunningStep
+
+
+class StepOnThread:
+    """Made by the compute thread when it begins the step. `number` is the how manieth of the stage it is."""
+
+    def __init__(self, number: int, plan: StepPlan, now: float) -> None:
+        self.plan = plan
+        self._number = number
+        self._began = now
+        self._waits_since: float | None = None
+        self._clock_id = _clock_of_this_thread()
+        self._cpu_before = 0.0 if self._clock_id is None else time.clock_gettime(self._clock_id)
+
+    def waits(self, now: float) -> None:
+        """On the compute thread: what is left of the step is waiting in place of an emulated device."""
+        self._waits_since = now
+
+    def so_far(self, now: float) -> RunningStep:
+        """Its age, and the processor time spent on it; waiting on purpose counts as such."""
+        age_s = max(0.0, now - self._began)
+        cpu_s = age_s  # where the system does not tell, no step is taken to hang
+        if self._clock_id is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                cpu_s = max(0.0, time.clock_gettime(self._clock_id) - self._cpu_before)
+        waited_s = max(0.0, now - self._waits_since) if self._waits_since is not None else 0.0
+        return RunningStep(self._number, age_s, cpu_s + waited_s)
+
+
+def _clock_of_this_thread() -> int | None:
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(threading.get_ident())

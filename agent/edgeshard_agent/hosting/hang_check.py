@@ -1,0 +1,52 @@
+"""Looks after the compute thread: a stage whose step hangs fails, so that its site goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard_agent.core.hanging import CHECK_S, RunningStep, Watched, hangs, looked_at
+from edgeshard_agent.engine.worker import ComputeThread, step_hangs
+
+log = structlog.get_logger()
+
+
+class Stage(Protocol):
+    """What is looked at of a stage."""
+
+    def running(self) -> RunningStep | None:
+        """The step that computes now."""
+        ...
+
+    def fail(self, error: EdgeShardError) -> None: ...
+
+
+class HangCheck:
+    """`run` looks at the stages of the box, on the event loop. They share one thread: when a step hangs, all fail."""
+
+    def __init__(self, stages: Callable[[], Sequence[Stage]], worker: ComputeThread, clock: Clock) -> None:
+        self._stages = stages
+        self._worker = worker
+        self._clock = clock
+        self._watched: dict[Stage, Watched] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self.look()
+
+    def look(self) -> None:
+        now, stages = self._clock.now(), self._stages()
+        running = [(stage, step) for stage in stages if (step := stage.running()) is not None]
+        self._watched = {stage: looked_at(self._watched.get(stage), step, now) for stage, step in running}
+        hanging = [step for stage, step in running if hangs(self._watched[stage], step)]
+        if hanging and not self._worker.hangs:
+            log.error("step_hangs", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3))
+            self._worker.give_up()
+            for stage in stages:
+                stage.fail(step_hangs())

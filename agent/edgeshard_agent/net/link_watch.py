@@ -1,0 +1,105 @@
+"""When the link to the next stage is suspect. Pure: times are the sender's monotonic seconds, as values.
+
+The receiver of a link sends a beacon every `BEACON_S`. A link is suspect when none comes for `SUSPECT_S`, when what was
+sent makes no progress for as long, or when a link that has worked is not open again by then. What the sender's own loop
+was late with does not count: a box that stood still itself suspects nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.link import LinkBeacon
+
+BEACON_S = 0.25
+SUSPECT_S = 2.0
+LONGEST_S = 10.0
+"""Patience with a link that has never worked. With a suspect one it doubles up to this, for it may only be slow."""
+TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The stream is to be dropped, and the receiver dialled over a new connection. `is_new`: an incident begins."""
+
+    why: str
+    is_new: bool
+
+
+class LinkWatch:
+    """Tell it what happens to the link, and ask `tick` every `TICK_S`. An incident ends when `beacon` says so.
+
+    Something is owed while a step was sent, at least in part, that the receiver has not reported as received.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._ticked_at = now
+        self._heard_at = now
+        """When the receiver was last heard, or when it was given another chance."""
+        self._moved_at = now
+        """When the receiver last reported progress, or since when something is owed."""
+        self._is_open = False
+        self._has_worked = False
+        self._faults = 0
+        """Of the incident under way."""
+        self._incident = False
+        self._sent = self._next_step = self._received_bytes = 0
+        """The step behind the last one sent, and what the receiver reports; of the stream that is open."""
+
+    def welcomed(self, next_step: int, now: float) -> None:
+        """A stream is open, and the receiver wants `next_step`."""
+        self._is_open = self._has_worked = True
+        self._heard_at = self._moved_at = now
+        self._sent = self._next_step = next_step
+        self._received_bytes = 0
+
+    def sent(self, step: int, now: float) -> None:
+        """The step's first bytes are about to be written."""
+        if not self._owes:
+            self._moved_at = now
+        self._sent = max(self._sent, step + 1)
+
+    def beacon(self, beacon: LinkBeacon, now: float) -> bool:
+        """The receiver reports; whether an incident is over: it is there, and what is owed comes in."""
+        self._heard_at = now
+        moved = beacon.received_bytes > self._received_bytes or beacon.next_step > self._next_step
+        if moved:
+            self._moved_at = now
+            self._received_bytes, self._next_step = beacon.received_bytes, beacon.next_step
+        over = self._incident and (moved or not self._owes)
+        if over:
+            self._incident, self._faults = False, 0
+        return over
+
+    def closed(self, answered: bool, now: float) -> None:
+        """The stream, or an attempt to open one, has ended; `answered` if the receiver itself ended it."""
+        if answered:
+            self._heard_at = now
+        self._is_open = False
+
+    def tick(self, now: float) -> Fault | None:
+        """What is wrong at `now`, said once: from then on the next attempt is watched."""
+        late = max(0.0, now - self._ticked_at - TICK_S)
+        self._ticked_at = now
+        self._heard_at = min(now, self._heard_at + late)
+        self._moved_at = min(now, self._moved_at + late)
+        patience = min(SUSPECT_S * 2.0**self._faults, LONGEST_S) if self._has_worked else LONGEST_S
+        why = self._why(now, patience)
+        if why is None:
+            return None
+        is_new = self._has_worked and not self._incident
+        self._incident = self._has_worked
+        self._faults += 1
+        self._is_open, self._heard_at = False, now
+        return Fault(why, is_new)
+
+    @property
+    def _owes(self) -> bool:
+        return self._sent > self._next_step
+
+    def _why(self, now: float, patience: float) -> str | None:
+        if now - self._heard_at >= patience:
+            return f"{'nothing came back' if self._is_open else 'no stream could be opened'} for {patience:.1f} s"
+        if self._is_open and self._owes and now - self._moved_at >= patience:
+            return f"nothing that was sent came in for {patience:.1f} s"
+        return None

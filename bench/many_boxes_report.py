@@ -1,0 +1,44 @@
+"""The section of docs/benchmarks.md that `bench.many_boxes` gives the rows for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MANY_BOXES = """## Many boxes at one coordinator
+
+A real coordinator, and the control clients of so many agents in one other process, each with a connection of its own.
+Up to 30 boxes hold a stage at work and say so twice a second, the others say once a second that they live. A heartbeat
+is timed from its making to its being part of the coordinator's state; 0.07 s of that it may wait for others. A box that
+falls silent with its connection open is lost after 10 s.
+
+<!-- not run: it takes minutes, and wants idle cores -->
+```console
+$ python -m bench.many_boxes -o .benchmarks/boxes.json
+$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --many-boxes .benchmarks/boxes.json
+```
+"""
+
+
+def many_boxes_section(rows: Sequence[dict[str, Any]]) -> str:
+    """The section, '' without rows."""
+    if not rows:
+        return ""
+    head = ["boxes", "heartbeats/s", "share of a core", "a heartbeat: median, p99, ms", "noticed after: closed, ms"]
+    table = [[*head, "silent, s", "all back after a restart, s"]]
+    for row in rows:
+        times, noticed = row["heartbeat_milliseconds"], row["death_noticed_seconds"]
+        back_s = row["seconds_until_all_are_back_after_a_restart"]
+        table.append(
+            [
+                f"{row['boxes']:,}",
+                f"{row['heartbeats_per_second']:.0f}",
+                f"{100 * row['coordinator_processor_share']:.1f} %",
+                f"{times['p50']:.0f}, {times['p99']:.0f}",
+                f"{1000 * max(noticed['connection_closed']):.0f}",
+                f"{max(noticed['silent']):.1f}",
+                "-" if back_s is None else f"{back_s:.1f}",
+            ]
+        )
+    first, *others = ["| " + " | ".join(line) + " |" for line in table]
+    return "\n".join([MANY_BOXES, first, "|" + " --- |" * len(table[0]), *others, ""])

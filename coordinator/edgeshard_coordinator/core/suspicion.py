@@ -1,0 +1,142 @@
+"""What a link under suspicion means: which of its boxes is lost, or that the link itself is at fault.
+
+A suspicion is remembered for an epoch that is live. Both boxes of the link are looked at: one that says nothing is
+lost, and `reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch
+ends, and for a while the pair of boxes is kept as a bad link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import NodeId
+from edgeshard_coordinator.core import deployments
+from edgeshard_coordinator.core.events import LinkReported
+from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink
+
+STOOD_STILL_S = 1.0
+
+
+def reported(state: State, event: LinkReported) -> State:
+    """The state with what a box says of its link to the next stage. What is not of a live epoch changes nothing."""
+    told = event.suspected
+    record, node = state.deployments.get(told.deployment), state.nodes.get(event.node_id)
+    if record is None or node is None or not _is_of(record, event):
+        return state
+    stages = record.placement.stages
+    sender, receiver = event.node_id, stages[told.to_stage].node_id
+    others = tuple(known for known in state.suspects if not _same_link(known, told.deployment, told.from_stage))
+    state = replace(state, nodes={**state.nodes, node.node_id: replace(node, heard_at=event.now)}, suspects=others)
+    if told.recovered:
+        return state
+    suspect = SuspectLink(
+        deployment=told.deployment,
+        epoch=told.epoch,
+        from_stage=told.from_stage,
+        to_stage=told.to_stage,
+        sender=sender,
+        receiver=receiver,
+        since=event.now,
+        checked_at=event.now,
+        why=told.why,
+    )
+    bad_links = dict(state.bad_links)
+    if (sender, receiver) in bad_links:
+        bad_links[sender, receiver] = event.now + state.timings.bad_link_s
+    return replace(state, suspects=(*others, suspect), bad_links=bad_links)
+
+
+def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
+    """Whether it is of the live epoch, and of a link that begins at the box which reports it."""
+    told, stages = event.suspected, record.placement.stages
+    return (
+        record.is_live
+        and record.epoch == told.epoch
+        and told.from_stage < len(stages)
+        and told.to_stage == (told.from_stage + 1) % len(stages) != told.from_stage
+        and stages[told.from_stage].node_id == event.node_id
+    )
+
+
+def _same_link(known: SuspectLink, deployment: str, from_stage: int) -> bool:
+    return (known.deployment, known.from_stage) == (deployment, from_stage)
+
+
+def settle(state: State, now: float) -> State:
+    """End the epochs whose links are at fault, and forget bad links whose time is over."""
+    if any(until <= now for until in state.bad_links.values()):
+        state = replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if until > now})
+    if state.suspects:
+        state = forget_stale(state)
+        state = replace(state, suspects=tuple(_checked(suspect, now) for suspect in state.suspects))
+    for suspect in state.suspects:
+        if now >= suspect.since + state.timings.suspect_wait_s and all(
+            _heard_at(state, end) > suspect.since for end in (suspect.sender, suspect.receiver)
+        ):
+            state = _at_fault(state, suspect, now)
+    return state
+
+
+def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
+    """A gap that is longer than any between ticks means that the coordinator heard nobody."""
+    gap = now - suspect.checked_at
+    stood_still = gap if gap > STOOD_STILL_S else 0.0
+    return replace(suspect, since=suspect.since + stood_still, checked_at=now)
+
+
+def _at_fault(state: State, suspect: SuspectLink, now: float) -> State:
+    record = state.deployments[suspect.deployment]
+    bad_links = {**state.bad_links, (suspect.sender, suspect.receiver): now + state.timings.bad_link_s}
+    state = replace(state, bad_links=bad_links)
+    if not (record.is_live and record.epoch == suspect.epoch):
+        return state  # Another link of it is at fault too.
+    names = [record.placement.stages[stage].node_name for stage in (suspect.from_stage, suspect.to_stage)]
+    failure = UnavailableError(
+        f"the link from box {names[0]} to box {names[1]} stalled ({suspect.why}) while both boxes answer; check the "
+        "network between them",
+        field="link",
+        reason=deployments.LINK_STALLED,
+        retry_after_s=1.0,
+    )
+    broken = deployments.broke(state, record, failure, now)
+    return replace(state, deployments={**state.deployments, record.name: broken})
+
+
+def forget_stale(state: State) -> State:
+    """The state without suspicions of epochs that have ended."""
+    live = tuple(known for known in state.suspects if _is_live(state, known))
+    return state if len(live) == len(state.suspects) else replace(state, suspects=live)
+
+
+def _is_live(state: State, known: SuspectLink) -> bool:
+    record = state.deployments.get(known.deployment)
+    return record is not None and record.is_live and record.epoch == known.epoch
+
+
+def reconnected(state: State, node_id: NodeId) -> State:
+    """The state when a box has connected: what was bad of its links is forgotten."""
+    if not any(node_id in pair for pair in state.bad_links):
+        return state
+    return replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if node_id not in pair})
+
+
+def lost(state: State, now: float) -> frozenset[NodeId]:
+    """Boxes that are taken for lost because a link of theirs is suspect and they say nothing."""
+    return frozenset(end for suspect in state.suspects for end in _lost_ends(state, suspect, now))
+
+
+def _lost_ends(state: State, suspect: SuspectLink, now: float) -> list[NodeId]:
+    timings = state.timings
+    if now < suspect.since + timings.suspect_wait_s:
+        return []
+    ends = [suspect.receiver, suspect.sender]
+    silent = [end for end in ends if _heard_at(state, end) < suspect.since - timings.suspect_silence_s]
+    if silent or now < suspect.since + timings.suspect_limit_s:
+        return silent
+    return [min(ends, key=lambda end: _heard_at(state, end))]
+
+
+def _heard_at(state: State, node_id: NodeId) -> float:
+    node = state.nodes.get(node_id)
+    return node.heard_at if node is not None else float("-inf")

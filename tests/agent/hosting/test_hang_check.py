@@ -1,0 +1,71 @@
+"""A compute thread that hangs: the stages of the box fail, and what else it is asked for is refused and not left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from edgeshard_agent.core.hanging import CHECK_S, STILL_S, RunningStep
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting.hang_check import HangCheck
+
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
+
+PATIENCE_S = 60
+
+
+class Stage:
+    """Computes one step for ever, or nothing."""
+
+    def __init__(self, step: RunningStep | None = None) -> None:
+        self.step = step
+        self.failures: list[EdgeShardError] = []
+
+    def running(self) -> RunningStep | None:
+        return self.step
+
+    def fail(self, error: EdgeShardError) -> None:
+        self.failures.append(error)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+async def test_when_a_step_hangs_every_stage_of_the_box_fails_once() -> None:
+    """They share the thread: nothing of any of them is computed any more."""
+    stages = [Stage(RunningStep(3, 1e6, 0.0)), Stage()]
+    worker, clock, busy = ComputeThread(1), Clock(), threading.Event()
+    worker.submit(busy.wait, PATIENCE_S)
+    check = HangCheck(lambda: stages, worker, clock)
+    check.look()
+    for _ in range(round(STILL_S / CHECK_S) - 1):
+        clock.time += CHECK_S
+        check.look()
+    assert not any(stage.failures for stage in stages)
+    for _ in range(5):
+        clock.time += CHECK_S
+        check.look()
+    assert [[error.reason for error in stage.failures] for stage in stages] == [["STAGE_HUNG"], ["STAGE_HUNG"]]
+    busy.set()
+    worker.close()
+
+
+async def test_a_thread_that_hangs_refuses_work_until_its_call_returns() -> None:
+    worker, busy = ComputeThread(1), threading.Event()
+    worker.submit(busy.wait, PATIENCE_S)
+    worker.give_up()
+    with pytest.raises(UnavailableError) as refused:
+        await worker.run(lambda: None)
+    assert refused.value.reason == "STAGE_HUNG" and "restart" in refused.value.message
+    busy.set()
+    async with asyncio.timeout(PATIENCE_S):
+        while worker.hangs:  # noqa: ASYNC110 (another thread tells)
+            await asyncio.sleep(0.001)
+    assert await worker.run(lambda: 7) == 7
+    worker.close()

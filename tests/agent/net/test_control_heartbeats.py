@@ -1,0 +1,194 @@
+"""A box's heartbeats on its control stream: the first whole, then what changed; and a box that finds its way back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_agent.net import control
+from edgeshard_agent.net.control import MAX_RETRY_S, PROMPT_HEARTBEAT_S, ControlClient, drawn
+
+from edgeshard import WIRE_VERSION
+from edgeshard.domain.commands import CommandResult, Heartbeat, HeartbeatChange, Registration
+from edgeshard.domain.device import DeviceFacts, HugePages, StageKey, StagePhase, StageStatus
+from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, NOTHING
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.model import LayerRange
+from edgeshard.proto.v1 import coordinator_pb2 as pb
+from edgeshard.proto.v1.coordinator_pb2_grpc import (
+    CoordinatorServiceServicer,
+    add_CoordinatorServiceServicer_to_server,
+)
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.server import Server
+from edgeshard.wire.control import agent_message_from_wire
+
+FACTS = DeviceFacts("cpu", "x", 1, 100, 50, False, "x")
+STAGE = StageStatus(DeploymentName("tale"), Epoch(1), 0, LayerRange(0, 2), StagePhase.ACTIVE)
+DEADLINE_S = 60.0
+
+
+class Site(CoordinatorServiceServicer):
+    """Keeps what boxes say, stream by stream, and ends a stream as it is told to."""
+
+    def __init__(self) -> None:
+        self.registered: list[float] = []
+        self.refuses = False
+        self.streams: list[list[Any]] = []
+        self.came = asyncio.Condition()
+        self.hang_up = asyncio.Event()
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        self.registered.append(asyncio.get_running_loop().time())
+        if self.refuses:
+            raise NotFoundError("not yet")
+        return pb.RegisterResponse()
+
+    async def Control(self, request_iterator: Any, context: Any) -> None:
+        said: list[Any] = []
+        self.streams.append(said)
+        await context.send_initial_metadata(())
+        ending = asyncio.create_task(self.hang_up.wait())
+        while True:
+            reading = asyncio.create_task(context.read())
+            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                self.hang_up.clear()
+                raise NotFoundError("register again", field="node_id")
+            message = reading.result()
+            if not isinstance(message, pb.ControlRequest):
+                return
+            async with self.came:
+                said.append(agent_message_from_wire(message))
+                self.came.notify_all()
+
+    async def until(self, stream: int, count: int) -> list[Any]:
+        """What came on a stream behind its hello, so many messages at least."""
+
+        def is_there() -> bool:
+            return len(self.streams) > stream and len(self.streams[stream]) > count
+
+        async with asyncio.timeout(DEADLINE_S), self.came:
+            await self.came.wait_for(is_there)
+        return self.streams[stream][1:]
+
+
+class Box:
+    """A control client of a box that holds `stages`."""
+
+    def __init__(self, address: str) -> None:
+        self.stages: tuple[StageStatus, ...] = (STAGE,)
+        self.channel = open_channel(address, None, reconnect_s=MAX_RETRY_S)
+        registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, FACTS, "i")
+        self.client = ControlClient(
+            self.channel, address, registration, lambda i, c: None, lambda: self.stages, lambda: 1000, self._pages
+        )
+        self.running = asyncio.create_task(self.client.run())
+
+    async def _pages(self, stages: object) -> HugePages:
+        return HugePages(4, 2)
+
+    def hold(self, *stages: StageStatus) -> None:
+        self.stages = stages
+        self.client.changed()
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self.channel.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server("127.0.0.1:0", None)
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def site(server: Server) -> Site:
+    site = Site()
+    add_CoordinatorServiceServicer_to_server(site, server.grpc)
+    return site
+
+
+@pytest.fixture
+async def box(server: Server, site: Site) -> AsyncIterator[Box]:
+    box = Box(await server.start())
+    yield box
+    await box.close()
+
+
+async def test_the_first_is_whole_and_the_others_say_what_changed(site: Site, box: Box) -> None:
+    whole = Heartbeat(NodeId("n"), "i", (STAGE,), 1000, HugePages(4, 2))
+    assert await site.until(0, 1) == [whole]
+    worked = replace(STAGE, steps_done=5)
+    box.hold(worked)
+    assert (await site.until(0, 2))[1] == HeartbeatChange((worked,))
+    box.hold()
+    gone = HeartbeatChange(removed=(StageKey(STAGE.deployment, 0),), urgent=True)
+    assert (await site.until(0, 3))[2] == gone
+    assert (await site.until(0, 4))[3] == NOTHING, "it still says that it lives"
+
+
+async def test_a_new_stream_begins_with_a_whole_one(site: Site, box: Box) -> None:
+    await site.until(0, 2)
+    site.hang_up.set()
+    first, *_ = await site.until(1, 2)
+    assert isinstance(first, Heartbeat) and first.stages == (STAGE,)
+    assert len(site.registered) == 2, "a box that is not known any more registers again"
+
+
+async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stage(site: Site, box: Box) -> None:
+    """Whatever was about to be said when the stage went."""
+    await site.until(0, 1)
+    for number in range(2, 22):
+        box.hold(replace(STAGE, epoch=Epoch(number)))
+        await asyncio.sleep(PROMPT_HEARTBEAT_S + 0.001 * (number - 6))
+        box.hold()
+        box.client.send_results((CommandResult(OperationId(f"release {number}")),))
+        async with asyncio.timeout(DEADLINE_S), site.came:
+            await site.came.wait_for(lambda: isinstance(site.streams[0][-1], CommandResult))
+        box.client.changed()
+        said = len(site.streams[0])
+        await site.until(0, said)
+        assert not site.streams[0][said].stages
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_how_often_a_box_says_that_it_lives_goes_by_whether_it_holds_a_stage(
+    site: Site, server: Server, monkeypatch: pytest.MonkeyPatch, holds: bool
+) -> None:
+    assert (HOLDING_INTERVAL_S, IDLE_INTERVAL_S) == (0.5, 1.0)
+    for name, used in (("HOLDING_INTERVAL_S", holds), ("IDLE_INTERVAL_S", not holds)):
+        monkeypatch.setattr(control, name, 0.005 if used else 1e6)
+    box = Box(await server.start())
+    box.hold(*(STAGE,) * holds)
+    await site.until(0, 20)
+    await box.close()
+
+
+async def test_a_box_that_is_refused_tries_again_twice_a_second(site: Site, server: Server) -> None:
+    """However often it was refused before."""
+    site.refuses = True
+    box = Box(await server.start())
+    async with asyncio.timeout(DEADLINE_S):
+        while len(site.registered) < 9:  # noqa: ASYNC110 (what is watched has no event)
+            await asyncio.sleep(0.01)
+    await box.close()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(site.registered[-5:])]
+    # The least: under load any of them may be longer.
+    assert min(gaps) < 1.0
+
+
+def test_boxes_do_not_come_back_all_at_once() -> None:
+    delays = [drawn(MAX_RETRY_S) for _ in range(1000)]
+    assert max(delays) <= MAX_RETRY_S and min(delays) >= MAX_RETRY_S / 2
+    shares = [sum(low <= delay / MAX_RETRY_S < low + 0.1 for delay in delays) for low in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    assert min(shares) > 100

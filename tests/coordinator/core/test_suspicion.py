@@ -1,0 +1,303 @@
+"""A link under suspicion: the box that says nothing is lost, or else the link is at fault; and nobody else suffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.actions import DropConnection, EndService
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    Event,
+    HeartbeatsReceived,
+    LinkReported,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    Ticked,
+)
+from edgeshard_coordinator.core.reconcile import reconcile
+from edgeshard_coordinator.core.state import DeploymentRecord, Progress, State, Timings, validate_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.domain.commands import Heartbeat
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.link import LinkSuspected
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+
+NAME = DeploymentName("tale")
+BOXES = ("a", "b", "c")
+TICK_S = 0.1
+TIMINGS = Timings()
+START = 1000.0
+
+
+def node(name: str) -> NodeId:
+    return NodeId(f"id-{name}")
+
+
+STAGES = tuple(
+    PlacedStage(i, node(name), NodeName(name), f"{name}:7000", LayerRange(i * 4, i * 4 + 4), 1000, 1000)
+    for i, name in enumerate(BOXES)
+)
+AB = (node("a"), node("b"))
+
+
+class Site:
+    """A ready deployment on boxes a, b and c at epoch 3. Boxes send heartbeats unless they are stopped."""
+
+    def __init__(self, make_registration: Any, phase: Phase = Phase.READY, period_s: float = 0.5) -> None:
+        self.make_registration = make_registration
+        self.now = START
+        self.state = State(instance="test")
+        self.dropped: list[tuple[float, NodeId]] = []
+        self.failures: list[tuple[float, EdgeShardError]] = []
+        self.period_s = dict.fromkeys(BOXES, period_s)
+        self.next_s = {name: START + 0.1 * number for number, name in enumerate(BOXES)}
+        self.connections = 0
+        for name in BOXES:
+            self.connect(name)
+        self.state = replace(self.state, deployments={NAME: self.record(phase)})
+        validate_state(self.state)
+
+    def record(self, phase: Phase) -> DeploymentRecord:
+        spec = parse_spec({"name": NAME, "model": "tiny", "source": "a"})
+        ready = phase is Phase.READY
+        prepared = tuple(Progress(number, phase is not Phase.LOADING) for number in (1, 2, 3))
+        return DeploymentRecord(
+            "u1", spec, Digest("d" * 64), Placement(STAGES, 16, 8, 1, 1), Epoch(3), phase, ever_ready=True,
+            prepared=prepared, released=(Progress(),) * 3, activated=Progress(1, ready), attachment=9 if ready else 0,
+            deadline=None if ready else START + 1e6, saving=1, saved=1, saved_epoch=Epoch(3),
+        )  # fmt: skip
+
+    def connect(self, name: str) -> None:
+        self.connections += 1
+        self.feed(NodeRegistered(self.make_registration(name), self.now))
+        self.feed(NodeConnected(node(name), "i1", self.connections, self.now))
+
+    def feed(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+        validate_state(self.state)
+        while actions := reconcile(self.state, self.now):
+            for action in actions:
+                if isinstance(action, DropConnection):
+                    self.dropped.append((self.now, action.node_id))
+                if isinstance(action, EndService):
+                    self.failures.append((self.now, action.failure))
+                self.state = apply(self.state, ActionIssued(action, self.now))
+                validate_state(self.state)
+
+    def stop(self, name: str) -> None:
+        self.next_s[name] = float("inf")
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += TICK_S
+            for name in BOXES:
+                while self.next_s[name] <= self.now:
+                    self.next_s[name] += self.period_s[name]
+                    self.feed(HeartbeatsReceived((Heartbeat(node(name), "i1", (), 0),), self.now))
+            self.feed(Ticked(self.now))
+
+    def report(self, by: str = "a", recovered: bool = False, **changes: Any) -> None:
+        stage = BOXES.index(by)
+        said = LinkSuspected(NAME, Epoch(3), stage, (stage + 1) % 3, recovered, "nothing came back for 2.0 s")
+        self.feed(LinkReported(node(by), replace(said, **changes), self.now))
+
+    @property
+    def phase(self) -> tuple[Phase, int]:
+        record = self.state.deployments[NAME]
+        return record.phase, record.epoch
+
+
+@pytest.fixture
+def site(make_registration: Any) -> Site:
+    site = Site(make_registration)
+    site.run(5.0)
+    return site
+
+
+def test_a_receiver_that_stands_still_is_lost_and_nobody_else(site: Site) -> None:
+    site.stop("b")
+    site.run(2.1)
+    site.report("a")
+    reported = site.now
+    site.run(3.0)
+    ((at, lost),) = site.dropped
+    assert lost == node("b") and at - reported <= TIMINGS.suspect_wait_s + TICK_S
+    ((_, failure),) = site.failures
+    assert failure.reason == "NODE_LOST" and "box b" in failure.message
+    assert site.phase == (Phase.WAITING, 3) and not site.state.suspects and not site.state.bad_links
+
+
+def test_a_sender_that_goes_silent_behind_its_report_is_lost(site: Site) -> None:
+    """Its report counts as heard, so this takes longer."""
+    site.report("a")
+    site.stop("a")
+    reported = site.now
+    site.run(1.9)
+    assert not site.dropped and not site.failures
+    site.run(0.3)
+    ((at, lost),) = site.dropped
+    assert lost == node("a") and at - reported == pytest.approx(TIMINGS.suspect_limit_s, abs=1.5 * TICK_S)
+
+
+def test_a_link_between_boxes_that_both_answer_is_at_fault(site: Site) -> None:
+    site.report("a")
+    reported = site.now
+    site.run(0.6)
+    assert site.phase == (Phase.READY, 3) and not site.failures
+    site.run(0.4)
+    ((at, failure),) = site.failures
+    assert TIMINGS.suspect_wait_s <= at - reported <= TIMINGS.suspect_wait_s + 2 * TICK_S
+    assert failure.reason == "LINK_STALLED" and failure.retry_after_s == 1.0
+    assert "from box a to box b" in failure.message and "nothing came back" in failure.message
+    assert not site.dropped and site.phase == (Phase.LOADING, 4), "it is tried again at once"
+    assert not site.state.suspects
+    assert site.state.bad_links == {AB: pytest.approx(at + TIMINGS.bad_link_s)}
+
+
+def test_a_deployment_that_never_was_ready_fails(make_registration: Any) -> None:
+    site = Site(make_registration, Phase.ACTIVATING)
+    record = replace(site.state.deployments[NAME], ever_ready=False)
+    site.state = replace(site.state, deployments={NAME: record})
+    site.run(1.0)
+    site.report("c")
+    site.run(2.0)
+    record = site.state.deployments[NAME]
+    assert record.phase is Phase.FAILED and record.failure is not None
+    assert record.failure.reason == "LINK_STALLED" and "from box c to box a" in record.failure.message
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.6])
+def test_a_link_that_recovers_in_time_changes_nothing(site: Site, after_s: float) -> None:
+    before = site.phase
+    site.report("a")
+    site.run(after_s)
+    site.report("a", recovered=True)
+    site.run(10.0)
+    assert site.phase == before and not site.failures and not site.dropped
+    assert not site.state.suspects and not site.state.bad_links
+
+
+@pytest.mark.parametrize(("by", "epoch"), [("b", 3), ("a", 2)])
+def test_a_recovery_is_of_its_own_link_and_epoch(site: Site, by: str, epoch: int) -> None:
+    site.report("a")
+    site.report(by, recovered=True, epoch=Epoch(epoch))
+    site.run(2.0)
+    assert [failure.reason for _, failure in site.failures] == ["LINK_STALLED"]
+
+
+@pytest.mark.parametrize(
+    ("by", "changes"),
+    [
+        ("a", {"epoch": Epoch(2)}),
+        ("a", {"epoch": Epoch(4)}),
+        ("a", {"deployment": DeploymentName("poem")}),
+        ("a", {"from_stage": 1, "to_stage": 2}),
+        ("a", {"to_stage": 2}),
+        ("a", {"from_stage": 7, "to_stage": 0}),
+        ("c", {"to_stage": 3}),
+    ],
+)
+def test_what_is_said_of_another_epoch_or_of_another_boxs_link_changes_nothing(
+    site: Site, by: str, changes: dict[str, Any]
+) -> None:
+    before = site.state
+    site.report(by, **changes)
+    assert site.state == before
+    stranger = LinkReported(NodeId("id-z"), LinkSuspected(NAME, Epoch(3), 0, 1, False, "x"), site.now)
+    site.feed(stranger)
+    assert site.state == before
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.DELETING])
+def test_an_epoch_that_has_ended_has_no_suspects(site: Site, phase: Phase) -> None:
+    site.report("a")
+    assert site.state.suspects
+    record = replace(site.state.deployments[NAME], phase=phase, attachment=0, not_before=1e9)
+    site.state = replace(site.state, deployments={NAME: record})
+    site.state = apply(site.state, Ticked(site.now))
+    assert not site.state.suspects
+    site.report("a")
+    assert not site.state.suspects and site.phase == (phase, 3)
+
+
+def test_a_link_is_bad_for_a_minute_behind_its_last_suspicion(make_registration: Any, site: Site) -> None:
+    site.report("a")
+    site.run(2.0)
+    assert AB in site.state.bad_links
+    site.run(30.0)
+    site.state = replace(site.state, deployments={NAME: site.record(Phase.READY)})
+    site.report("a")
+    site.report("a", recovered=True)
+    site.run(TIMINGS.bad_link_s - 1.0)
+    assert AB in site.state.bad_links, "it was under suspicion once more"
+    site.run(1.2)
+    assert not site.state.bad_links
+
+
+@pytest.mark.parametrize(("name", "kept"), [("a", False), ("b", False), ("c", True)])
+def test_a_box_that_connects_again_has_no_bad_links(site: Site, name: str, kept: bool) -> None:
+    site.report("a")
+    site.run(2.0)
+    connection = site.state.nodes[node(name)].connection
+    site.feed(NodeDisconnected(node(name), connection, site.now))
+    assert AB in site.state.bad_links
+    site.connect(name)
+    assert (AB in site.state.bad_links) == kept
+
+
+def test_a_coordinator_that_stood_still_itself_takes_nobody_for_lost(site: Site) -> None:
+    site.report("a")
+    site.now += 8.0
+    site.feed(Ticked(site.now))
+    site.report("b", recovered=True)
+    assert not site.dropped and site.phase == (Phase.READY, 3)
+    for name in BOXES:
+        site.next_s[name] = site.now + 0.05
+    site.run(1.0)
+    assert not site.dropped and [failure.reason for _, failure in site.failures] == ["LINK_STALLED"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    periods=st.lists(st.floats(0.2, 1.0), min_size=3, max_size=3),
+    phases=st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3),
+    stopped=st.sampled_from([None, "a", "b", "c"]),
+    before_s=st.floats(0.0, 2.2),
+)
+def test_who_is_silent_is_lost_and_nobody_who_is_not(
+    make_registration: Any, periods: list[float], phases: list[float], stopped: str | None, before_s: float
+) -> None:
+    """The link from a to b is reported `before_s` after one box stopped, or none; heartbeats come when they come."""
+    site = Site(make_registration)
+    site.period_s = dict(zip(BOXES, periods, strict=True))
+    site.next_s = {name: START + phase for name, phase in zip(BOXES, phases, strict=True)}
+    site.run(3.0)
+    if stopped is not None and stopped != "a":
+        site.stop(stopped)
+    site.run(before_s)
+    site.report("a")
+    if stopped == "a":
+        site.stop("a")
+    reported = site.now
+    site.run(4.0)
+    if stopped in ("a", "b"):
+        ((at, lost),) = site.dropped
+        assert lost == node(stopped) and at - reported <= TIMINGS.suspect_limit_s + 2 * TICK_S
+        assert not site.state.bad_links
+        if stopped == "b" and before_s >= TIMINGS.suspect_silence_s + 1.5 * TICK_S:
+            assert at - reported <= TIMINGS.suspect_wait_s + 2 * TICK_S
+        return
+    assert not site.dropped and AB in site.state.bad_links
+    ((at, failure),) = site.failures
+    assert failure.reason == "LINK_STALLED" and at - reported <= 1.0 + 2 * TICK_S
