@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from tests.chaos import run
 
 SEED = "EDGESHARD_CHAOS_SEED"
-"""Names the environment variable that repeats the cases of another run; otherwise they are others each time."""
+"""Names the environment variable that chooses other cases."""
 
 
 @pytest.mark.timeout(900)
 async def test_no_token_changes_whichever_box_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seed = int(os.environ.get(SEED, random.randrange(1 << 31)))
+    seed = int(os.environ.get(SEED, "7"))
     with capsys.disabled():
-        run.say(f"\n{SEED}={seed} repeats these cases")
+        run.say(f"\n{SEED}={seed} chose these cases")
     assert await run.run(run.Options("quick", seed, keep=tmp_path)) == 0, capsys.readouterr().out

@@ -111,8 +111,7 @@ class PlanningPlacer:
     ) -> Placement:
         usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
         # A link that stands still may be gone round by doing without either of its boxes.
-        ends = frozenset(node_id for link in lost.links for node_id in link)
-        without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in sorted(ends))]
+        without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
         left = [survivors(broken, candidates, gone, spec.exclude) for gone in without]
         tried = itertools.chain.from_iterable(map(ways, left))
         found: list[Placement] = []

@@ -23,6 +23,12 @@ class Lost:
     nodes: frozenset[NodeId] = frozenset()
     links: frozenset[tuple[NodeId, NodeId]] = frozenset()
 
+    @property
+    def ends(self) -> list[NodeId]:
+        """Boxes of lost links: those of the most links first, and who receives before who sends."""
+        ends = [end for sender, receiver in sorted(self.links) for end in (receiver, sender)]
+        return sorted(dict.fromkeys(ends), key=lambda end: -ends.count(end))
+
     def crosses(self, stages: Sequence[NodeId]) -> bool:
         """Whether a ring of these boxes has a stage on a lost box, or needs a lost link."""
         ring = zip(stages, (*stages[1:], stages[0]), strict=True)

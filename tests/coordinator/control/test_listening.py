@@ -282,8 +282,9 @@ async def test_a_listener_that_broke_leaves_no_task_behind(site: Any) -> None:
     await site.deployed()
     async with Client(site.address) as client:
         asked = asyncio.create_task(collect(client, "r1"))
-        while (listener := client._connection._listener) is None:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        listener = client._connection._listener
+        assert listener is not None
         await asyncio.wait_for(listener._call.initial_metadata(), DEADLINE_S)
         listener._call.cancel()
         _, running = await asyncio.wait(listener._tasks, timeout=DEADLINE_S)
