@@ -82,6 +82,8 @@ class Fault:
 
 
 class LinkKind(StrEnum):
+    DEAF = "deaf"
+    """Nobody reaches the box of this stage any more, though it reaches everybody."""
     STALL = "stall"
     STALL_UP = "stall_up"
     """What the sender writes no longer arrives; the other direction passes."""
@@ -96,7 +98,8 @@ class LinkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Of the link into stage `to`, set when the client has `after_tokens` tokens. `detail` is of a flip: its byte."""
+    """Of the link from the box of the stage before into that of stage `to`, set when the client has `after_tokens`
+    tokens. `detail` is of a flip: its byte."""
 
     to: int
     kind: LinkKind
