@@ -70,6 +70,11 @@ class ChaosSite:
         self.address = f"127.0.0.1:{self._free[0]}"
 
     @property
+    def native(self) -> bool:
+        """Whether its agents run in the native kernels: without them an answer has other bits in other batches."""
+        return self._nursery.native
+
+    @property
     def client(self) -> Client:
         assert self._client is not None
         return self._client
