@@ -1,8 +1,8 @@
 """A process that has imported what daemons need, and forks them: `python -m tests.chaos.nursery`
 
 A daemon that is started anew imports torch for seconds; one that is forked here is there at once. It is a process of
-its own like any other, and runs the same entry. Requests come as lines of JSON on stdin, answers go to stdout. The first
-line there says whether agents will run in the native kernels.
+its own like any other, and runs the same entry. Requests come as lines of JSON on stdin, answers go to stdout. The
+first line there says whether agents will run in the native kernels.
 
     {"role": "agent", "arguments": [...], "log": FILE, "directory": DIR}  ->  {"started": PID}
                                                             and at its end    {"ended": PID, "status": CODE}
