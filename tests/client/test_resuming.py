@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edgeshard.client import resuming
 from edgeshard.client.resuming import PATIENCE_S, resumed
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.generation import (
@@ -66,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
         clock.time += seconds
         await yield_to_others(0)
 
-    monkeypatch.setattr(resuming.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     return clock
 
 
