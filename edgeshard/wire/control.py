@@ -48,6 +48,8 @@ from edgeshard.wire.common import (
     facts_to_wire,
     huge_pages_from_wire,
     huge_pages_to_wire,
+    layers_from_wire,
+    layers_to_wire,
     quantisation_from_wire,
     quantisation_to_wire,
     stage_key_from_wire,

@@ -14,7 +14,6 @@ from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection
 
-
 _EMBEDDING, _HEAD = "embedding", "head"
 """Beside the indices of blocks: what one stage may share with another."""
 
