@@ -176,8 +176,8 @@ class CommandKey:
     """Which command an answer belongs to. Its text is the command's operation id.
 
     `uid` is of what the command was sent for (a deployment, an operator's call, a trace) and holds no "/". `epoch` is
-    the deployment's, 0 where there is none. `stage` is the stage's index; for a measurement, or a standby, the number of
-    those before.
+    the deployment's, 0 where there is none. `stage` is the stage's index; for a measurement the number of those before,
+    for a standby its own number.
     """
 
     uid: str

@@ -13,8 +13,8 @@ from edgeshard_agent.engine.worker import ComputeThread
 
 T = TypeVar("T")
 NICE = 5
-"""On a core that a step uses too, such a thread gets a quarter. Less would be worse: it holds Python's lock at times, and
-whoever waits for that waits for a thread that hardly ever runs."""
+"""On a core that a step uses too, such a thread gets a quarter. Less would be worse: it holds Python's lock at times,
+and whoever waits for that waits for a thread that hardly ever runs."""
 
 
 class _Stopped(Exception):

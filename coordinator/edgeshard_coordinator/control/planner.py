@@ -12,9 +12,10 @@ from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.placing import Placer, sizes_of
 from edgeshard_coordinator.core.repair import Lost
-from edgeshard_coordinator.core.state import DeploymentRecord, State
+from edgeshard_coordinator.core.standby import choose
+from edgeshard_coordinator.core.state import DeploymentRecord, StandbyChoice, State
 
 
 class Planner:
@@ -39,6 +40,20 @@ class Planner:
         return await self._solver.run(
             lambda: self._placer.outlook(
                 record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement
+            )
+        )
+
+    async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
+        """The boxes that are to keep weights of others' layers."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        return await self._solver.run(
+            lambda: tuple(
+                choose(
+                    record.spec,
+                    record.placement,
+                    state.candidates(record.name),
+                    sizes_of(record.spec, manifest, record.placement),
+                )
             )
         )
 

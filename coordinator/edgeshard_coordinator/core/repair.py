@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import ExplicitStage, Placement
+from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement
 from edgeshard_coordinator.core.placing import Candidate
 
 MOST_SPARES = 8
-"""Spare boxes that are tried for what was lost, those with the most free memory."""
+"""Spare boxes that are tried for what was lost, standbys and those with the most free memory."""
 MOST_WAYS = 256
 
 
@@ -57,9 +57,26 @@ def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost,
         for node in candidates
         if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
     ]
-    spare.sort(key=lambda node: (-node.free_bytes, node.name))
+    spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
     stages = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
     return Survivors(stages, kept, tuple(node.name for node in spare[:MOST_SPARES]))
+
+
+def cold_layers(
+    placement: Placement, former: Placement, candidates: Sequence[Candidate]
+) -> list[tuple[PlacedStage, frozenset[int]]]:
+    """The stages of a placement that are not of the former one, each with the layers that its box has to load."""
+    held = {stage.node_id: stage.layers for stage in former.stages}
+    warm = {node.node_id: node.warm for node in candidates}
+    changed = [stage for stage in placement.stages if held.get(stage.node_id) != stage.layers]
+    return [
+        (stage, _indices(stage.layers) - _indices(held.get(stage.node_id)) - _indices(warm.get(stage.node_id)))
+        for stage in changed
+    ]
+
+
+def _indices(layers: LayerRange | None) -> frozenset[int]:
+    return frozenset() if layers is None else frozenset(range(layers.first, layers.end))
 
 
 def ways(left: Survivors) -> Iterator[tuple[ExplicitStage, ...]]:

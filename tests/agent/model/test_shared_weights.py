@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def load_stage(source: CountedWeights, name: str, layers: LayerRange, scheme: st
 
 def logits(stages: list[StageModel]) -> torch.Tensor:
     plan = StepPlan(grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),))
-    value = TOKENS
+    value: Any = TOKENS
     for stage in stages[:-1]:
         value = stage.execute(plan, value).hidden
     found = stages[-1].logits(plan, value)
