@@ -178,7 +178,8 @@ class ActionExecutor:
             log.exception("standby_plan_crashed", deployment=record.name)
         else:
             kept = ",".join(f"{choice.node_name}={choice.layers}" for choice in chosen)
-            log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=kept)
+            if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in chosen}:
+                log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=kept)
         self._report(StandbyPlanned(record.name, record.uid, state.version, chosen, self._clock.now()))
 
     async def _forget(self, record: DeploymentRecord) -> None:

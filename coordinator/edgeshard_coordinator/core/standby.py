@@ -7,7 +7,7 @@ weights already has nothing to do.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from edgeshard.domain.deployment import AUTO_STANDBY, DeploymentPhase, DeploymentSpec
@@ -21,13 +21,17 @@ from edgeshard_coordinator.core.state import DeploymentRecord, Progress, Standby
 
 
 def choose(
-    spec: DeploymentSpec, placement: Placement, candidates: Sequence[Candidate], sizes: StageSizes
+    spec: DeploymentSpec,
+    placement: Placement,
+    candidates: Sequence[Candidate],
+    sizes: StageSizes,
+    former: Collection[NodeId] = (),
 ) -> list[StandbyChoice]:
     """Boxes for the stages of a placement. Their memory counts it, and no standby of it, as free.
 
     The named boxes in their order, each for as many stages as it has room for; with "auto" boxes until every stage has
-    one: those that keep some already first, then spare boxes, then those with the most room. A box with a stage of its
-    own stands by for stages beside it: it could not run others.
+    one: spare boxes first, then the `former` ones, then those with the most room. A box with a stage of its own stands
+    by for one beside it: those two it could run as one.
     """
     auto = AUTO_STANDBY in spec.standby
     own = {stage.node_id: stage.index for stage in placement.stages}
@@ -39,7 +43,7 @@ def choose(
         for node in usable
     }
     if auto:
-        usable.sort(key=lambda node: (not node.warm, node.node_id in own, -rooms[node.node_id], node.name))
+        usable.sort(key=lambda node: (node.node_id in own, node.node_id not in former, -rooms[node.node_id], node.name))
     else:
         named = {node.name: node for node in usable}
         usable = [named[NodeName(name)] for name in spec.standby if name in named]
@@ -71,7 +75,7 @@ def _best_run(
             run = range(first, first + length)
             if not wanted.issuperset(run) or own in run:
                 continue
-            if own is not None and own not in (first - 1, first + length):
+            if own is not None and (length > 1 or abs(own - first) != 1):
                 continue
             layers = LayerRange(placement.stages[first].layers.first, placement.stages[run[-1]].layers.end)
             working = max(_working_bytes(sizes, placement.stages[index].layers) for index in run)
