@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core import standby
-from edgeshard_coordinator.core.actions import Action, PlanStandby, ReleaseOrphans, SendCommand
+from edgeshard_coordinator.core.actions import Action, PlanStandby, SendCommand
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import ActionIssued, CommandAnswered, Event, HeartbeatsReceived, StandbyPlanned
 from edgeshard_coordinator.core.placing import Candidate, sizes_of
