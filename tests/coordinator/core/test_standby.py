@@ -19,7 +19,7 @@ from edgeshard.domain.commands import CommandResult, Heartbeat, KeepStandby
 from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import Placement
 from tests.coordinator.core.test_suspicion import NAME, STAGES, Site, node
@@ -126,6 +126,9 @@ class StandbySite(Site):
                 self.state = apply(self.state, ActionIssued(action, self.now))
                 validate_state(self.state)
 
+    def warm_of_d(self, deployment: DeploymentName | None) -> LayerRange | None:
+        return next(box.warm for box in self.state.candidates(deployment) if box.name == "d")
+
     def plan(self, **chosen: LayerRange) -> None:
         choices = tuple(StandbyChoice(node(n), NodeName(n), layers, 100) for n, layers in chosen.items())
         self.feed(StandbyPlanned(NAME, "u1", self.state.version, choices, self.now))
@@ -171,10 +174,10 @@ def test_a_choice_is_made_once_for_a_state_of_the_boxes(site: StandbySite) -> No
 
 def test_a_box_is_warm_once_it_has_answered(site: StandbySite) -> None:
     site.plan(d=LayerRange(0, 12))
-    assert {box.name: box.warm for box in site.state.candidates(NAME)}["d"] is None
+    assert site.warm_of_d(NAME) is None
     site.answer()
-    assert {box.name: box.warm for box in site.state.candidates(NAME)}["d"] == LayerRange(0, 12)
-    assert {box.name: box.warm for box in site.state.candidates()}["d"] is None, "only for its own deployment"
+    assert site.warm_of_d(NAME) == LayerRange(0, 12)
+    assert site.warm_of_d(None) is None, "only for its own deployment"
 
 
 def test_a_box_that_failed_is_not_asked_again_over_the_same_connection(site: StandbySite) -> None:
@@ -222,7 +225,7 @@ def test_while_it_recovers_nothing_is_asked_of_standbys_and_their_warmth_counts(
     )
     site.run(0.3)
     assert site.commands() == []
-    assert {box.name: box.warm for box in site.state.candidates(NAME)}["d"] == LayerRange(0, 12)
+    assert site.warm_of_d(NAME) == LayerRange(0, 12)
 
 
 def test_numbers_of_another_run_of_the_coordinator_are_others(site: StandbySite) -> None:
