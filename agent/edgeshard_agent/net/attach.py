@@ -8,7 +8,7 @@ from collections import deque
 import grpc
 import structlog
 
-from edgeshard.domain.errors import EdgeShardError, StaleEpochError
+from edgeshard.domain.errors import EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.head import (
     HeadAccepted,
     HeadFailed,
@@ -22,7 +22,8 @@ from edgeshard.domain.head import (
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
-from edgeshard.wire.head import head_command_from_wire, head_message_to_wire
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head, HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.net.task_group import until_one_ends
@@ -33,8 +34,9 @@ log = structlog.get_logger()
 # A coordinator that stops reading must not fill this box's memory; losing it ends its requests anyway.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
-# Tokens of one message, which then stays far below gRPC's limit, with logprobs too.
+# Tokens of one message, and characters of their text, which then stays far below gRPC's limit, with logprobs too.
 MAX_TOKENS = 512
+MAX_CHARACTERS = 1 << 20
 
 Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
@@ -52,9 +54,11 @@ class HeadStream:
         self._overflow = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._head: Head | None = None
         self.attached = asyncio.Event()
 
     def start(self, head: Head) -> None:
+        self._head = head
         self._task = asyncio.create_task(self._run(head), name=f"attach-{self._deployment}")
 
     async def stop(self) -> None:
@@ -120,7 +124,7 @@ class HeadStream:
     async def _write(self, call: Attach) -> None:
         while True:
             while self._unsent:
-                await call.write(head_message_to_wire(self._take()))
+                await call.write(self._sendable(self._take()))
             self._wake.clear()
             await self._wake.wait()
 
@@ -129,15 +133,40 @@ class HeadStream:
         first = self._message(self._unsent.popleft())
         if not isinstance(first, HeadToken):
             return first
-        tokens = [first]
+        tokens, characters = [first], len(first.token.text)
         while self._unsent and len(tokens) < MAX_TOKENS and isinstance(output := self._unsent[0], TokenOut):
+            characters += len(output.token.text)
+            if characters > MAX_CHARACTERS:
+                break
             self._unsent.popleft()
             tokens.append(HeadToken(output.request_id, self._epoch, output.token))
         return HeadTokens(tuple(tokens)) if len(tokens) > 1 else first
 
+    def _sendable(self, message: HeadMessage) -> pb.AttachRequest:
+        """The message; for one that gRPC would refuse, and end every request's stream, the failure of its request."""
+        request = head_message_to_wire(message)
+        if is_sendable(request) or isinstance(message, HeadHello | HeadTokens):
+            return request
+        size, request_id = request.ByteSize(), message.request_id
+        log.error("message_not_sent", request=request_id, kind=type(message).__name__, size=size)
+        assert self._head is not None
+        # What this makes the head say of the request comes behind its failure, and is ignored.
+        self._head.cancel(request_id)
+        why = InternalError(
+            f"the head's answer has {size} bytes, more than a message holds; ask for less in one request",
+            reason="ANSWER_TOO_LARGE",
+        )
+        return head_message_to_wire(HeadFailed(request_id, self._epoch, why))
+
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):
-            command = head_command_from_wire(message)
+            try:
+                command = head_command_from_wire(message)
+            except EdgeShardError as error:
+                # Of this request alone: the others on this stream go on.
+                log.warning("command_refused", deployment=self._deployment, reason=error.reason)
+                self.emit(RequestRefused(request_of_command(message), error))
+                continue
             if isinstance(command, StartRequest):
                 task = asyncio.create_task(head.start_request(command))
                 self._tasks.add(task)

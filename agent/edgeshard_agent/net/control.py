@@ -25,6 +25,7 @@ from edgeshard.domain.errors import Code, EdgeShardError, InternalError, Unavail
 from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.control import (
     agent_message_to_wire,
     command_from_wire,
@@ -189,16 +190,9 @@ class ControlClient:
 
     async def _write(self, call: Control) -> None:
         while True:
-            message = await self._outgoing.get()
-            try:
-                request = agent_message_to_wire(message)
-            except (TypeError, ValueError) as error:  # a value that no message holds must not end the box
-                log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
-                if not isinstance(message, CommandResult):
-                    continue
-                failure = InternalError("the box's answer could not be sent; its log says why")
-                request = agent_message_to_wire(CommandResult(message.operation_id, failure))
-            await call.write(request)
+            request = _sendable(await self._outgoing.get())
+            if request is not None:
+                await call.write(request)
 
     def _drop_dumps(self) -> None:
         """Whoever asked over a stream that ended waits no more."""
@@ -226,3 +220,18 @@ class ControlClient:
             except TimeoutError:
                 pass
             self._changed.clear()
+
+
+def _sendable(message: AgentMessage) -> pb.ControlRequest | None:
+    """The message. One that cannot be sent must not end the stream: a result goes as a failure, others not at all."""
+    try:
+        request = agent_message_to_wire(message)
+        if is_sendable(request):
+            return request
+        log.error("message_not_sent", kind=type(message).__name__, size=request.ByteSize())
+    except (TypeError, ValueError) as error:  # a value that no message holds
+        log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
+    if not isinstance(message, CommandResult):
+        return None
+    failure = InternalError("the box's answer could not be sent; its log says why")
+    return agent_message_to_wire(CommandResult(message.operation_id, failure))

@@ -10,11 +10,18 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, DumpPart
-from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnavailableError, WireVersionError
-from edgeshard.domain.ids import NodeId
+from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, ControlMessage, DumpPart
+from edgeshard.domain.errors import (
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    WireVersionError,
+)
+from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
+from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.control import (
     agent_message_from_wire,
@@ -104,7 +111,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         log.info("node_connected", node_id=node_id)
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
-            yield command_to_wire(*item)
+            if (message := self._message(connection, *item)) is not None:
+                yield message
+
+    def _message(
+        self, connection: ControlStream, operation_id: OperationId, command: ControlMessage
+    ) -> pb.ControlResponse | None:
+        """None for a command that cannot be sent: it counts as refused, since a message too large ends the stream."""
+        try:
+            message = command_to_wire(operation_id, command)
+            if is_sendable(message):
+                return message
+            why = f"has {message.ByteSize()} bytes, more than a message holds"
+        except (TypeError, ValueError) as error:
+            why = f"holds what no message can: {type(error).__name__}"
+        failure = InternalError(f"{type(command).__name__} for this box {why}", reason="COMMAND_NOT_SENT")
+        self._answered(connection.node_id, CommandResult(operation_id, failure))
+        return None
 
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:

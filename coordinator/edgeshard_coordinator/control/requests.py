@@ -32,6 +32,9 @@ QUEUED_PER_SLOT = 4
 """Requests that may wait at a head for each one that may run; more are refused at once."""
 BACKLOG_LIMIT = 4096
 """Events a client may fall behind before its request is given up."""
+MESSAGE_CHARACTERS = 1 << 20
+"""Of text in one message, with the events of several requests or of one: gRPC bounds the bytes. A token has a few
+characters; one that completes what many began may have any number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,13 +95,21 @@ class RunningRequest:
         self._error = self._error or error
         self.on_news()
 
-    def take(self, most: int) -> tuple[list[GenerationEvent], EdgeShardError | None]:
-        """At most so many events, and behind the last one the error that the request ended with. Finished counts for
-        nothing: it comes with the token before it."""
+    def take(self, most: int, most_characters: int) -> tuple[list[GenerationEvent], EdgeShardError | None]:
+        """At most so many events of so much text, and behind the last one the error that the request ended with.
+        Finished counts as no event: it comes with the token before it."""
         unread, taken = self._unread, list[GenerationEvent]()
         while unread and (len(taken) < most or isinstance(unread[0], Finished)):
+            most_characters -= characters_of(unread[0])
+            if most_characters < 0:
+                break
             taken.append(unread.popleft())
         return taken, None if unread else self._error
+
+    @property
+    def next_characters(self) -> int:
+        """Of the first event that nobody took; 0 where there is none."""
+        return characters_of(self._unread[0]) if self._unread else 0
 
     async def events(self) -> AsyncIterator[GenerationEvent]:
         """What the client gets, ending after Finished; raises the error the request ended with."""
@@ -128,6 +139,11 @@ class RunningRequest:
 
     def _nobody_waits(self) -> None:
         """Before anyone reads its events."""
+
+
+def characters_of(event: GenerationEvent) -> int:
+    """The text of an event, as far as an empty message has room for: what is longer goes alone."""
+    return 0 if isinstance(event, Started) else min(len(event.text), MESSAGE_CHARACTERS)
 
 
 class RequestFront:
