@@ -6,14 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import Generation
+from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.generation import FinishReason, Generation
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
+from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, RequestEnd, Scheduler, SchedulerStats
 from edgeshard_agent.scheduler.slices import PromptSlices
@@ -39,10 +41,11 @@ HeadOutput = HeadEvent | RequestAccepted | RequestRefused
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """What a request may ask for."""
+    """What a request may ask for. `max_context` are the positions of its prompt and its new tokens."""
 
     vocab_size: int
     max_new_tokens: int
+    max_context: int
 
 
 class Head:
@@ -50,6 +53,7 @@ class Head:
 
     `offer` hands a step to this box's own stage and `emit` an output towards the coordinator; neither may block, so
     taking a result never waits for anything and the ring cannot deadlock. `now` is a steady clock in seconds.
+    `on_failed` is told, once, that the head takes no more requests in this epoch.
     """
 
     def __init__(
@@ -61,14 +65,17 @@ class Head:
         emit: Callable[[HeadOutput], None],
         slices: PromptSlices | None = None,
         now: Callable[[], float] = time.monotonic,
+        on_failed: Callable[[EdgeShardError], None] = lambda error: None,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._prompts = Tokenising(tokenizer, limits.max_context)
         self._limits = limits
         self._offer = offer
         self._emit = emit
         self._slices = slices
         self._now = now
+        self._on_failed = on_failed
         self._cancelled_early: set[RequestId] = set()
         self._tokenising: set[RequestId] = set()
         self._failure: EdgeShardError | None = None
@@ -90,14 +97,18 @@ class Head:
             if self._failure is not None:
                 raise self._failure
             generation.validate()
-            prompt = await self._tokenise(generation)
+            prompt = await self._prompts.prompt_tokens(start, lambda: request_id in self._cancelled_early)
             self._check(generation, prompt)
             if self._slices is not None:
                 await asyncio.to_thread(self._slices.prepare, len(prompt) + len(emitted))
             if self._failure is not None:
                 raise self._failure  # meanwhile
-            text = TextStream(self._decode, [*prompt, *emitted], generation.stop_strings)
+            decode = Decoding(self._tokenizer, partial(self._fail_request, request_id))
+            text = TextStream(decode, [*prompt, *emitted], generation.stop_strings)
             self._scheduler.submit(request_id, generation, prompt, text, emitted, start.client)
+        except CancelledRequestError:
+            self._emit_all([RequestEnd(request_id, FinishReason.CANCELLED, "")])
+            return
         except EdgeShardError as error:
             self._emit(RequestRefused(request_id, error))
             return
@@ -147,6 +158,7 @@ class Head:
             self._failure = error
             for event in self._scheduler.cancel_all():
                 self._emit(RequestRefused(event.request_id, error))
+            self._on_failed(error)
 
     def _pump(self) -> None:
         try:
@@ -163,18 +175,6 @@ class Head:
             if isinstance(event, RequestEnd):
                 log.info("request_end", request=event.request_id, reason=event.reason.value)
 
-    async def _tokenise(self, generation: Generation) -> list[int]:
-        if not isinstance(generation.prompt, str):
-            return list(generation.prompt)
-        if self._tokenizer is None:
-            raise FailedPreconditionError(
-                "prompt: the model was added without a tokenizer.json; send token ids",
-                field="prompt",
-                reason="NO_TOKENIZER",
-            )
-        # A long prompt takes long; the event loop has frames to move meanwhile.
-        return await asyncio.to_thread(self._tokenizer.encode, generation.prompt)
-
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
             raise InvalidArgumentError(
@@ -189,5 +189,8 @@ class Head:
                 field="max_new_tokens",
             )
 
-    def _decode(self, ids: list[int]) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode(ids)
+    def _fail_request(self, request_id: RequestId, error: EdgeShardError) -> None:
+        """No text can be made of its tokens: it ends, and no other."""
+        self._emit(RequestRefused(request_id, error))
+        # Later, since the scheduler is taking a result now. What it makes of the request until then is ignored.
+        asyncio.get_running_loop().call_soon(self.cancel, request_id)

@@ -173,9 +173,11 @@ class HostedStage:
         return Head(
             make_scheduler(prepare, shape.max_context, self.loaded.eos_tokens, slices),
             self.loaded.tokenizer,
-            HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens),
+            HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens, prepare.spec.max_context or shape.max_context),
             self._runner.offer,
             self._stream.emit,
             slices,
             around.clock.now,
+            # A head that refuses everything is of no use: the stage is broken, and the coordinator opens a new epoch.
+            self._runner.fail,
         )

@@ -16,7 +16,7 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
 
 import edgeshard
-from edgeshard.domain.errors import InternalError, UnavailableError
+from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.generation import FinishReason, Generation
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
@@ -28,6 +28,8 @@ REQUEST = RequestId("r")
 
 class SlowTokenizer:
     """Encodes when told to."""
+
+    longest_token_bytes = 16
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -49,6 +51,7 @@ class Rig:
         self.out: list[HeadOutput] = []
         self.steps: list[HeadStep] = []
         self.fault: Exception | None = None
+        self.failures: list[EdgeShardError] = []
         scheduler = Scheduler(
             BlockAllocator(4 * concurrency, 16),
             Limits(64, 4 * concurrency),
@@ -57,8 +60,13 @@ class Rig:
             frozenset({9}),
         )
         self.head = Head(
-            scheduler, self.tokenizer, HeadLimits(100, 64), self.offer, self.out.append  # type: ignore[arg-type]
-        )  # fmt: skip
+            scheduler,
+            self.tokenizer,  # type: ignore[arg-type]
+            HeadLimits(100, 64, 64),
+            self.offer,
+            self.out.append,
+            on_failed=self.failures.append,
+        )
 
     def offer(self, step: HeadStep) -> None:
         if self.fault is not None:
@@ -109,6 +117,41 @@ async def test_an_unforeseen_fault_while_taking_a_token_fails_the_pipeline_and_n
     rig.tokenizer.fault = OverflowError("out of range")
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
     assert isinstance(rig.out[-1], RequestRefused) and isinstance(rig.out[-1].error, InternalError)
+
+
+@pytest.mark.parametrize("what", ["a wrong result", "a fault in taking it", "a fault in forming the next step"])
+async def test_a_head_that_fails_says_so_once(what: str) -> None:
+    """It refuses everything from then on, so somebody has to begin anew."""
+    rig = Rig()
+    rig.tokenizer.go.set()
+    await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
+    tokens = () if what == "a wrong result" else (SampledToken(0, 2, 7),)
+    if what == "a fault in taking it":
+        rig.tokenizer.fault = OverflowError("out of range")
+    if what == "a fault in forming the next step":
+        rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    rig.head.on_return(ReturnedStep(0, StepResult(tokens)))
+    (failure,) = rig.failures
+    assert isinstance(failure, InternalError) and RequestRefused(REQUEST, failure) in rig.out
+    rig.head.on_return(ReturnedStep(7, StepResult()))
+    rig.head.fail(UnavailableError("the next box is gone"))
+    assert rig.failures == [failure]
+
+
+async def test_a_request_cancelled_before_its_turn_to_be_tokenised_ends_as_cancelled() -> None:
+    rig = Rig()
+    tasks = [await begin(rig)]
+    for name in ("second", "third"):
+        start = StartRequest(RequestId(name), Generation("some text", 4))
+        tasks.append(asyncio.create_task(rig.head.start_request(start)))
+    await asyncio.sleep(0)
+    rig.head.cancel(RequestId("third"))
+    rig.tokenizer.go.set()
+    await asyncio.gather(*tasks)
+    assert [o for o in rig.out if o.request_id == "third"] == [
+        RequestEnd(RequestId("third"), FinishReason.CANCELLED, "")
+    ]
+    assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 2
 
 
 async def test_a_step_that_cannot_be_offered_leaves_no_request_half_started() -> None:
@@ -173,9 +216,10 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     """The seconds of the loop's longest turn meanwhile, and of it all."""
     tokenizer = Tokenizer.load(Path(edgeshard.__file__).parent / "demo_model" / "tokenizer.json")
     batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
-    scheduler = Scheduler(BlockAllocator(4, 16), Limits(64, 4), batching, Chunking(16), frozenset())
+    context = 100_000  # less than the prompt has, and more than could be told from its bytes
+    scheduler = Scheduler(BlockAllocator(4, 16), Limits(context, 4), batching, Chunking(16), frozenset())
     out: list[HeadOutput] = []
-    head = Head(scheduler, tokenizer, HeadLimits(4096, 64), lambda step: None, out.append)
+    head = Head(scheduler, tokenizer, HeadLimits(4096, 64, context), lambda step: None, out.append)
     text = "Once upon a time there was a king who had three sons. " * 20_000
     began = time.perf_counter()
     task = asyncio.create_task(head.start_request(StartRequest(REQUEST, Generation(text, 4))))
