@@ -329,6 +329,9 @@ def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
         t.sha256 for t in good.tensors if t.stored_bytes != good.tensors[1].stored_bytes and t != good.tensors[1]
     )
     missing = manifest_to_wire(replace(good, tensors=good.tensors[1:]))
+    large, settings = manifest_to_wire(good), manifest_to_wire(good)
+    next(f for f in large.files if f.name == "tokenizer.json").size = (64 << 20) + 1
+    next(f for f in settings.files if f.name == "generation_config.json").size = (1 << 20) + 1
     many = good.config_json.replace('"num_hidden_layers": 2', '"num_hidden_layers": 2000000000')
     return {
         "a path as name": (change(name="../tiny"), "name"),
@@ -346,6 +349,8 @@ def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
         "a missing tensor": (missing, name),
         "a path as file": (unnamed, "files"),
         "two sizes of one blob": (sized, ""),
+        "a large tokenizer": (large, "tokenizer.json"),
+        "a large generation config": (settings, "generation_config.json"),
         "nothing": (pb.Manifest(), "name"),
     }
 
