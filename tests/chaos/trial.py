@@ -16,7 +16,7 @@ from tests.chaos import matrix
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint
 from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind
-from tests.chaos.proxy import Proxy
+from tests.chaos.proxy import Link
 from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
 
 REQUEST_S = 60.0
@@ -106,6 +106,8 @@ class Trials:
         self._count = 0
         self._disturbed_at: list[float] = []
         """When the faults of this case's links were set, in seconds of the wall clock."""
+        self._flips: list[tuple[Link, int]] = []
+        """Links that are to flip a bit, and how many they had flipped before."""
 
     async def run(self, case: Case) -> Outcome:
         """What came of a case. The site is whole afterwards.
@@ -116,7 +118,7 @@ class Trials:
         first, late = matrix.asks(case)
         undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
         self._count += 1
-        self._disturbed_at = []
+        self._disturbed_at, self._flips = [], []
         points = await self._arm(case)
         began = time.monotonic()
         streams = [Stream(ask) for ask in (*first, *late)]
@@ -124,7 +126,10 @@ class Trials:
         wall_s = time.monotonic() - began
         marked = self.site.marks()
         problems += [f"the failpoint {point} did not act" for point in points if point not in marked]
-        problems += [f"{fault.name} did not happen" for fault in case.links if not self._happened(fault, streams[0])]
+        if len(self._disturbed_at) < len(case.links):
+            problems.append("a link's fault was never set")
+        if any(link.up.flips_done == before for link, before in self._flips):
+            problems.append("no bit was flipped: the byte never came")
         wrong = 0
         for number, (stream, known) in enumerate(zip(streams, undisturbed, strict=True)):
             verdict = check(stream.events, known.reference, whole=stream.error is None)
@@ -213,7 +218,7 @@ class Trials:
                     running += [asyncio.create_task(stream.run(client)) for stream in streams[first:]]
                 await asyncio.gather(*running)
         except TimeoutError:
-            waiting = [str(number) for number, task in enumerate(running) if not task.done()]
+            waiting = [str(number) for number, stream in enumerate(streams) if not stream.over]
             return [f"after {REQUEST_S:g} s these requests had not ended: {', '.join(waiting)}"]
         finally:
             for task in (*running, *helpers):
@@ -232,39 +237,42 @@ class Trials:
 
     async def _disturb(self, fault: LinkFault, stream: Stream) -> None:
         """Set the fault once the client has its tokens."""
-        placed = await self.site.placed()
-        proxy = self.site.proxies[placed[fault.to]]
+        stages = await self.site.stages()
+        link = self.site.proxies[stages[fault.to]].link(stages[fault.to - 1])
         await stream.has(fault.after_tokens)
+        if not link.connections:
+            raise RuntimeError(f"nothing goes over {fault.name}")
         self._disturbed_at.append(time.time())
-        disturb(proxy, fault)
+        if fault.kind is LinkKind.DEAF:
+            for name in self.site.daemons:
+                disturb(self.site.proxies[stages[fault.to]].link(name), LinkKind.STALL)
+        else:
+            if fault.kind is LinkKind.FLIP:
+                self._flips.append((link, link.up.flips_done))
+            disturb(link, fault.kind, fault.detail)
 
-    def _happened(self, fault: LinkFault, stream: Stream) -> bool:
-        if fault.kind is not LinkKind.FLIP:
-            return stream.tokens >= fault.after_tokens
-        return sum(proxy.up.flips_done for proxy in self.site.proxies.values()) >= 1
 
-
-def disturb(proxy: Proxy, fault: LinkFault) -> None:
-    """Do to the link behind this proxy what the fault says."""
-    match fault.kind:
+def disturb(link: Link, kind: LinkKind, detail: int = 0) -> None:
+    """Do this to a link; `detail` is of a flip: its byte."""
+    match kind:
         case LinkKind.STALL:
-            proxy.stall()
+            link.stall()
         case LinkKind.STALL_UP:
-            proxy.up.stall()
+            link.up.stall()
         case LinkKind.STALL_DOWN:
-            proxy.down.stall()
+            link.down.stall()
         case LinkKind.RESET:
-            proxy.reset()
+            link.reset()
         case LinkKind.HALF_CLOSE:
-            proxy.half_close(proxy.up)
+            link.half_close()
         case LinkKind.SLICES:
-            proxy.up.slice_bytes = proxy.down.slice_bytes = SLICE_BYTES
+            link.up.slice_bytes = link.down.slice_bytes = SLICE_BYTES
         case LinkKind.DELAY:
-            proxy.up.delay_s = proxy.down.delay_s = DELAY_S
+            link.up.delay_s = link.down.delay_s = DELAY_S
         case LinkKind.NARROW:
-            proxy.up.bandwidth_bps = NARROW_BPS
+            link.up.bandwidth_bps = NARROW_BPS
         case LinkKind.FLIP:
-            proxy.up.flip(fault.detail, bit=fault.detail % 8)
+            link.up.flip(detail, bit=detail % 8)
 
 
 def _holds_kv(stages: Sequence[object]) -> bool:

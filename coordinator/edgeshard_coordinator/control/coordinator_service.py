@@ -149,8 +149,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     self._take(connection, message)
                 except InvalidArgumentError as error:
                     log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
-        except grpc.aio.UsageError:
-            pass  # The call ended while this was reading.
+        except (grpc.aio.UsageError, grpc.aio.AbortError):
+            pass  # The call ended while this was reading, or was ended with an error.
         except Exception as error:
             log.warning("control_stream_broke", node_id=connection.node_id, error=type(error).__name__)
         finally:

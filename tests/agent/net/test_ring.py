@@ -269,7 +269,7 @@ async def test_a_cancel_frees_every_stage(tiny_llama: Path, tmp_path: Path) -> N
         assert len(ring.front.tokens["r"]) < 200
 
 
-async def test_a_stage_that_cannot_run_a_step_fails_its_requests_with_a_typed_error(
+async def test_a_stage_that_cannot_run_a_step_breaks_its_epoch_and_its_requests_stay(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_ring(tiny_llama, [LayerRange(0, 4)], tmp_path) as ring:
@@ -278,9 +278,14 @@ async def test_a_stage_that_cannot_run_a_step_fails_its_requests_with_a_typed_er
             raise EdgeShardError("out of order")
 
         monkeypatch.setattr(ring.stages[0].loaded.model, "execute", refuse)
-        assert await ring.front.start("r", [3]) == "failed"
-        assert ring.broken == [DeploymentName("ring")]
-        assert await ring.front.start("later", [3]) == "failed"
+        head = ring.stages[0].head
+        assert head is not None
+        ended = ring.front.start("r", [3])
+        await ring.until(lambda: ring.broken == [DeploymentName("ring")])
+        later = ring.front.start("later", [3])
+        await ring.until(lambda: {held.request_id for held in head.held()} == {"r", "later"})
+        assert not ended.done() and not later.done()
+        assert ring.front.tokens["r"] == ring.front.tokens["later"] == []
 
 
 async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
