@@ -18,6 +18,7 @@ from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
+from edgeshard.storage.checkpoint import check_file_size
 from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
@@ -100,6 +101,8 @@ class StageLoader:
         architecture = parse_config(manifest.config).architecture
         wanted = [t for t in tensors if unit_of(architecture, t.name, manifest.config) not in there]
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if layers.first == 0 else []
+        for file in files:  # of a model that an older version added
+            check_file_size(file.name, file.size)
         pin = await self._fetcher.fetch([*wanted, *files], progress)
         return _Fetched(manifest, tensors, tuple(wanted), files, pin)
 
@@ -170,7 +173,8 @@ async def _for_head(
     tokenizer = None
     if "tokenizer.json" in paths:  # many megabytes of JSON
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths["tokenizer.json"])
-    return ForHead(tokenizer, _eos_tokens(shape, paths.get("generation_config.json")))
+    eos_tokens = await asyncio.to_thread(_eos_tokens, shape, paths.get("generation_config.json"))
+    return ForHead(tokenizer, eos_tokens)
 
 
 def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[int]:
@@ -178,12 +182,12 @@ def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[
     if generation_config is not None:
         try:
             found = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
-        except (OSError, ValueError, AttributeError) as error:
+            if isinstance(found, int):
+                return frozenset({found})
+            if isinstance(found, list) and found:
+                return frozenset(int(token) for token in found)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataLossError(
                 f"generation_config.json cannot be read: {error}", field="generation_config.json"
             ) from None
-        if isinstance(found, int):
-            return frozenset({found})
-        if isinstance(found, list) and found:
-            return frozenset(int(token) for token in found)
     return frozenset(shape.eos_tokens)
