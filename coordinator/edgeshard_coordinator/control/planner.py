@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
@@ -18,7 +18,7 @@ from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.lengths import typical_request
 from edgeshard_coordinator.core.losses import Repaired, loss_of
 from edgeshard_coordinator.core.placing import Placer, checked_shape, sizes_of
-from edgeshard_coordinator.core.repair import Lost
+from edgeshard_coordinator.core.repair import Lost, without_most
 from edgeshard_coordinator.core.standby import choose
 from edgeshard_coordinator.core.state import DeploymentRecord, StandbyChoice, State
 
@@ -88,12 +88,15 @@ class Planner:
         )
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
-        """A placement without the boxes that are away or failed the deployment."""
+        """A placement without the boxes that are away or failed the deployment, and over no bad link."""
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
-        lost = Lost(record.avoided, frozenset(state.bad_links))
-        return await self._solver.run(
-            lambda: self._placer.repair(
-                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement, lost
+        candidates = state.candidates(record.name)
+
+        def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
+            lost = Lost(record.avoided, frozenset(links))
+            return self._placer.repair(
+                record.spec, manifest, candidates, state.measured, traffic, record.placement, lost
             )
-        )
+
+        return await self._solver.run(lambda: without_most(without, state.bad_links))
