@@ -19,7 +19,7 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import DeadlineError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
@@ -111,12 +111,16 @@ class Client:
                 yield event
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
-        """Run one request to its end; arguments and errors are those of `generate`."""
+        """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
         wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0
         builder = CompletionBuilder(self._clock.now(), logprobs=wants_logprobs)
-        async with aclosing(self.generate(model, prompt, **options)) as events:
-            async for event in events:
-                builder.add(event, self._clock.now())
+        try:
+            async with aclosing(self.generate(model, prompt, **options)) as events:
+                async for event in events:
+                    builder.add(event, self._clock.now())
+        except EdgeShardError as error:
+            error.partial_text = builder.text
+            raise
         return builder.build()
 
     async def cancel(self, request_id: str) -> bool:

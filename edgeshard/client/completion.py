@@ -57,6 +57,11 @@ class CompletionBuilder:
         """Whether the request was admitted."""
         return self._started is not None
 
+    @property
+    def text(self) -> str:
+        """So far."""
+        return "".join(token.text for token in self._tokens)
+
     def add(self, event: GenerationEvent, now_s: float) -> None:
         match event:
             case Started():
@@ -79,7 +84,7 @@ class CompletionBuilder:
             request_id=started.request_id,
             deployment=started.deployment,
             placement=started.placement,
-            text="".join(token.text for token in self._tokens) + finished.text,
+            text=self.text + finished.text,
             token_ids=tuple(token.token for token in self._tokens),
             prompt_token_ids=started.prompt_tokens,
             finish_reason=finished.reason,

@@ -40,6 +40,21 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """Which run of a coordinator: `number` counts those that began with one state, whose random name is `site`.
+
+    A box that has followed a term follows no lower one of the same site: that would be a coordinator that another one
+    has replaced, or one with an old copy of the state.
+    """
+
+    site: str = ""
+    number: int = 0
+
+
+NO_TERM = Term()
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
     tell. `others_share` is the processor time that others took from the cores the box computes on, as a part of

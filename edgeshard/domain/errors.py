@@ -37,6 +37,8 @@ class EdgeShardError(Exception):
     Errors are part of a daemon's state, and values like the rest of it: two that say the same are equal.
     """
 
+    partial_text: str = ""
+    """In the SDK: what a request that failed had been answered until then."""
     code: ClassVar[Code] = Code.INTERNAL
     exit_code: ClassVar[int] = 1
     default_reason: ClassVar[str] = "INTERNAL"

@@ -181,6 +181,16 @@ async def test_a_failure_in_mid_stream_comes_after_the_tokens(site: Any) -> None
     assert len(seen) == 3
 
 
+async def test_a_completion_that_fails_has_the_text_until_then(site: Any) -> None:
+    site.script = site.story()[:3]
+    site.failures["GenerateEnd"] = UnavailableError("no box is left", reason="NOT_RECOVERED", retry_after_s=5.0)
+    async with Client(site.address) as client:
+        with pytest.raises(UnavailableError) as failed:
+            await client.complete("tales", "Once")
+    said = "".join(event.text for event in site.story()[:3] if isinstance(event, Token))
+    assert failed.value.partial_text == said != "" and failed.value.retry_after_s == 5.0
+
+
 async def test_a_stream_that_ends_without_a_finish_is_an_error(site: Any) -> None:
     site.script = site.story()[:3]
     async with Client(site.address) as client:

@@ -21,6 +21,7 @@ from edgeshard.domain.commands import (
     HeartbeatChange,
     ProfileReport,
     Registration,
+    Term,
 )
 from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
@@ -99,6 +100,8 @@ class ControlClient:
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._told_started = False
+        self._terms: dict[str, int] = {}
+        """The newest term of each site that was followed since the agent began."""
         self.joined = asyncio.Event()
         self.placeable = asyncio.Event()
 
@@ -155,10 +158,24 @@ class ControlClient:
 
     async def _register(self) -> None:
         registration = self._registration
-        await self._stub.Register(registration_to_wire(registration), timeout=5)
+        answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
+        self._follow(Term(answer.site, answer.term))
         self._told_started = not registration.starting
         log.info("registered", coordinator=self._target, starting=registration.starting)
         self._check_placeable()
+
+    def _follow(self, term: Term) -> None:
+        """Raises UnavailableError for a term below one that this box has followed."""
+        newest = self._terms.get(term.site, 0)
+        if term.number < newest:
+            raise UnavailableError(
+                f"the coordinator at {self._target} is of term {term.number}, and this box has followed term {newest} "
+                "of the same site: another coordinator took over, or an old copy of its state was put back; stop the "
+                "wrong one, or restart this agent to follow the old state",
+                field="coordinator",
+                reason="STALE_COORDINATOR",
+            )
+        self._terms[term.site] = term.number
 
     def _check_placeable(self) -> None:
         if self.joined.is_set() and self._told_started and not self.placeable.is_set():

@@ -71,7 +71,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
-        return pb.RegisterResponse(wire_version=WIRE_VERSION)
+        term = self._loop.state.term
+        return pb.RegisterResponse(wire_version=WIRE_VERSION, site=term.site, term=term.number)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         """Of agents from before heartbeats came on the control stream."""

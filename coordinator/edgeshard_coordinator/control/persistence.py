@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TypeVar
 import structlog
 from pydantic import TypeAdapter
 
+from edgeshard.domain.commands import Term
 from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
@@ -70,7 +72,8 @@ CREATE TABLE traffic (
     PRIMARY KEY (name, model)
 );
 """
-_MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC)
+_TERM = "CREATE TABLE term (site TEXT NOT NULL, number INTEGER NOT NULL);"
+_MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC, _TERM)
 """The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
 
 ResultT = TypeVar("ResultT")
@@ -226,11 +229,23 @@ class StateStore:
         return State(
             instance=instance,
             timings=timings,
+            term=self._next_term(),
             nodes={node.node_id: node for node in nodes},
             deployments={record.name: record for record in records},
             retired={DeploymentName(name): Epoch(epoch) for name, epoch in retired},
             measured=self._load_measurements({node.node_id for node in nodes}, time.time() - now),
         )
+
+    def _next_term(self) -> Term:
+        """One more than the last, on disk before any box hears of it."""
+        database = self._open_database
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            row = database.execute("SELECT site, number FROM term").fetchone()
+            site, number = row if row is not None else (uuid.uuid4().hex, 0)
+            database.execute("DELETE FROM term")
+            database.execute("INSERT INTO term VALUES (?, ?)", (site, number + 1))
+        return Term(site, number + 1)
 
     def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
         """Those of known boxes; `offset` takes a monotonic time to the wall clock's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from edgeshard.domain.commands import NO_TERM, Term
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
@@ -272,6 +273,7 @@ class State:
 
     instance: str
     timings: Timings = Timings()
+    term: Term = NO_TERM
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)

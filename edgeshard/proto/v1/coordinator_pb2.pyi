@@ -28,12 +28,16 @@ class RegisterRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., incarnation: _Optional[str] = ..., starting: _Optional[bool] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("wire_version", "heartbeat_interval_s")
+    __slots__ = ("wire_version", "heartbeat_interval_s", "site", "term")
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     wire_version: int
     heartbeat_interval_s: float
-    def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ...) -> None: ...
+    site: str
+    term: int
+    def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., site: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("hello", "result", "progress", "dump", "suspected", "heartbeat", "heartbeat_change")

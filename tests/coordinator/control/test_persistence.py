@@ -56,7 +56,8 @@ async def reopened(path: Path) -> State:
 async def test_a_deployment_comes_back_waiting(tmp_path: Path, record: DeploymentRecord) -> None:
     path = tmp_path / "deep" / "state.sqlite"
     store = StateStore(path)
-    assert await store.open("one", Timings()) == State(instance="one")
+    fresh = await store.open("one", Timings())
+    assert fresh == State(instance="one", term=fresh.term)
     ready = replace(record, phase=DeploymentPhase.READY, ever_ready=True, attachment=4)
     await store.save(record)
     await store.save(ready)
@@ -168,13 +169,23 @@ async def test_a_file_of_the_first_version_is_brought_up_to_date(tmp_path: Path,
     await store.save(record)
     await store.close()
     with sqlite3.connect(path) as database:
-        database.executescript("DROP TABLE profiles; DROP TABLE links; DROP TABLE traffic; PRAGMA user_version=1;")
+        database.executescript(
+            "DROP TABLE profiles; DROP TABLE links; DROP TABLE traffic; DROP TABLE term; PRAGMA user_version=1;"
+        )
     database.close()
     assert NAME in (await reopened(path)).deployments
     with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (3,)
+        assert database.execute("PRAGMA user_version").fetchone() == (4,)
         assert database.execute("SELECT count(*) FROM profiles").fetchone() == (0,)
     database.close()
+
+
+async def test_each_run_with_a_state_has_the_next_term(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    terms = [(await reopened(path)).term for _ in range(3)]
+    assert [term.number for term in terms] == [1, 2, 3] and len({term.site for term in terms}) == 1
+    other = (await reopened(tmp_path / "other.sqlite")).term
+    assert other.number == 1 and other.site not in ("", terms[0].site)
 
 
 async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path, record: DeploymentRecord) -> None:
