@@ -44,7 +44,7 @@ async def listen(client: Client, gaps: list[tuple[float, float]], stop: asyncio.
 async def until(client: Client, condition: Callable[[int], bool], timeout_s: float = 120.0) -> None:
     """Wait until the bytes that box a has as a standby are as wanted."""
     async with asyncio.timeout(timeout_s):
-        while not condition(await _standby_bytes(client)):
+        while not condition(await _standby_bytes(client)):  # noqa: ASYNC110 - what is watched has no event
             await asyncio.sleep(0.05)
 
 
