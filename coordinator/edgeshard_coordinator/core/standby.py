@@ -136,8 +136,9 @@ def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:
         return
     for entry in record.standbys:
         node = state.nodes.get(entry.node_id)
-        if node is None or not node.placeable or entry.sent.done or entry.epoch != record.epoch:
+        if node is None or not node.placeable or entry.epoch != record.epoch:
             continue
+        # Over a new connection also what was answered: the box may have restarted, and holds nothing then.
         if entry.sent.sent_on != node.connection:
             yield entry
 

@@ -181,10 +181,6 @@ class Standby:
     reserved_bytes: int = 0
     sent: Progress = Progress()
 
-    @property
-    def is_warm(self) -> bool:
-        return self.layers is not None and self.sent.done
-
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
@@ -352,7 +348,7 @@ class State:
         for entry in self._standbys(without):
             held[entry.node_id] = held.get(entry.node_id, 0) + entry.reserved_bytes
         own = self.deployments.get(without) if without is not None else None
-        warm = {entry.node_id: entry.layers for entry in own.standbys if entry.is_warm} if own is not None else {}
+        warm = {entry.node_id: entry.layers for entry in own.standbys if self._is_warm(entry)} if own else {}
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
         return tuple(
             Candidate(
@@ -372,6 +368,10 @@ class State:
         for record in self.deployments.values():
             if record.phase is not DeploymentPhase.FAILED and record.name != without:
                 yield from record.placement.stages
+
+    def _is_warm(self, entry: Standby) -> bool:
+        node = self.nodes.get(entry.node_id)
+        return entry.sent.done and node is not None and entry.sent.sent_on == node.connection
 
     def _standbys(self, without: DeploymentName | None = None) -> Iterator[Standby]:
         for record in self.deployments.values():

@@ -180,6 +180,18 @@ def test_a_box_is_warm_once_it_has_answered(site: StandbySite) -> None:
     assert site.warm_of_d(None) is None, "only for its own deployment"
 
 
+def test_a_box_that_restarted_is_asked_again(site: StandbySite) -> None:
+    site.plan(d=LayerRange(0, 12))
+    site.answer()
+    site.commands()
+    site.connect("d")
+    assert site.warm_of_d(NAME) is None, "it may have restarted"
+    site.plan(d=LayerRange(0, 12))
+    assert site.commands() == [(node("d"), LayerRange(0, 12))]
+    site.answer()
+    assert site.warm_of_d(NAME) == LayerRange(0, 12)
+
+
 def test_a_box_that_failed_is_not_asked_again_over_the_same_connection(site: StandbySite) -> None:
     site.plan(d=LayerRange(0, 12))
     site.commands()
