@@ -94,7 +94,7 @@ def hook_agent(trap: Trap) -> None:
     replace_method(LinkSender, "_write_step", writing)
     replace_method(Head, "on_return", returning)
     replace_method(StageLoader, "load", loading)
-    replace_method(StageLoader, "_load_weights", reading)
+    replace_method(StageLoader, "_load_stage", reading)
 
 
 def cut_prompts(step_tokens: int) -> None:
