@@ -35,8 +35,12 @@ class Place(StrEnum):
     DURING_LOAD = "during_load"
     """The weights are on the box's disk, and none is in memory."""
     AFTER_LOAD = "after_load"
+    BEFORE_ATTACH = "before_attach"
+    """The head is about to open its request stream."""
+    BEFORE_SAY = "before_say"
+    """The head is about to send an output; its stream breaks where the action is to lose something."""
     BEFORE_SAVE = "before_save"
-    """The coordinator decided on a change of a deployment, and nothing of it is on disk."""
+    """The coordinator decided on a change, and nothing of it is on disk."""
     AFTER_SAVE = "after_save"
     """It is on disk, and the coordinator has not acted on it."""
     CALL = "call"
@@ -69,8 +73,8 @@ OF_CALLS = frozenset({Action.LOSE_REQUEST, Action.LOSE_REPLY, Action.TWICE})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A process comes by a place: with a step of these spans, a change of a deployment such as ready->waiting, or a
-    call of this method."""
+    """A process comes by a place: with a step of these spans, a change of a deployment such as ready->waiting, another
+    write of the coordinator by its name (`hooks.WRITES`), or a call of this method."""
 
     place: Place
     step: int = -1
@@ -84,7 +88,7 @@ class Failpoint:
 
     `step` is a step's number in its epoch. `position` asks for a step that runs this position of a request: of the step
     that makes token n, the prompt's length + n - 1; of a chunk of the prompt, a position in it. Steps without spans
-    do not count. `what` is a change of a deployment, or a call's method. `id` is its name in the marks.
+    do not count. `what` is a change of a deployment, another write, or a call's method. `id` is its name in the marks.
     """
 
     id: str

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.step import Span
 from tests.chaos.failpoints import Moment, Place, Trap
 
+WRITES = {
+    "_replace_node": "node",
+    "_replace_measurements": "measurements",
+    "_save_traffic": "traffic",
+    "_save_operation": "operation",
+}
+"""What the coordinator's database takes beside deployments, by the method of StateStore that writes it."""
+FILES = ("blob", "manifest", "names")
+"""What its model store writes: the end of a blob, a manifest, and the names of all."""
 KEPT_STEPS = 256
 """Steps whose spans are remembered for the places that know a step's number only; a window is far smaller."""
 
@@ -45,6 +56,7 @@ def hook_agent(trap: Trap) -> None:
     from edgeshard_agent.engine.head import Head
     from edgeshard_agent.engine.stage_runner import StageRunner
     from edgeshard_agent.hosting.loading import StageLoader
+    from edgeshard_agent.net.attach import HeadStream
     from edgeshard_agent.net.link_sender import LinkSender
 
     steps = _Steps(trap)
@@ -90,6 +102,23 @@ def hook_agent(trap: Trap) -> None:
 
         return hooked
 
+    def attaching(serve: Callable[..., Any]) -> Callable[..., Any]:
+        async def hooked(stream: HeadStream, *rest: Any) -> None:
+            trap.hit(Moment(Place.BEFORE_ATTACH))
+            await serve(stream, *rest)
+
+        return hooked
+
+    def saying(take: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(stream: HeadStream) -> Any:
+            if trap.hit(Moment(Place.BEFORE_SAY)):
+                raise UnavailableError("the request stream broke (a fault that was asked for)")
+            return take(stream)
+
+        return hooked
+
+    replace_method(HeadStream, "_serve", attaching)
+    replace_method(HeadStream, "_take", saying)
     replace_method(StageRunner, "_compute", computing)
     replace_method(LinkSender, "_write_step", writing)
     replace_method(Head, "on_return", returning)
@@ -108,8 +137,9 @@ def cut_prompts(step_tokens: int) -> None:
 
 
 def hook_coordinator(trap: Trap) -> None:
-    """The places of a coordinator: each write of a deployment, in the thread that writes."""
+    """The places of a coordinator: each of its writes, in the thread that writes."""
     from edgeshard_coordinator.control.persistence import StateStore
+    from edgeshard_coordinator.store import models
 
     phases: dict[str, str] = {}
 
@@ -145,6 +175,30 @@ def hook_coordinator(trap: Trap) -> None:
 
         return hooked
 
+    def writing(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(write: Callable[..., Any]) -> Callable[..., Any]:
+            def hooked(store: Any, *rest: Any) -> Any:
+                trap.hit(Moment(Place.BEFORE_SAVE, what=what))
+                written = write(store, *rest)
+                trap.hit(Moment(Place.AFTER_SAVE, what=what))
+                return written
+
+            return hooked
+
+        return make
+
+    for name, what in WRITES.items():
+        replace_method(StateStore, name, writing(what))
+    replace_method(models.BlobDirectory, "commit", writing("blob"))
+    write = models.write_atomically
+
+    def write_file(path: Path, text: str) -> None:
+        what = "names" if path.name == "names.json" else "manifest"
+        trap.hit(Moment(Place.BEFORE_SAVE, what=what))
+        write(path, text)
+        trap.hit(Moment(Place.AFTER_SAVE, what=what))
+
+    models.write_atomically = write_file  # type: ignore[attr-defined]
     replace_method(StateStore, "_save", saving)
     replace_method(StateStore, "_forget", forgetting)
     replace_method(StateStore, "_open", opening)
