@@ -48,7 +48,7 @@ BOXES = ("a", "b", "c", "d", "e")
 STEADY, TRIED, OTHER_MODEL = "steady", "tried", "other-tales"
 """Deployments: one on boxes a and b, which no case touches; and the one that is tried, on c and d. Box e is free."""
 LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
-ASK = Ask(11, prompt_tokens=48, new_tokens=400)
+ASK = Ask(11, prompt_tokens=48, new_tokens=300)
 MAX_CONTEXT = 512
 ANSWER_S = 3.0
 """From its start, a coordinator answers within so many seconds."""
@@ -69,9 +69,11 @@ class Write:
     what: str
     story: str
     edge: tuple[Phase, Trigger] | None = None
+    time: int = 1
+    """Which of several such writes."""
 
     def name(self, place: Place) -> str:
-        return f"{self.story}/{place}/{self.what}"
+        return f"{self.story}/{place}/{self.what}" + (f" {self.time}" if self.time > 1 else "")
 
 
 WRITES = (
@@ -106,6 +108,7 @@ WRITES = (
     Write("names", "a model is added"),
     Write("names", "a model is deleted"),
     Write("operation", "a model is deleted"),
+    Write("operation", "a model is deleted", time=2),
 )
 ENDS_READY = frozenset({"deploy", "a box dies", "the head's stream breaks", "the coordinator restarts"})
 
@@ -169,7 +172,7 @@ class Writes:
             streams = [await self._begin(STEADY), *([await self._begin(TRIED)] if story.begins_ready else [])]
             before = await self.known()
             seen = self._log_size()
-            self.site.arm(COORDINATOR, [Failpoint(point, place, what=write.what)])
+            self.site.arm(COORDINATOR, [Failpoint(point, place, what=write.what, time=write.time)])
             acting = asyncio.create_task(story.act())
             try:
                 await self.site.until(lambda: point in self.site.marks(), LIMIT_S)
@@ -385,7 +388,7 @@ class Story:
         if "DeleteDeployment" in answered:
             if tried is not None and tried[0] is not Phase.DELETING:
                 problems.append(f"the deletion of {TRIED} was answered, and it is {tried[0]}")
-        elif "Deploy" in answered and tried is None:
+        elif "Deploy" in answered and tried is None and not self.deletes:
             problems.append(f"{TRIED} was answered, and is not known")
         return problems
 

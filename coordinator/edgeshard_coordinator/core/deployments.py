@@ -255,7 +255,9 @@ def delete(record: DeploymentRecord) -> DeploymentRecord:
         # A new revision, so that the operation reaches the disk.
         return replace(record, revision=record.revision + 1)
     gone = UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
-    return replace(_moved(_ended(record, gone), Trigger.DELETE), attachment=0, deadline=None)
+    # One that was ready may have requests that wait for its next epoch.
+    ended = replace(record, ended=EndedService(record.epoch, gone)) if record.ever_ready else _ended(record, gone)
+    return replace(_moved(ended, Trigger.DELETE), attachment=0, deadline=None)
 
 
 def answered(
