@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import socket
@@ -22,6 +23,7 @@ from edgeshard import Client
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.chaos import failpoints
+from tests.chaos.census import census_file
 from tests.chaos.failpoints import Action, Failpoint, Mark
 from tests.chaos.processes import ROOT, Daemon, Nursery
 from tests.chaos.proxy import Proxy
@@ -202,6 +204,15 @@ class ChaosSite:
 
     def marks(self) -> dict[str, Mark]:
         return failpoints.marks(self.directory)
+
+    async def census(self, name: str) -> dict[str, int]:
+        """What a process holds (tests/chaos/census.py)."""
+        path = census_file(self.directory, name)
+        path.unlink(missing_ok=True)
+        self.daemons[name].signal(signal.SIGUSR1)
+        await self.until(path.exists)
+        counts: dict[str, int] = json.loads(path.read_text())
+        return counts
 
     async def _dialler(self, port: int) -> str:
         """The name of the agent with this local port, '' when there is none any more."""
