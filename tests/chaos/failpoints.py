@@ -6,6 +6,7 @@ process appends a line to the file of marks and syncs it: a run whose failpoint 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -60,6 +61,8 @@ class Action(StrEnum):
     """SIGSTOP: the process stands still, its sockets stay open."""
     SLEEP = "sleep"
     """The thread that came by waits for `seconds`."""
+    COMPUTE = "compute"
+    """It computes for so many seconds of its processor time."""
     LOSE_REQUEST = "lose_request"
     """Of a call: the caller hears that the coordinator is away, and nothing was done."""
     LOSE_REPLY = "lose_reply"
@@ -206,6 +209,10 @@ def _act(point: Failpoint) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case Action.SLEEP:
             time.sleep(point.seconds)
+        case Action.COMPUTE:
+            until = time.thread_time() + point.seconds
+            while time.thread_time() < until:
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # like a kernel, without the interpreter's lock
 
 
 def _armed(directory: Path, process: str) -> Path:

@@ -58,14 +58,18 @@ class ChaosSite:
     """As an async context manager it starts everything, and ends everything.
 
     With `proxied` a proxy stands before every agent, where its neighbours dial it: `proxies` by the agent's name.
+    Agents get further `options`.
     """
 
-    def __init__(self, directory: Path, nodes: Sequence[str] = NODES, *, proxied: bool = False) -> None:
+    def __init__(
+        self, directory: Path, nodes: Sequence[str] = NODES, *, proxied: bool = False, options: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
         self.daemons: dict[str, Daemon] = {}
         self.proxies: dict[str, Proxy] = {}
         self._proxied = proxied
+        self._options = tuple(options)
         self._nursery = Nursery()
         self._client: Client | None = None
         self._free = _free_ports(1 + len(nodes))
@@ -233,6 +237,7 @@ class ChaosSite:
         arguments = ["--failpoints", str(self.directory), "--step-tokens", str(STEP_TOKENS)]
         arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB"]
+        arguments += self._options
         if self._proxied:
             proxy = self.proxies[name] = Proxy(listen, self._dialler)
             arguments += ["--advertise", await proxy.start()]

@@ -109,13 +109,14 @@ async def nothing_left(site: ChaosSite) -> float:
     began, found = time.monotonic(), ["nobody answered"]
 
     async def gone() -> bool:
-        found.clear()
+        nonlocal found
         of = await site.census(COORDINATOR)
-        found.extend(f"the coordinator has {of[what]} {what}" for what in EMPTY if of[what])
+        stays = [f"the coordinator has {of[what]} {what}" for what in EMPTY if of[what]]
         for name in site.nodes:
             of = await site.census(name)
-            found.extend(f"box {name} has {of[what]} {what}" for what in EMPTY_OF_BOX if of[what])
-        return not found
+            stays += [f"box {name} has {of[what]} {what}" for what in EMPTY_OF_BOX if of[what]]
+        found = stays
+        return not stays
 
     try:
         await site.until(gone, GONE_S)
