@@ -103,7 +103,7 @@ async def _pause(site: ChaosSite, right: Reference, number: int, pause_s: float)
 
 
 async def emulated_step(directory: Path, step_s: float) -> Try:
-    """Each step takes so long on the emulated device of the second stage."""
+    """Each step takes so long on the emulated device of the second stage; the right answer is the first box's alone."""
     directory.mkdir(parents=True, exist_ok=True)
     async with ChaosSite(directory, ("a", "b"), options=("--emulate", str(_lab_file(directory, step_s)))) as site:
         return say(await _slow_answer(site, f"an emulated step of {step_s:g} s", step_s))
@@ -117,9 +117,9 @@ async def computed_step(directory: Path, step_s: float) -> Try:
 
 
 async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoint | None = None) -> Try:
-    await site.deploy(layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}")
-    before = await site.client.deployment(DEPLOYMENT)
+    await site.deploy(layers=f"a=0:{SLOW_LAYERS.end}")
     right = reference_of((await _answered(site, FEW)).events)
+    before = await site.deploy(layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}")
     if point is not None:
         site.arm("b", [point])
     stream = Stream(FEW)
@@ -156,7 +156,7 @@ def _lab_file(directory: Path, step_s: float) -> Path:
     shutil.copy(DEMO_MODEL / "config.json", directory)
     trial = 1e6
     path.write_text(LAB.format(bandwidth=trial))
-    plan = StepPlan((Span(1, 16, 1, True),))
+    plan = StepPlan(spans=(Span(1, 16, 1, True),))
     path.write_text(LAB.format(bandwidth=trial * load_emulation(path, "b").step_s(SLOW_LAYERS, plan) / step_s))
     return path
 
