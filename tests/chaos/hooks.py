@@ -51,7 +51,7 @@ class _Steps:
         self._trap.hit(Moment(place, number, self._spans.get(number, ())))
 
 
-def hook_agent(trap: Trap) -> None:
+def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
     """The places of an agent. Imports torch."""
     from edgeshard_agent.engine.head import Head
     from edgeshard_agent.engine.stage_runner import StageRunner
@@ -136,10 +136,12 @@ def cut_prompts(step_tokens: int) -> None:
     setattr(setup, name, lambda *_: step_tokens)
 
 
-def hook_coordinator(trap: Trap) -> None:
+def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each sort of write
     """The places of a coordinator: each of its writes, in the thread that writes."""
     from edgeshard_coordinator.control.persistence import StateStore
     from edgeshard_coordinator.store import models
+
+    from edgeshard.storage.blobs import BlobDirectory, write_atomically
 
     phases: dict[str, str] = {}
 
@@ -189,13 +191,12 @@ def hook_coordinator(trap: Trap) -> None:
 
     for name, what in WRITES.items():
         replace_method(StateStore, name, writing(what))
-    replace_method(models.BlobDirectory, "commit", writing("blob"))
-    write = models.write_atomically
+    replace_method(BlobDirectory, "commit", writing("blob"))
 
     def write_file(path: Path, text: str) -> None:
         what = "names" if path.name == "names.json" else "manifest"
         trap.hit(Moment(Place.BEFORE_SAVE, what=what))
-        write(path, text)
+        write_atomically(path, text)
         trap.hit(Moment(Place.AFTER_SAVE, what=what))
 
     models.write_atomically = write_file  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import GenerateOptions, Token
 from tests.chaos.checker import check, reference_of
 from tests.chaos.matrix import STAGES, VOCABULARY, Ask
+from tests.chaos.run import say
 from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream, Trials
 
@@ -90,12 +91,15 @@ class Leaver:
 
 
 async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: int | None) -> None:
-    """A group of clients comes and leaves; a box is lost meanwhile, once all have begun or wait, and comes back."""
+    """A group of clients comes and leaves; a box is lost meanwhile, once the first has a token, and comes back."""
     leavers = [Leaver(site.address, chance) for _ in range(count)]
     fault = asyncio.Event() if lost_stage is not None else None
     visits = [asyncio.create_task(leaver.visit(fault, chance.uniform(0.0, 0.6))) for leaver in leavers]
     if fault is not None and lost_stage is not None:
-        await asyncio.wait([asyncio.create_task(leaver.seen.wait()) for leaver in leavers], return_when="FIRST_COMPLETED")
+        begun = [asyncio.create_task(leaver.seen.wait()) for leaver in leavers]
+        await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+        for task in begun:
+            task.cancel()
         victim = (await site.stages())[lost_stage]
         await site.daemons[victim].kill()
         fault.set()
@@ -153,4 +157,4 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
         await again.run(site.client)
     assert check(again.events, reference_of(right.events)).problems == ()
     with capsys.disabled():
-        print(f"\n{count} clients left, {kills} boxes were lost; all was gone after {longest_s:.1f} s at most")
+        say(f"\n{count} clients left, {kills} boxes were lost; all was gone after {longest_s:.1f} s at most")

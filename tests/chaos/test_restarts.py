@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.chaos.run import say
 from tests.chaos.site import COORDINATOR, ChaosSite
 
 COUNT = "EDGESHARD_CHAOS_RESTARTS"
@@ -62,7 +63,7 @@ async def test_boxes_that_restart_leave_nothing_behind(tmp_path: Path, capsys: p
         assert {node.name: node.node_id for node in await site.client.nodes()} == ids
     (rss, files, threads, before), (rss_after, files_after, threads_after, after) = samples
     with capsys.disabled():
-        print(f"\n{done} restarts: {(rss_after - rss) / MIB:+.1f} MiB, files {files} to {files_after}, {before} {after}")
+        say(f"\n{done} restarts: {(rss_after - rss) / MIB:+.1f} MiB, {files} and then {files_after} files")
     assert rss_after - rss <= GROWTH_LIMIT_BYTES
     assert files_after <= files + 3 and threads_after <= threads + 3 and after["tasks"] <= before["tasks"] + 3
     same = ("attachments", "attachments alive", "requests alive", "waiting for the state", "jobs")

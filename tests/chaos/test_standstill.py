@@ -1,4 +1,7 @@
-"""A box that stands still for a moment or computes a long step is not given up. More: `python -m tests.chaos.standstill`"""
+"""A box that stands still for a moment, or computes a long step, is not given up.
+
+More: `python -m tests.chaos.standstill`.
+"""
 
 from __future__ import annotations
 
