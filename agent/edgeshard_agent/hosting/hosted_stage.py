@@ -205,5 +205,6 @@ class HostedStage:
         if former is not None:
             former.begin(epoch)
             return former
-        limits = HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens)
+        max_context = prepare.spec.max_context or shape.max_context
+        limits = HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens, max_context)
         return Head(epoch, self.loaded.tokenizer, limits, around.clock.now)

@@ -14,6 +14,7 @@ from edgeshard.architectures import ModelShape, held_bytes, stage_tensors
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.model import ModelManifest, TensorInfo
+from edgeshard.storage.checkpoint import check_file_size
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import LoadedModel, model_key, quantisation_of
@@ -43,6 +44,8 @@ class StageLoader:
         manifest = await self._fetcher.manifest(prepare.manifest_digest)
         tensors = stage_tensors(manifest, prepare.placed.layers)
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if prepare.stage == 0 else []
+        for file in files:  # of a model that an older version added
+            check_file_size(file.name, file.size)
         pin = await self._fetcher.fetch([*tensors, *files], progress)
         try:
             paths = {file.name: pin.path(file.sha256) for file in files}
@@ -56,7 +59,7 @@ class StageLoader:
             tokenizer = None
             if "tokenizer.json" in paths:  # many megabytes of JSON
                 tokenizer = await asyncio.to_thread(Tokenizer.load, paths["tokenizer.json"])
-            eos_tokens = _eos_tokens(model.shape, paths.get("generation_config.json"))
+            eos_tokens = await asyncio.to_thread(_eos_tokens, model.shape, paths.get("generation_config.json"))
         except BaseException:
             pin.release()
             raise
@@ -84,12 +87,12 @@ def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[
     if generation_config is not None:
         try:
             found = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
-        except (OSError, ValueError, AttributeError) as error:
+            if isinstance(found, int):
+                return frozenset({found})
+            if isinstance(found, list) and found:
+                return frozenset(int(token) for token in found)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataLossError(
                 f"generation_config.json cannot be read: {error}", field="generation_config.json"
             ) from None
-        if isinstance(found, int):
-            return frozenset({found})
-        if isinstance(found, list) and found:
-            return frozenset(int(token) for token in found)
     return frozenset(shape.eos_tokens)

@@ -41,7 +41,7 @@ from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
-from edgeshard_coordinator.control.operations import Operations, check_same, fingerprint_of
+from edgeshard_coordinator.control.operations import Operations, answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
@@ -54,7 +54,6 @@ from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
     ServedOperation,
-    State,
     deployment_view,
     node_view,
 )
@@ -119,17 +118,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             # Models are files, and not in one transaction with operations: a repeat that finds the model gone must
             # know that the first call began, and was not answered before the coordinator ended.
             begun = replace(operation, operation_id=OperationId(f"{operation.operation_id}/begun"))
-            repeated = await self._store.find_operation(begun.operation_id) is not None
+            repeated = await answered(self._store.find_operation(begun.operation_id)) is not None
             async with self._model_lock:
                 try:
                     self._check_unused(request.name)
                     if not repeated:
-                        await self._store.save_operation(begun)
+                        await answered(self._store.save_operation(begun))
                     await asyncio.to_thread(self._models.delete, request.name)
                 except NotFoundError:
                     if not repeated:
                         raise
-            await self._store.save_operation(operation)
+            await answered(self._store.save_operation(operation))
             return operation.outcome
 
         outcome = await self.operations.once(request.operation_id, request, work)
@@ -144,10 +143,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         spec = spec_from_wire(request.spec)
 
         async def work(operation: ServedOperation) -> bytes:
-            async with self._model_lock:
-                operation = await self._deploy(spec, operation)
-            await self._saved(DeploymentName(spec.name), operation)
-            return operation.outcome
+            name = DeploymentName(spec.name)
+            asked = self._pending(name, operation)
+            if asked is None:
+                async with self._model_lock:
+                    asked = await self._deploy(spec, operation)
+            await self._saved(name, asked)
+            return asked.outcome
 
         return pb.DeployResponse.FromString(await self.operations.once(request.operation_id, request, work))
 
@@ -169,7 +171,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         name = DeploymentName(request.name)
 
         async def work(operation: ServedOperation) -> bytes:
-            await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
+            if self._pending(name, operation) is None:
+                await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
             await self._saved(name, operation)
             return operation.outcome
 
@@ -237,12 +240,22 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             check_quantisation(parse_config(manifest.config).architecture)
         return MeasureCompute(manifest.config, request.dtype, request.quick, request.again, request.quantisation)
 
-    async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
-        def is_saved(state: State) -> bool:
-            record = state.deployments.get(name)
-            return record is None or operation not in record.operations
+    def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
+        """The same call made before, which the disk has not answered yet."""
+        known = self._loop.state.pending_operation(name, operation.operation_id)
+        if known is not None:
+            check_same(operation.operation_id, known.fingerprint, operation.fingerprint)
+        return known
 
-        await self._loop.until(is_saved)
+    async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
+        """Until the call is on disk. Raises what the disk refused it with; the call has changed nothing then."""
+        operation_id = operation.operation_id
+        await answered(self._loop.until(lambda state: state.pending_operation(name, operation_id) is None))
+        refused = self._loop.state.refusal(operation_id)
+        if refused is not None:
+            raise type(refused)(
+                f"deployment {name} is as it was: {refused.message}", field=refused.field, reason=refused.reason
+            )
 
     def _view(self, record: DeploymentRecord) -> Deployment:
         view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))

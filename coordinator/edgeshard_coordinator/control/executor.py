@@ -178,7 +178,7 @@ class ActionExecutor:
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)
-        self._report(SaveFailed(record.name, record.uid, error, SAVE_RETRY_S, self._clock.now()))
+        self._report(SaveFailed(record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._clock.now()))
 
     def _report(self, event: Event) -> None:
         if self._post is not None:

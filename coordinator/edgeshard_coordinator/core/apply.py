@@ -48,8 +48,10 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     Ticked,
 )
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, RefusedOperation, ServedOperation, State
 
+REFUSED_KEPT = 64
+"""Operations that the disk refused; a call is told within a moment."""
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -166,15 +168,25 @@ def _deploy(state: State, event: DeployRequested) -> State:
         raise AbortedError(
             "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
         )
-    return _with_record(state, replace(record, operations=(event.operation,)))
+    state = _with_record(state, replace(record, operations=(event.operation,)))
+    return replace(state, refused=_without(state.refused, event.operation))
+
+
+def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
+    """The call is made again."""
+    return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 
 def _delete(state: State, event: DeleteRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None:
         raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
-    record = replace(record, operations=(*record.operations, event.operation))
-    return _with_record(state, deployments.delete(record))
+    state = replace(state, refused=_without(state.refused, event.operation))
+    # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
+    asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
+    if record.phase is not DeploymentPhase.DELETING:
+        asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
+    return _with_record(state, asked)
 
 
 # Boxes' answers
@@ -229,14 +241,28 @@ def _saved(state: State, event: DeploymentSaved) -> State:
     operations = () if event.revision == record.revision else record.operations
     saving = max(record.saving, event.revision)
     saved = replace(record, saved=event.revision, saved_epoch=event.epoch, saving=saving, operations=operations)
+    if 0 < record.delete_revision <= event.revision:
+        saved = deployments.deleted(saved)
     return _with_record(state, saved)
 
 
 def _save_failed(state: State, event: SaveFailed) -> State:
     record = state.deployments.get(event.deployment)
-    if record is None or record.uid != event.uid:
-        return state
-    retry = replace(record, saving=record.saved, forgetting=False, save_after=event.now + event.retry_after_s)
+    if record is None or record.uid != event.uid or event.revision < record.saving:
+        return state  # A newer write with all of this one is under way: its outcome counts.
+    refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
+    state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
+    if not record.saved:
+        # Nothing of it is on disk, so no box was told of it.
+        return replace(state, deployments={name: r for name, r in state.deployments.items() if name != record.name})
+    retry = replace(
+        record,
+        saving=record.saved,
+        forgetting=False,
+        save_after=event.now + event.retry_after_s,
+        operations=(),
+        delete_revision=0,
+    )
     return _with_record(state, retry)
 
 

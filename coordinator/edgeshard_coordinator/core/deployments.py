@@ -249,15 +249,13 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
     return _moved(broken, trigger)
 
 
-def delete(record: DeploymentRecord) -> DeploymentRecord:
-    """Deleting what is being deleted is granted again, for a repeat under another operation id."""
-    if record.phase is Phase.DELETING:
-        # A new revision, so that the operation reaches the disk.
-        return replace(record, revision=record.revision + 1)
+def deleted(record: DeploymentRecord) -> DeploymentRecord:
+    """The disk has it as deleting: now it is. No new revision, since the disk has this one."""
     gone = UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
     # One that was ready may have requests that wait for its next epoch.
     ended = replace(record, ended=EndedService(record.epoch, gone)) if record.ever_ready else _ended(record, gone)
-    return replace(_moved(ended, Trigger.DELETE), attachment=0, deadline=None)
+    phase = next_phase(record.phase, Trigger.DELETE)
+    return replace(ended, phase=phase, attachment=0, deadline=None, delete_revision=0)
 
 
 def answered(

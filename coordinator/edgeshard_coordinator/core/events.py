@@ -87,6 +87,8 @@ class DeployRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
+    """It takes effect when it is on disk."""
+
     deployment: DeploymentName
     operation: ServedOperation
     now: float
@@ -130,10 +132,11 @@ class DeploymentSaved:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
-    """The disk refused; the save is tried again after `retry_after_s`."""
+    """The disk refused `revision`. What must be saved is tried again after `retry_after_s`; calls that wait fail."""
 
     deployment: DeploymentName
     uid: str
+    revision: int
     failure: EdgeShardError
     retry_after_s: float
     now: float

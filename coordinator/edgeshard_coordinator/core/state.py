@@ -121,6 +121,14 @@ class ServedOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedOperation:
+    """A mutating call that the disk did not take: it changed nothing."""
+
+    operation_id: OperationId
+    failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
 class EndedService:
     """An epoch that stopped serving; its running requests are to fail with `failure`."""
 
@@ -188,7 +196,9 @@ class DeploymentRecord:
     saved_epoch: Epoch = NO_EPOCH
     save_after: float = 0.0
     operations: tuple[ServedOperation, ...] = ()
-    """Saved in one transaction with the record, and dropped from here once that is done."""
+    """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
+    delete_revision: int = 0
+    """From this revision on the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
     forgetting: bool = False
 
     @property
@@ -211,6 +221,11 @@ class DeploymentRecord:
     @property
     def durable(self) -> bool:
         return self.saved == self.revision
+
+    @property
+    def phase_on_disk(self) -> DeploymentPhase:
+        """What the disk is told: a deletion takes effect when it is there."""
+        return DeploymentPhase.DELETING if self.delete_revision else self.phase
 
 
 def fresh_progress(placement: Placement) -> tuple[Progress, ...]:
@@ -242,6 +257,8 @@ class State:
     """Links that were at fault, by sender and receiver: until when to avoid them."""
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
+    refused: tuple[RefusedOperation, ...] = ()
+    """The newest ones, for the calls that wait to be told."""
     ticked_at: float | None = None
     """When the newest tick came; None before the first."""
     frozen_until: float = 0.0
@@ -262,6 +279,15 @@ class State:
     def is_placeable(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
         return node is not None and node.placeable
+
+    def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
+        """A call on a deployment that the disk has neither taken nor refused yet."""
+        record = self.deployments.get(name)
+        operations = () if record is None else record.operations
+        return next((operation for operation in operations if operation.operation_id == operation_id), None)
+
+    def refusal(self, operation_id: OperationId) -> EdgeShardError | None:
+        return next((item.failure for item in self.refused if item.operation_id == operation_id), None)
 
     def find_node(self, name_or_id: str) -> KnownNode | None:
         """By id, or by name; of two boxes with one name the connected one."""
@@ -393,6 +419,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
     _hold(record.epoch > state.retired.get(record.name, 0), f"{where}: its epoch was used before")
     _hold(0 <= record.saved_epoch <= record.epoch, f"{where}: an epoch is on disk that is not yet")
     _hold(record.saved <= record.saving <= record.revision, f"{where}: revisions are out of order")
+    _hold(record.delete_revision <= record.revision, f"{where}: it is deleted at a revision that is not yet")
     if any(progress.sent_on for progress in record.prepared):
         _hold(record.saved_epoch == record.epoch, f"{where}: a stage was prepared before its epoch was on disk")
     if record.activated.sent_on:

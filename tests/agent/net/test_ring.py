@@ -25,11 +25,13 @@ from edgeshard_agent.store.cache import BlobCache, Pin
 
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.device import StagePhase
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.step import ReturnedStep, StepResult
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import head_pb2, stage_pb2
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server
@@ -312,3 +314,18 @@ async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
                     await link_sender._raise_end(call)
                 assert from_rpc_error(refused.value).reason == reason
         assert not ring.broken
+
+
+@pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 4)]], ids=len)
+async def test_a_head_that_fails_breaks_its_stage(tiny_llama: Path, tmp_path: Path, cuts: list[LayerRange]) -> None:
+    """It computes nothing more, and the coordinator would send it requests. Those that it has wait for an epoch."""
+    async with open_ring(tiny_llama, cuts, tmp_path) as ring:
+        stage = ring.stages[0]
+        assert await ring.front.start("long", [3, 4, 5], 1000) == "failed", "too long for the model"
+        assert not ring.broken and stage.status().phase is StagePhase.ACTIVE
+        ended = ring.front.start("r", [3, 4, 5], 200)
+        await ring.until(lambda: len(ring.front.tokens["r"]) > 2)
+        assert stage.head is not None
+        stage.head.on_return(ReturnedStep(10_000, StepResult()))
+        assert ring.broken == ["ring"] and stage.status().phase is StagePhase.FAILED
+        assert not ended.done() and RequestId("r") in {held.request_id for held in stage.head.held()}

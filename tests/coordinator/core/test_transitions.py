@@ -116,10 +116,13 @@ def happen(state: State, what: str, make_registration: Any) -> State:
         "tick after the deadline": Ticked(now=61.0),
         "attached at an older epoch": HeadAttached(NodeId("id-a"), NAME, Epoch(2), 9, now=1.0),
         "attached by another box": HeadAttached(NodeId("id-b"), NAME, Epoch(3), 9, now=1.0),
-        "delete": DeleteRequested(NAME, OPERATION, now=1.0),
     }
     if what in events:
         return apply(state, events[what])
+    if what == "delete":
+        asked = apply(state, DeleteRequested(NAME, OPERATION, now=1.0))
+        record = asked.deployments[NAME]
+        return apply(asked, DeploymentSaved(NAME, "u1", record.revision, record.epoch, now=1.0))
     if what == "all prepared":
         return answer(state, "prepare", 3)
     if what == "prepare failed":
@@ -239,7 +242,9 @@ def test_every_phase_and_happening(
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING])
 def test_what_waits_for_a_deployment_that_is_deleted_ends_with_it(start: State, phase: Phase) -> None:
     """Requests of one that was ready are parked while it loads again, and would wait for an epoch that never comes."""
-    state = apply(in_phase(start, phase, True), DeleteRequested(NAME, OPERATION, now=1.0))
+    asked = apply(in_phase(start, phase, True), DeleteRequested(NAME, OPERATION, now=1.0))
+    revision = asked.deployments[NAME].revision
+    state = apply(asked, DeploymentSaved(NAME, "u1", revision, Epoch(3), now=1.0))
     ends = [action for action in reconcile(state, now=1.0) if isinstance(action, EndService)]
     assert [(end.epoch, end.failure.reason, end.final) for end in ends] == [(3, "DEPLOYMENT_DELETED", True)]
 
