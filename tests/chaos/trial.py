@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from edgeshard import Client
+from edgeshard.domain.device import StagePhase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
@@ -17,7 +18,7 @@ from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint
 from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind
 from tests.chaos.proxy import Link
-from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
+from tests.chaos.site import BACK_S, COORDINATOR, DEPLOYMENT, ChaosSite
 
 REQUEST_S = 60.0
 """For a request to end, however many boxes it loses. A quiet machine needs a second or two."""
@@ -98,10 +99,11 @@ class Outcome:
 
 
 class Trials:
-    """Runs cases one after the other; those of one dtype share a deployment."""
+    """Runs cases one after the other; those of one dtype share a deployment, whose spec has `fields`."""
 
-    def __init__(self, site: ChaosSite) -> None:
+    def __init__(self, site: ChaosSite, **fields: object) -> None:
         self.site = site
+        self._fields = fields
         self._dtype: Dtype | None = None
         self._undisturbed: dict[tuple[Dtype, Ask], Undisturbed] = {}
         self._count = 0
@@ -110,12 +112,22 @@ class Trials:
         self._flips: list[tuple[Link, int]] = []
         """Links that are to flip a bit, and how many they had flipped before."""
 
+    async def prepare(self, case: Case) -> None:
+        """Have everything as the case wants it: it is deployed, and the spare box is warm where there is a standby."""
+        await self._deploy(case.dtype)
+        if self._fields.get("standby"):
+            await self.site.until(self._warm, BACK_S)
+
+    async def _warm(self) -> bool:
+        stages = [stage for node in await self.site.client.nodes() for stage in node.stages]
+        return any(stage.phase is StagePhase.STANDBY and stage.parameter_bytes for stage in stages)
+
     async def run(self, case: Case) -> Outcome:
         """What came of a case. The site is whole afterwards.
 
         Raises TimeoutError when that takes too long, and as the undisturbed requests do.
         """
-        await self._deploy(case.dtype)
+        await self.prepare(case)
         first, late = matrix.asks(case)
         undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
         self._count += 1
@@ -171,7 +183,7 @@ class Trials:
     async def _deploy(self, dtype: Dtype) -> None:
         """Three stages and a spare, as cases want them: with two boxes lost, those that are left share the layers."""
         if self._dtype is not dtype or len(await self.site.stages()) != STAGES:
-            await self.site.deploy(**dtype.fields)
+            await self.site.deploy(**dtype.fields, **self._fields)
             self._dtype = dtype
 
     async def _known(self, dtype: Dtype, ask: Ask) -> Undisturbed:

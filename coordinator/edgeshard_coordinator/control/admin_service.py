@@ -11,7 +11,7 @@ from typing import Any
 
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.commands import MeasureCompute
-from edgeshard.domain.deployment import Deployment, DeploymentSpec
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     AbortedError,
@@ -24,6 +24,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, Opera
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard.wire.common import node_to_wire
@@ -162,9 +163,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if record is None:
             raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
         found = self._view(record)
-        if request.outlook and found.traffic.requests:
-            found = replace(found, outlook=await self._planner.outlook(record, found.traffic))
+        if request.outlook:
+            found = replace(found, outlook=await self._outlook(record, found.traffic))
         return pb.GetDeploymentResponse(deployment=deployment_to_wire(found))
+
+    async def _outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
+        outlook = await self._planner.outlook(record, traffic) if traffic.requests else Outlook()
+        if record.phase is not DeploymentPhase.READY:
+            return outlook
+        return replace(outlook, losses=await self._planner.losses(record, traffic))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
         """Returns once the deletion is on disk; the deployment is listed as deleting until its boxes let go."""

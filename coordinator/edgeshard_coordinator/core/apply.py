@@ -12,11 +12,12 @@ from typing import TypeVar, assert_never
 from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
-from edgeshard_coordinator.core import boxes, deployments, eviction, measuring, suspicion
+from edgeshard_coordinator.core import boxes, deployments, eviction, measuring, standby, suspicion
 from edgeshard_coordinator.core.actions import (
     DropConnection,
     EndService,
     ForgetDeployment,
+    PlanStandby,
     ReleaseOrphans,
     Replan,
     SaveDeployment,
@@ -46,6 +47,7 @@ from edgeshard_coordinator.core.events import (
     ProfileReported,
     Replanned,
     SaveFailed,
+    StandbyPlanned,
     Ticked,
 )
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, RefusedOperation, ServedOperation, State
@@ -116,6 +118,9 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return _forgotten(state, event)
         case Replanned():
             return _replanned(state, event)
+        case StandbyPlanned():
+            record = state.deployments.get(event.deployment)
+            return state if record is None else _with_record(state, standby.planned(state, record, event))
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
@@ -148,7 +153,8 @@ def _node_view(node: KnownNode) -> object:
 
 
 def _memory_view(record: DeploymentRecord) -> object:
-    return record.placement, record.phase is DeploymentPhase.FAILED
+    standbys = [(entry.node_id, entry.reserved_bytes) for entry in record.standbys]
+    return record.placement, record.phase is DeploymentPhase.FAILED, standbys
 
 
 def _with_record(state: State, record: DeploymentRecord) -> State:
@@ -201,6 +207,8 @@ def _answered(state: State, event: CommandAnswered) -> State:
     record = _record_of(state, key)
     if record is None:
         return state  # Of a deployment that is gone, or the release of an orphan.
+    if key.kind is CommandKind.STANDBY:
+        return _with_record(state, standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
     if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
         return state  # Of an earlier epoch.
@@ -282,7 +290,7 @@ def _replanned(state: State, event: Replanned) -> State:
 # Actions that were issued
 
 
-def _issued(state: State, event: ActionIssued) -> State:
+def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one line for each action
     action = event.action
     match action:
         case SendCommand():
@@ -302,6 +310,8 @@ def _issued(state: State, event: ActionIssued) -> State:
             return _with_record(state, replace(state.deployments[action.deployment], ended=None))
         case Replan():
             return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
+        case PlanStandby():
+            return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
         case ReleaseOrphans():
             return boxes.told_to_release(state, action)
         case TellStrangers():
@@ -319,4 +329,6 @@ def _sent(state: State, action: SendCommand, now: float) -> State:
         return measuring.sent(state, action, now)
     record = _record_of(state, action.command_key)
     assert record is not None  # what is asked for in a state is issued in it
+    if action.command_key.kind is CommandKind.STANDBY:
+        return _with_record(state, standby.sent(record, action.command_key.stage, action.connection))
     return _with_record(state, deployments.sent(record, action.command_key, action.connection))

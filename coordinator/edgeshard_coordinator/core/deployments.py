@@ -222,6 +222,7 @@ def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) 
         attachment=0,
         adoptable=False,
         planned_for=-1,
+        standby_for=-1,
         loaded_bytes=0,
         deadline=now + state.timings.load_timeout_s,
     )

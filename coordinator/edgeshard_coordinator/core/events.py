@@ -10,7 +10,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.actions import Action
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
+from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, StandbyChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,17 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyPlanned:
+    """The boxes that are to keep weights for a deployment, chosen from the state of `version`."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+    chosen: tuple[StandbyChoice, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActionIssued:
     """An action is about to be performed; said before its performance, so that reconcile asks for it once."""
 
@@ -195,6 +206,7 @@ Event = (
     | SaveFailed
     | DeploymentForgotten
     | Replanned
+    | StandbyPlanned
     | ActionIssued
     | Ticked
 )

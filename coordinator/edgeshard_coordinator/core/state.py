@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake
 from edgeshard_coordinator.core.measurements import Measurements
@@ -156,6 +157,35 @@ class SuspectLink:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyChoice:
+    """A box and the layers it is to keep; `reserved_bytes` are for them, and for the stages when they run."""
+
+    node_id: NodeId
+    node_name: NodeName
+    layers: LayerRange
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """What a box is to keep in memory for a deployment: layers, or nothing any more. `number` is its command's.
+
+    Of its memory `reserved_bytes` count as taken.
+    """
+
+    number: int
+    node_id: NodeId
+    epoch: Epoch
+    layers: LayerRange | None
+    reserved_bytes: int = 0
+    sent: Progress = Progress()
+
+    @property
+    def is_warm(self) -> bool:
+        return self.layers is not None and self.sent.done
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentRecord:
     """A deployment, what was asked of its boxes for the current epoch, and what of it is on disk.
 
@@ -189,6 +219,10 @@ class DeploymentRecord:
     """Boxes that failed to load it since it last was ready."""
     planned_for: int = -1
     """The version of the state that a placement without the lost boxes was last looked for in."""
+    standbys: tuple[Standby, ...] = ()
+    standby_for: int = -1
+    """The version of the state that they were last chosen in."""
+    standby_count: int = 0
     ended: EndedService | None = None
     revision: int = 1
     saving: int = 0
@@ -302,6 +336,7 @@ class State:
 
     def free_bytes(self, node: KnownNode) -> int:
         held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
+        held += sum(entry.reserved_bytes for entry in self._standbys() if entry.node_id == node.node_id)
         return max(0, node.facts.memory_budget_bytes - held)
 
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
@@ -312,6 +347,10 @@ class State:
         held: dict[NodeId, int] = {}
         for stage in self._placed(without):
             held[stage.node_id] = held.get(stage.node_id, 0) + held_bytes(stage)
+        for entry in self._standbys(without):
+            held[entry.node_id] = held.get(entry.node_id, 0) + entry.reserved_bytes
+        own = self.deployments.get(without) if without is not None else None
+        warm = {entry.node_id: entry.layers for entry in own.standbys if entry.is_warm} if own is not None else {}
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
         return tuple(
             Candidate(
@@ -322,6 +361,7 @@ class State:
                 connected=node.connected,
                 facts=node.facts,
                 starting=node.starting,
+                warm=warm.get(node.node_id),
             )
             for node in ordered
         )
@@ -331,12 +371,19 @@ class State:
             if record.phase is not DeploymentPhase.FAILED and record.name != without:
                 yield from record.placement.stages
 
+    def _standbys(self, without: DeploymentName | None = None) -> Iterator[Standby]:
+        for record in self.deployments.values():
+            if record.name != without:
+                yield from record.standbys
+
 
 def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
     """Whether a box holds a stage of an epoch that goes on without it."""
     record = state.deployments.get(stage.deployment)
     if record is None or record.phase is not DeploymentPhase.READY or stage.epoch >= record.epoch:
         return False
+    if stage.phase is StagePhase.STANDBY:
+        return False  # `core.standby` says what becomes of it
     return all(placed.node_id != node.node_id for placed in record.placement.stages)
 
 
@@ -374,7 +421,7 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         for placed in record.placement.stages
         if (node := state.nodes.get(placed.node_id)) is not None
         for status in node.stages
-        if status.deployment == record.name and status.epoch == record.epoch
+        if status.deployment == record.name and status.epoch == record.epoch and status.phase is not StagePhase.STANDBY
     ]
     return Deployment(
         record.spec, record.phase, record.epoch, record.placement, record.failure, tuple(stages), active_requests

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.hosting.around import LoadedModel
@@ -38,7 +39,7 @@ class Box:
         self.files = directory
         self._channel = channel
         self._worker = ComputeThread(1)
-        self._loader = StageLoader(cache, channel, self._worker, "cpu", 0.0)
+        self._loader = StageLoader(cache, channel, self._worker, AsideThread(self._worker), "cpu", 0.0)
 
     async def add(self) -> Digest:
         return await add_model(self._channel, self.files, "tiny")
@@ -100,7 +101,7 @@ async def test_settings_are_read_off_the_event_loop(box: Box, monkeypatch: pytes
 
     monkeypatch.setattr(loading, "json", Json)
     loaded = await box.load(await box.add())
-    assert loaded.eos_tokens == {3, 4}
+    assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
     assert threads and threading.main_thread() not in threads
 
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 import torch
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.around import HostServices, LoadedModel, model_key
+from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, model_key
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
@@ -132,7 +132,7 @@ async def open_ring(
             kv_blocks=kv_blocks, block_tokens=16, device="cpu",
         )  # fmt: skip
         pin = Pin(BlobCache(directory, 1 << 20), [])
-        loaded = LoadedModel(model_key(prepare), weights, None, frozenset({95}), pin)
+        loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
         around = HostServices(NodeId(f"n{index}"), worker, servicers[index], channel, None, SystemClock(), lambda: None)
         stages.append(HostedStage(prepare, loaded, around, lambda d, e: broken.append(d)))
     try:
