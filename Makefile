@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick
+.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,12 @@ soak: $(STAMP) ## a site under load for half an hour: whether its memory stays f
 
 chaos: $(STAMP) ## a box is killed in every step of an answer, and more: no token may change (20 minutes)
 	@$(BIN)/python -m tests.chaos.run --cases full $(ARGS)
+
+chaos-long: $(STAMP) ## the coordinator is killed around each write, boxes restart and stand still, clients leave (15 minutes)
+	@$(BIN)/python -m tests.chaos.writes
+	@$(BIN)/python -m tests.chaos.standstill
+	@EDGESHARD_CHAOS_RESTARTS=100 EDGESHARD_CHAOS_DISCONNECTS=1000 \
+		$(BIN)/python -m pytest -q tests/chaos/test_restarts.py tests/chaos/test_disconnects.py $(ARGS)
 
 chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

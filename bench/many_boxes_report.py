@@ -1,8 +1,15 @@
-"""The section of docs/benchmarks.md that `bench.many_boxes` gives the rows for."""
+"""The section of docs/benchmarks.md that `bench.many_boxes` gives the rows for.
+
+python -m bench.many_boxes_report ROWS DOCUMENT    puts it in place of that in the document, or at its end
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 MANY_BOXES = """## Many boxes at one coordinator
@@ -15,7 +22,7 @@ falls silent with its connection open is lost after 10 s.
 <!-- not run: it takes minutes, and wants idle cores -->
 ```console
 $ python -m bench.many_boxes -o .benchmarks/boxes.json
-$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --many-boxes .benchmarks/boxes.json
+$ python -m bench.many_boxes_report .benchmarks/boxes.json docs/benchmarks.md
 ```
 """
 
@@ -41,4 +48,21 @@ def many_boxes_section(rows: Sequence[dict[str, Any]]) -> str:
             ]
         )
     first, *others = ["| " + " | ".join(line) + " |" for line in table]
-    return "\n".join([MANY_BOXES, first, "|" + " --- |" * len(table[0]), *others, ""])
+    load = f"The load of the machine (one minute) was up to {max(row['load_1_minute'] for row in rows):.1f}.\n"
+    return "\n".join([MANY_BOXES, load, first, "|" + " --- |" * len(table[0]), *others, ""])
+
+
+def with_section(document: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The document with the section of these rows, where it was or at the end."""
+    heading = MANY_BOXES.partition("\n")[0]
+    section = many_boxes_section(rows)
+    found = re.search(rf"^{re.escape(heading)}$.*?(?=^## |\Z)", document, re.MULTILINE | re.DOTALL)
+    if found is None:
+        return f"{document.rstrip()}\n\n{section}"
+    behind = document[found.end() :]
+    return document[: found.start()] + section + (f"\n{behind}" if behind else "")
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[2])
+    path.write_text(with_section(path.read_text(encoding="utf-8"), json.loads(Path(sys.argv[1]).read_text())))

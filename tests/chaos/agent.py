@@ -17,6 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     settle_grpc()
     from edgeshard_agent.entry import main as run
 
+    from tests.chaos import census
     from tests.chaos.failpoints import Trap
     from tests.chaos.hooks import cut_prompts, hook_agent
 
@@ -24,7 +25,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--failpoints", type=Path, required=True)
     parser.add_argument("--step-tokens", type=int)
     ours, options = parser.parse_known_args(arguments)
-    hook_agent(Trap(ours.failpoints, options[options.index("--name") + 1]))
+    name = options[options.index("--name") + 1]
+    hook_agent(Trap(ours.failpoints, name))
+    census.hook_agent(ours.failpoints, name)
     if ours.step_tokens is not None:
         cut_prompts(ours.step_tokens)
     sys.argv = ["edgeshard-agent", *options]

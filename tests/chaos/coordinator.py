@@ -19,6 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     settle_grpc()
     from edgeshard_coordinator.entry import main as run
 
+    from tests.chaos import census
     from tests.chaos.calls import hook_calls
     from tests.chaos.failpoints import Trap
     from tests.chaos.hooks import hook_coordinator
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     ours, options = parser.parse_known_args(arguments)
     hook_coordinator(Trap(ours.failpoints, NAME))
     hook_calls(ours.failpoints)
+    census.hook_coordinator(ours.failpoints, NAME)
     sys.argv = ["edgeshard-coordinator", *options]
     run()
 

@@ -6,6 +6,7 @@ process appends a line to the file of marks and syncs it: a run whose failpoint 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -35,8 +36,12 @@ class Place(StrEnum):
     DURING_LOAD = "during_load"
     """The weights are on the box's disk, and none is in memory."""
     AFTER_LOAD = "after_load"
+    BEFORE_ATTACH = "before_attach"
+    """The head is about to open its request stream."""
+    BEFORE_SAY = "before_say"
+    """The head is about to send an output; its stream breaks where the action is to lose something."""
     BEFORE_SAVE = "before_save"
-    """The coordinator decided on a change of a deployment, and nothing of it is on disk."""
+    """The coordinator decided on a change, and nothing of it is on disk."""
     AFTER_SAVE = "after_save"
     """It is on disk, and the coordinator has not acted on it."""
     CALL = "call"
@@ -56,6 +61,8 @@ class Action(StrEnum):
     """SIGSTOP: the process stands still, its sockets stay open."""
     SLEEP = "sleep"
     """The thread that came by waits for `seconds`."""
+    COMPUTE = "compute"
+    """It computes for so many seconds of its processor time."""
     LOSE_REQUEST = "lose_request"
     """Of a call: the caller hears that the coordinator is away, and nothing was done."""
     LOSE_REPLY = "lose_reply"
@@ -69,8 +76,8 @@ OF_CALLS = frozenset({Action.LOSE_REQUEST, Action.LOSE_REPLY, Action.TWICE})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A process comes by a place: with a step of these spans, a change of a deployment such as ready->waiting, or a
-    call of this method."""
+    """A process comes by a place: with a step of these spans, a change of a deployment such as ready->waiting, another
+    write of the coordinator by its name (`hooks.WRITES`), or a call of this method."""
 
     place: Place
     step: int = -1
@@ -84,7 +91,7 @@ class Failpoint:
 
     `step` is a step's number in its epoch. `position` asks for a step that runs this position of a request: of the step
     that makes token n, the prompt's length + n - 1; of a chunk of the prompt, a position in it. Steps without spans
-    do not count. `what` is a change of a deployment, or a call's method. `id` is its name in the marks.
+    do not count. `what` is a change of a deployment, another write, or a call's method. `id` is its name in the marks.
     """
 
     id: str
@@ -202,6 +209,10 @@ def _act(point: Failpoint) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case Action.SLEEP:
             time.sleep(point.seconds)
+        case Action.COMPUTE:
+            until = time.thread_time() + point.seconds
+            while time.thread_time() < until:
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)  # like a kernel, without the interpreter's lock
 
 
 def _armed(directory: Path, process: str) -> Path:

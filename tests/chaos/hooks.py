@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.step import Span
 from tests.chaos.failpoints import Moment, Place, Trap
 
+WRITES = {
+    "_replace_node": "node",
+    "_replace_measurements": "measurements",
+    "_save_traffic": "traffic",
+    "_save_operation": "operation",
+}
+"""What the coordinator's database takes beside deployments, by the method of StateStore that writes it."""
+FILES = ("blob", "manifest", "names")
+"""What its model store writes: the end of a blob, a manifest, and the names of all."""
 KEPT_STEPS = 256
 """Steps whose spans are remembered for the places that know a step's number only; a window is far smaller."""
 
@@ -40,11 +51,12 @@ class _Steps:
         self._trap.hit(Moment(place, number, self._spans.get(number, ())))
 
 
-def hook_agent(trap: Trap) -> None:
+def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
     """The places of an agent. Imports torch."""
     from edgeshard_agent.engine.head import Head
     from edgeshard_agent.engine.stage_runner import StageRunner
     from edgeshard_agent.hosting.loading import StageLoader
+    from edgeshard_agent.net.attach import HeadStream
     from edgeshard_agent.net.link_sender import LinkSender
 
     steps = _Steps(trap)
@@ -90,6 +102,23 @@ def hook_agent(trap: Trap) -> None:
 
         return hooked
 
+    def attaching(serve: Callable[..., Any]) -> Callable[..., Any]:
+        async def hooked(stream: HeadStream, *rest: Any) -> None:
+            trap.hit(Moment(Place.BEFORE_ATTACH))
+            await serve(stream, *rest)
+
+        return hooked
+
+    def saying(take: Callable[..., Any]) -> Callable[..., Any]:
+        def hooked(stream: HeadStream) -> Any:
+            if trap.hit(Moment(Place.BEFORE_SAY)):
+                raise UnavailableError("the request stream broke (a fault that was asked for)")
+            return take(stream)
+
+        return hooked
+
+    replace_method(HeadStream, "_serve", attaching)
+    replace_method(HeadStream, "_take", saying)
     replace_method(StageRunner, "_compute", computing)
     replace_method(LinkSender, "_write_step", writing)
     replace_method(Head, "on_return", returning)
@@ -107,9 +136,12 @@ def cut_prompts(step_tokens: int) -> None:
     setattr(setup, name, lambda *_: step_tokens)
 
 
-def hook_coordinator(trap: Trap) -> None:
-    """The places of a coordinator: each write of a deployment, in the thread that writes."""
+def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each sort of write
+    """The places of a coordinator: each of its writes, in the thread that writes."""
     from edgeshard_coordinator.control.persistence import StateStore
+    from edgeshard_coordinator.store import models
+
+    from edgeshard.storage.blobs import BlobDirectory, write_atomically
 
     phases: dict[str, str] = {}
 
@@ -119,10 +151,10 @@ def hook_coordinator(trap: Trap) -> None:
 
     def saving(save: Callable[..., Any]) -> Callable[..., Any]:
         def hooked(store: StateStore, record: Any, *rest: Any) -> None:
-            transition = kind(record, record.phase.value)
+            transition = kind(record, record.phase_on_disk.value)
             trap.hit(Moment(Place.BEFORE_SAVE, what=transition))
             save(store, record, *rest)
-            phases[record.name] = record.phase.value
+            phases[record.name] = record.phase_on_disk.value
             trap.hit(Moment(Place.AFTER_SAVE, what=transition))
 
         return hooked
@@ -145,6 +177,29 @@ def hook_coordinator(trap: Trap) -> None:
 
         return hooked
 
+    def writing(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(write: Callable[..., Any]) -> Callable[..., Any]:
+            def hooked(store: Any, *rest: Any) -> Any:
+                trap.hit(Moment(Place.BEFORE_SAVE, what=what))
+                written = write(store, *rest)
+                trap.hit(Moment(Place.AFTER_SAVE, what=what))
+                return written
+
+            return hooked
+
+        return make
+
+    for name, what in WRITES.items():
+        replace_method(StateStore, name, writing(what))
+    replace_method(BlobDirectory, "commit", writing("blob"))
+
+    def write_file(path: Path, text: str) -> None:
+        what = "names" if path.name == "names.json" else "manifest"
+        trap.hit(Moment(Place.BEFORE_SAVE, what=what))
+        write_atomically(path, text)
+        trap.hit(Moment(Place.AFTER_SAVE, what=what))
+
+    models.write_atomically = write_file  # type: ignore[attr-defined]
     replace_method(StateStore, "_save", saving)
     replace_method(StateStore, "_forget", forgetting)
     replace_method(StateStore, "_open", opening)

@@ -32,6 +32,7 @@ PRELOADED = (
     "tests.chaos.agent",
     "tests.chaos.coordinator",
     "tests.chaos.calls",
+    "tests.chaos.census",
     "tests.chaos.hooks",
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import socket
@@ -22,6 +23,7 @@ from edgeshard import Client
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.chaos import failpoints
+from tests.chaos.census import census_file
 from tests.chaos.failpoints import Action, Failpoint, Mark
 from tests.chaos.processes import ROOT, Daemon, Nursery
 from tests.chaos.proxy import Proxy
@@ -56,14 +58,18 @@ class ChaosSite:
     """As an async context manager it starts everything, and ends everything.
 
     With `proxied` a proxy stands before every agent, where its neighbours dial it: `proxies` by the agent's name.
+    Agents get further `options`.
     """
 
-    def __init__(self, directory: Path, nodes: Sequence[str] = NODES, *, proxied: bool = False) -> None:
+    def __init__(
+        self, directory: Path, nodes: Sequence[str] = NODES, *, proxied: bool = False, options: Sequence[str] = ()
+    ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
         self.daemons: dict[str, Daemon] = {}
         self.proxies: dict[str, Proxy] = {}
         self._proxied = proxied
+        self._options = tuple(options)
         self._nursery = Nursery()
         self._client: Client | None = None
         self._free = _free_ports(1 + len(nodes))
@@ -203,6 +209,15 @@ class ChaosSite:
     def marks(self) -> dict[str, Mark]:
         return failpoints.marks(self.directory)
 
+    async def census(self, name: str) -> dict[str, int]:
+        """What a process holds (tests/chaos/census.py)."""
+        path = census_file(self.directory, name)
+        path.unlink(missing_ok=True)
+        self.daemons[name].signal(signal.SIGUSR1)
+        await self.until(path.exists)
+        counts: dict[str, int] = json.loads(path.read_text())
+        return counts
+
     async def _dialler(self, port: int) -> str:
         """The name of the agent with this local port, '' when there is none any more."""
 
@@ -222,6 +237,7 @@ class ChaosSite:
         arguments = ["--failpoints", str(self.directory), "--step-tokens", str(STEP_TOKENS)]
         arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB"]
+        arguments += self._options
         if self._proxied:
             proxy = self.proxies[name] = Proxy(listen, self._dialler)
             arguments += ["--advertise", await proxy.start()]

@@ -34,6 +34,7 @@ class Stream:
     """What the client of one request saw, and when, in seconds of a steady clock."""
 
     ask: Ask
+    deployment: str = DEPLOYMENT
     events: list[GenerationEvent] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     """When it was asked, and when each token came."""
@@ -52,7 +53,7 @@ class Stream:
         """To its end, or to the error that ended it."""
         self.times.append(time.monotonic())
         try:
-            async with aclosing(client.generate(DEPLOYMENT, self.ask.prompt, **self.ask.options)) as events:
+            async with aclosing(client.generate(self.deployment, self.ask.prompt, **self.ask.options)) as events:
                 async for event in events:
                     self.events.append(event)
                     if isinstance(event, Token):

@@ -32,6 +32,7 @@ TARGETS = (
     "bench-plan",
     "soak",
     "chaos",
+    "chaos-long",
     "chaos-quick",
     "format",
 )

@@ -20,7 +20,7 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
     NotFoundError,
 )
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, OperationId
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, StoredModel
@@ -116,9 +116,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
         async def work(operation: ServedOperation) -> bytes:
+            # Models are files, and not in one transaction with operations: a repeat that finds the model gone must
+            # know that the first call began, and was not answered before the coordinator ended.
+            begun = replace(operation, operation_id=OperationId(f"{operation.operation_id}/begun"))
+            repeated = await answered(self._store.find_operation(begun.operation_id)) is not None
             async with self._model_lock:
-                self._check_unused(request.name)
-                await asyncio.to_thread(self._models.delete, request.name)
+                try:
+                    self._check_unused(request.name)
+                    if not repeated:
+                        await answered(self._store.save_operation(begun))
+                    await asyncio.to_thread(self._models.delete, request.name)
+                except NotFoundError:
+                    if not repeated:
+                        raise
             await answered(self._store.save_operation(operation))
             return operation.outcome
 

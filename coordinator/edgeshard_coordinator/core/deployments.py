@@ -253,8 +253,10 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
 def deleted(record: DeploymentRecord) -> DeploymentRecord:
     """The disk has it as deleting: now it is. No new revision, since the disk has this one."""
     gone = UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
+    # One that was ready may have requests that wait for its next epoch.
+    ended = replace(record, ended=EndedService(record.epoch, gone)) if record.ever_ready else _ended(record, gone)
     phase = next_phase(record.phase, Trigger.DELETE)
-    return replace(_ended(record, gone), phase=phase, attachment=0, deadline=None, delete_revision=0)
+    return replace(ended, phase=phase, attachment=0, deadline=None, delete_revision=0)
 
 
 def answered(

@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
+from edgeshard_coordinator.core.state import ServedOperation
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.commands import ActivateHead, ControlHello, PrepareStage
@@ -17,6 +19,7 @@ from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
@@ -246,6 +249,20 @@ async def test_a_request_that_nothing_can_go_on_with_is_told_why(site: Any, fail
     await site.until(lambda state: site.coordinator.front.all_active_requests() == 0)
 
 
+async def test_a_parked_request_ends_when_its_deployment_is_deleted(site: Any, failing: Any) -> None:
+    agents, head = await site.deployed()
+    call = site.generate("r1")
+    await head.next_start()
+    for agent in agents:
+        await agent.vanish()
+    await site.until_phase("tale", DeploymentPhase.WAITING)
+    request = admin_pb2.DeleteDeploymentRequest(operation_id="op-2", name="tale")
+    await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
+    async with failing(UnavailableError) as caught:
+        await site.read(call)
+    assert caught[0].reason == "DEPLOYMENT_DELETED"
+
+
 async def test_a_client_that_comes_back_gets_what_is_behind_its_tokens(site: Any, failing: Any) -> None:
     """Its earlier call may not have ended here yet."""
     _, head = await site.deployed()
@@ -472,6 +489,29 @@ async def test_models_in_use_stay(site: Any, failing: Any) -> None:
     for _ in range(2):
         await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="op-4", name="tiny"), timeout=DEADLINE_S)
     assert not site.models.manifests
+
+
+async def test_a_model_is_deleted_once_when_its_coordinator_ends_before_the_answer(open_site: Any) -> None:
+    """The model is gone, and that the call took effect was not saved: its repeat is no mistake."""
+    site = await open_site()
+    store = site.coordinator._admin._store
+    request = admin_pb2.DeleteModelRequest(operation_id="op-1", name="tiny")
+    saved = store.save_operation
+
+    async def save(operation: ServedOperation) -> None:
+        if operation.operation_id == "op-1":
+            raise InternalError("as if the coordinator had ended here")
+        await saved(operation)
+
+    store.save_operation = save
+    with pytest.raises(grpc.aio.AioRpcError):
+        await site.admin.DeleteModel(request, timeout=DEADLINE_S)
+    assert not site.models.manifests
+    await site.restart()
+    await site.admin.DeleteModel(request, timeout=DEADLINE_S)
+    other = admin_pb2.DeleteModelRequest(operation_id="op-2", name="tiny")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await site.admin.DeleteModel(other, timeout=DEADLINE_S)
 
 
 async def test_unknown_names_are_not_found(site: Any, failing: Any) -> None:

@@ -239,6 +239,16 @@ def test_every_phase_and_happening(
     )
 
 
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING])
+def test_what_waits_for_a_deployment_that_is_deleted_ends_with_it(start: State, phase: Phase) -> None:
+    """Requests of one that was ready are parked while it loads again, and would wait for an epoch that never comes."""
+    asked = apply(in_phase(start, phase, True), DeleteRequested(NAME, OPERATION, now=1.0))
+    revision = asked.deployments[NAME].revision
+    state = apply(asked, DeploymentSaved(NAME, "u1", revision, Epoch(3), now=1.0))
+    ends = [action for action in reconcile(state, now=1.0) if isinstance(action, EndService)]
+    assert [(end.epoch, end.failure.reason, end.final) for end in ends] == [(3, "DEPLOYMENT_DELETED", True)]
+
+
 def test_the_table_has_no_way_out_of_deleting_and_none_missing() -> None:
     assert all(phase is not Phase.DELETING for phase, _ in TRANSITIONS)
     assert {phase for phase, trigger in TRANSITIONS if trigger is Trigger.DELETE} == set(Phase) - {Phase.DELETING}

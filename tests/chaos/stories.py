@@ -1,0 +1,297 @@
+"""The stories in which a coordinator writes what it writes (tests/chaos/writes.py), each on one deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from edgeshard import Client
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.errors import NotFoundError, UnavailableError
+from edgeshard.proto.v1 import admin_pb2
+from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
+from edgeshard.rpc.channel import open_channel
+from edgeshard.wire.deployment import spec_to_wire
+from edgeshard.wire.status import from_rpc_error
+from tests.chaos.failpoints import Action, Failpoint, Place
+from tests.chaos.matrix import Ask
+from tests.chaos.site import COORDINATOR, ChaosSite, spec
+
+BOXES = ("a", "b", "c", "d", "e")
+STEADY, TRIED, OTHER_MODEL = "steady", "tried", "other-tales"
+"""Deployments: one on boxes a and b, which no case touches; and the one that is tried, on c and d. Box e is free."""
+LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
+ASK = Ask(11, prompt_tokens=48, new_tokens=300)
+MAX_CONTEXT = 512
+ANSWER_S = 3.0
+"""From its start, a coordinator answers within so many seconds."""
+LIMIT_S = 30.0
+"""For anything of a case to happen. A quiet machine needs a second."""
+LATE_S = 1.5
+"""For a box to be late, so that there is time to delete what it is busy with."""
+POLL_S = 0.01
+
+
+ENDS_READY = frozenset({"deploy", "a box dies", "the head's stream breaks", "the coordinator restarts"})
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a coordinator acknowledged: boxes' ids by name, models, and deployments with their phases and epochs."""
+
+    nodes: dict[str, str]
+    models: frozenset[str]
+    deployments: dict[str, tuple[Phase, int]]
+
+
+class Operator:
+    """Asks the coordinator, also one that ends meanwhile."""
+
+    def __init__(self, site: ChaosSite) -> None:
+        self.site = site
+        self.other_model = site.directory / "other-model"
+
+    async def known(self, client: Client | None = None) -> Known:
+        client = client or self.site.client
+        nodes, deployments = await client.nodes(), await client.deployments()
+        models = await client.stored_models()
+        return Known(
+            {str(node.name): str(node.node_id) for node in nodes},
+            frozenset(str(model.name) for model in models),
+            {str(deployment.spec.name): (deployment.phase, int(deployment.epoch)) for deployment in deployments},
+        )
+
+    async def insist(self, method: str, request: Any) -> None:
+        """Send a call with one operation id until it is answered. Raises as the call does, but when it is lost."""
+        request.operation_id = uuid.uuid4().hex
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    async with open_channel(self.site.address, None) as channel:
+                        await getattr(AdminServiceStub(channel), method)(request, timeout=LIMIT_S)
+                    return
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise from_rpc_error(error) from None
+                await asyncio.sleep(POLL_S)
+
+    async def phase(self, wanted: Iterable[Phase | None], timeout_s: float = LIMIT_S) -> Phase | None:
+        """Wait until the tried deployment is in one of these phases; None is gone."""
+        phases, found = tuple(wanted), None
+
+        async def there() -> bool:
+            nonlocal found
+            try:
+                found = (await self.site.client.deployment(TRIED)).phase
+            except NotFoundError:
+                found = None
+            return found in phases
+
+        await self.site.until(there, timeout_s)
+        return found
+
+    async def add_model(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    async with Client(self.site.address) as client:
+                        await client.add_model(self.other_model, OTHER_MODEL)
+                    return
+                except UnavailableError:
+                    await asyncio.sleep(POLL_S)
+
+
+class Story:
+    """`prepare` before the failpoint is armed, `act` while it is, `heal` once the coordinator is back; `finish` says
+    how it must have ended, and tidies up."""
+
+    def __init__(self, operator: Operator, name: str, number: int) -> None:
+        self._operator = operator
+        self._site = operator.site
+        self._number = number
+        self._name = name
+        self._arm_count = 0
+        self.answered: set[str] = set()
+        """Calls of the coordinator that it answered."""
+
+    @property
+    def begins_ready(self) -> bool:
+        return self._name in {
+            *(ENDS_READY - {"deploy"}),
+            "a box dies, the spare dies loading",
+            "a box dies, the head dies opening",
+            "coordinator and box restart",
+            "delete",
+            "delete twice",
+            "delete while waiting",
+        }
+
+    @property
+    def deletes(self) -> bool:
+        return self._name.startswith("delete")
+
+    async def prepare(self) -> None:
+        if self.begins_ready:
+            await self._site.client.deploy(spec_of(TRIED), timeout_s=LIMIT_S)
+        match self._name:
+            case "deploy, a box dies loading":
+                self._arm("d", Place.BEFORE_LOAD)
+            case "deploy, the head dies opening" | "a box dies, the head dies opening":
+                self._arm("c", Place.BEFORE_ATTACH)
+            case "a box dies, the spare dies loading":
+                self._arm("e", Place.BEFORE_LOAD)
+            case "delete while loading":
+                self._arm("d", Place.DURING_LOAD, Action.SLEEP)
+            case "delete while opening":
+                self._arm("c", Place.BEFORE_ATTACH, Action.SLEEP)
+            case "delete what failed":
+                self._arm("d", Place.BEFORE_LOAD)
+                await self._site.client.deploy(spec_of(TRIED), wait=False)
+                await self._operator.phase([Phase.FAILED])
+                await self._site.start_daemon("d")
+            case "a model is deleted":
+                await self._site.client.add_model(self._operator.other_model, OTHER_MODEL)
+
+    async def act(self) -> None:  # noqa: C901 - one case for each story
+        async def insist(method: str, request: Any) -> None:
+            await self._operator.insist(method, request)
+            self.answered.add(method)
+
+        site = self._site
+        delete = admin_pb2.DeleteDeploymentRequest(name=TRIED)
+        match self._name:
+            case "deploy" | "deploy, a box dies loading" | "deploy, the head dies opening":
+                await insist("Deploy", admin_pb2.DeployRequest(spec=spec_to_wire(spec_of(TRIED))))
+            case "delete" | "delete what failed":
+                await insist("DeleteDeployment", delete)
+            case "delete twice":
+                site.daemons["d"].signal(signal.SIGSTOP)
+                await insist("DeleteDeployment", delete)
+                with contextlib.suppress(NotFoundError):
+                    await insist("DeleteDeployment", delete)
+            case "delete while loading" | "delete while opening":
+                await insist("Deploy", admin_pb2.DeployRequest(spec=spec_to_wire(spec_of(TRIED))))
+                await self._operator.phase([Phase.LOADING if self._name.endswith("loading") else Phase.ACTIVATING])
+                await insist("DeleteDeployment", delete)
+            case "delete while waiting":
+                await self._restart(without="d")
+                await insist("DeleteDeployment", delete)
+            case "coordinator and box restart":
+                await self._restart(without="d")
+                await site.daemons["d"].start()
+            case "the coordinator restarts":
+                await self._restart()
+            case "the head's stream breaks":
+                self._arm("c", Place.BEFORE_SAY, Action.LOSE_REPLY)
+            case "a box restarts":
+                await site.daemons["e"].kill()
+                await site.daemons["e"].start()
+            case "links are measured":
+                with contextlib.suppress(UnavailableError):
+                    async for _ in site.client.profile(nodes=("e",)):
+                        pass
+            case "the coordinator stops":
+                await site.client.complete(STEADY, ASK.prompt, max_new_tokens=2)
+                await site.daemons[COORDINATOR].stop()
+            case "a model is added":
+                await self._operator.add_model()
+            case "a model is deleted":
+                await insist("DeleteModel", admin_pb2.DeleteModelRequest(name=OTHER_MODEL))
+            case _:
+                await site.daemons["d"].kill()
+
+    def lost(self, before: Known, after: Known, answered: frozenset[str]) -> list[str]:
+        """What of that which was acknowledged the restarted coordinator does not know."""
+        problems = [f"box {name} is not known" for name, of in before.nodes.items() if after.nodes.get(name) != of]
+        kept = before.models - ({OTHER_MODEL} if self._name == "a model is deleted" else set())
+        problems += [f"model {name} is not known" for name in sorted(kept - after.models)]
+        for name, (_, epoch) in before.deployments.items():
+            found = after.deployments.get(name)
+            if found is None and not (self.deletes and name == TRIED):
+                problems.append(f"deployment {name} is not known")
+            elif found is not None and found[1] < epoch:
+                problems.append(f"deployment {name} is back at epoch {found[1]}, it was at {epoch}")
+        tried = after.deployments.get(TRIED)
+        if "DeleteDeployment" in answered:
+            if tried is not None and tried[0] is not Phase.DELETING:
+                problems.append(f"the deletion of {TRIED} was answered, and it is {tried[0]}")
+        elif "Deploy" in answered and tried is None and not self.deletes:
+            problems.append(f"{TRIED} was answered, and is not known")
+        return problems
+
+    async def heal(self) -> None:
+        """Every box is there and no failpoint is armed."""
+        for name in BOXES:
+            self._site.daemons[name].signal(signal.SIGCONT)
+        dead = set(self._site.dead())
+        await self._site.start_dead(BOXES)
+        for name in sorted(dead & set(BOXES)):
+            await self._site.daemons[name].wait_ready()
+
+    async def finish(self, before: Known) -> list[str]:
+        problems = []
+        if self.deletes:
+            problems += await self._expect({None})
+        elif self._name.startswith("deploy,"):
+            # Where the failure was not on disk, the deployment is tried again, now with all boxes.
+            problems += await self._expect({Phase.FAILED, Phase.READY})
+        elif self._name == "deploy" or self.begins_ready:
+            problems += await self._expect({Phase.READY})
+        for name in self._site.nodes:
+            self._disarm(name)
+        self._disarm(COORDINATOR)
+        await self._site.start_dead(BOXES)
+        await asyncio.gather(*(self._site.daemons[name].wait_ready() for name in BOXES))
+        after = await self._operator.known()
+        if after.deployments.get(STEADY) != (Phase.READY, before.deployments[STEADY][1]):
+            problems.append(f"{STEADY} was {before.deployments[STEADY]} and is {after.deployments.get(STEADY)}")
+        if self._name == "the coordinator restarts" and after.deployments.get(TRIED) != before.deployments[TRIED]:
+            problems.append(f"{TRIED} was {before.deployments[TRIED]} and is {after.deployments.get(TRIED)}")
+        if self._name == "a model is added" and OTHER_MODEL not in after.models:
+            problems.append("the model that was added is not there")
+        if self._name == "a model is deleted" and OTHER_MODEL in after.models:
+            problems.append("the model that was deleted is there")
+        if OTHER_MODEL in after.models:
+            await self._site.client.delete_model(OTHER_MODEL)
+        if TRIED in after.deployments:
+            await self._site.client.delete_deployment(TRIED, timeout_s=LIMIT_S)
+        await self._site.until(self._whole, LIMIT_S)
+        return problems
+
+    async def _whole(self) -> bool:
+        nodes = await self._site.client.nodes()
+        return len(nodes) == len(BOXES) and all(node.placeable for node in nodes)
+
+    async def _expect(self, phases: set[Phase | None]) -> list[str]:
+        try:
+            await self._operator.phase(phases)
+        except TimeoutError:
+            return [f"{TRIED} did not become {', '.join(str(phase) for phase in phases)}"]
+        return []
+
+    async def _restart(self, without: str = "") -> None:
+        """The coordinator is killed and started again; at the same time a box is killed."""
+        await self._site.daemons[COORDINATOR].kill()
+        if without:
+            await self._site.daemons[without].kill()
+        await self._site.daemons[COORDINATOR].start()
+
+    def _arm(self, name: str, place: Place, action: Action = Action.KILL) -> None:
+        self._arm_count += 1
+        point = f"{self._number}.{self._arm_count} {name} {place}"
+        self._site.arm(name, [Failpoint(point, place, action=action, seconds=LATE_S)])
+
+    def _disarm(self, name: str) -> None:
+        self._site.arm(name, [])
+
+
+def spec_of(name: str) -> DeploymentSpec:
+    return spec(name=name, layers=LAYERS[name], source=LAYERS[name][0], max_context=MAX_CONTEXT)
