@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -74,9 +74,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+async def rig() -> AsyncIterator[Rig]:
     rig = Rig()
     yield rig
+    # The loop waits for its threads when it is closed.
     for text in rig.tasks:
         rig.tokenizer.open(text)
 
