@@ -50,7 +50,7 @@ def registered(state: State, event: NodeRegistered) -> State:
         state, node = _registered_again(state, known, node, event.now)
     elif known is not None:
         if known.incarnation:
-            state = eviction.not_awaited(state, (new.node_id,))
+            state = eviction.died(state, new.node_id)
         state = away(state, known)
         state = measuring.forget_tries(state, new.node_id)
     nodes[new.node_id] = replace(node, heard_at=event.now)

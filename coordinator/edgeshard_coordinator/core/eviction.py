@@ -5,7 +5,8 @@ the coordinator may be the blind one, it first waits a lease (`Timings.lease_s`)
 
 * after its own start, for the boxes that it knows from the disk;
 * after it stood still, as ticks that came too far apart show;
-* when more than half of the connected boxes vanish together, and at least three.
+* when more than half of the connected boxes vanish together, and at least three. A box whose process has been replaced
+  meanwhile does not count: it died.
 
 A box that is waited for is *awaited*: its deployments go on as they are. If the same process connects again, nothing
 of them has changed; if another does, or the lease is over, they break.
@@ -85,6 +86,12 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
         return state
     others = {node_id: until for node_id, until in state.awaited.items() if node_id not in node_ids}
     return replace(state, awaited=others)
+
+
+def died(state: State, node_id: NodeId) -> State:
+    """Another process is in the place of a box: the one before ended, and nobody but itself was at fault."""
+    vanished = tuple((known, at) for known, at in state.vanished if known != node_id)
+    return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
 def _too_many(gone: int, boxes: int) -> bool:

@@ -165,6 +165,15 @@ def test_when_most_boxes_vanish_together_their_deployments_wait_for_them(make_re
     assert not any(command.node_id in (node("g"), node("h"), node("i")) for command in desk.sent)
 
 
+def test_boxes_whose_processes_are_replaced_one_after_the_other_died(make_registration: Any) -> None:
+    desk = Desk(make_registration, "abcd")
+    for name in "abc":
+        desk.vanish(name)
+        assert not desk.state.awaited, name
+        desk.wait(0.3)
+        desk.restart(name)
+
+
 def test_boxes_that_do_not_come_back_are_lost_after_a_lease(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdefghi":
