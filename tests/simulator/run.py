@@ -1,0 +1,47 @@
+"""Run seeds: `python -m tests.simulator.run --seeds 500`. A failure prints its seed and ends with exit code 1."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+
+if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
+    # The order of sets of texts must not be part of a run.
+    os.execve(sys.executable, [sys.executable, "-m", "tests.simulator.run", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+
+import structlog
+
+from tests.simulator.world import Collector, World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
+    options = parser.parse_args()
+    if not options.trace:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=True)
+    sys.unraisablehook = lambda _: None
+    began, failed, virtual, steps, finished = time.perf_counter(), 0, 0.0, 0, 0
+    with Collector() as collector:
+        for seed in range(options.first, options.first + options.seeds):
+            outcome = World(seed, print if options.trace else None, options.quiet).run()
+            virtual += outcome.virtual_s
+            steps += outcome.steps
+            finished += outcome.finished
+            if outcome.violations:
+                failed += 1
+                print(f"seed {seed} at {outcome.virtual_s:.3f} s: {outcome.violations[0]}", flush=True)
+            collector.ran()
+    took = time.perf_counter() - began
+    print(f"{options.seeds} seeds in {took:.1f} s, {failed} failed; {virtual:.0f} s of virtual time, {steps} steps, {finished} requests")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
