@@ -3,28 +3,204 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from edgeshard.domain.ids import DeploymentName
+from tests.simulator.coverage import MESSAGES, WAYS
+from tests.simulator.disk import Disk
+from tests.simulator.loop import Process
 from tests.simulator.watch import Watch
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
-UNCOUNTED = ("Link beacon",)
+TARGETS = [(kind, way) for kind in MESSAGES for way in WAYS if way not in MESSAGES[kind]]
 
 
 class Fates:
-    """What becomes of messages."""
+    """What becomes of messages: each seed has one kind that meets a given end, and some have others beside it."""
 
     def __init__(self, seed: int, watch: Watch, quiet: bool) -> None:
         self.off = quiet
         self._dice = random.Random(f"fates {seed}")
         self._watch = watch
+        self._kind, self._way = TARGETS[seed % len(TARGETS)]
+        self._left = self._dice.choice((1, 1, 2, 3, 6))
+        self._drop = self._dice.choice((0.0, 0.0, 0.0005, 0.003))
+        self._twice = self._dice.choice((0.0, 0.0, 0.002, 0.02))
 
     def of(self, kind: str, again: bool) -> str:
-        self._watch.met["message", kind, "sent"] = 1
-        return ""
+        """`again` asks whether the request of a call comes once more, later; else a message on a stream is sent."""
+        met = self._watch.met
+        met["message", kind, "sent"] = 1
+        if self.off:
+            return ""
+        way = self._chosen(kind, again)
+        if way:
+            met["message", kind, way] = 1
+        return way
+
+    def _chosen(self, kind: str, again: bool) -> str:
+        is_call = kind in MESSAGES and "call" in MESSAGES[kind]
+        if kind == self._kind and (self._way == "twice" and is_call) == again:
+            self._left -= 1
+            if self._left == 0:
+                return self._way
+        if again:
+            return "twice" if self._dice.random() < self._twice else ""
+        draw = self._dice.random()
+        if draw < self._drop:
+            return "drop"
+        refused = is_call or "twice" in MESSAGES.get(kind, {"twice": ""})
+        return "twice" if not refused and draw > 1.0 - self._twice else ""
+
+
+class Plan:
+    """Faults at times. Each ends by itself, or with the calm."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.dice = random.Random(f"plan {world.seed}")
+        self.kinds: dict[str, tuple[int, Callable[[], None]]] = {
+            "box crashes": (5, self.box_crashes),
+            "coordinator crashes": (4, self.coordinator_crashes),
+            "coordinator stops": (1, self.coordinator_stops),
+            "stall": (4, self.stall),
+            "partition": (4, self.partition),
+            "reset": (4, self.reset),
+            "clock jumps": (2, self.clock_jumps),
+            "disk fails": (2, self.disk_fails),
+            "load fails": (2, self.load_fails),
+            "step fails": (2, self.step_fails),
+            "slow": (2, self.slow),
+            "another disk": (1, self.another_disk),
+            "delete": (2, self.delete),
+            "client crashes": (1, self.client_crashes),
+        }
+
+    def make(self) -> None:
+        names = list(self.kinds)
+        weights = [self.kinds[name][0] for name in names]
+        for _ in range(self.dice.choice((0, 1, 2, 3, 5, 8))):
+            name = self.dice.choices(names, weights)[0]
+            self.at(self.dice.uniform(0.2, 7.5), name, self.kinds[name][1])
+
+    def at(self, delay_s: float, what: str, act: Callable[[], None]) -> None:
+        world = self.world
+
+        def happen() -> None:
+            if world.calm_since is None:
+                world.note(f"fault: {what}")
+                act()
+
+        world.loop.call_global(world.loop.now + delay_s, happen)
+
+    def _processes(self) -> list[Process]:
+        world = self.world
+        found = [box.process for box in world.boxes.values()] + [app.process for app in world.apps]
+        return found if world.boss is None else [*found, world.boss.process]
+
+    def _process(self) -> Process:
+        return self.dice.choice(self._processes())
+
+    def box_crashes(self) -> None:
+        world, name = self.world, self.dice.choice(self.world.names)
+        world.crash_box(name, silently=self.dice.random() < 0.5)
+        self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._box_back(name))
+
+    def _box_back(self, name: str) -> None:
+        if name not in self.world.boxes:
+            self.world.start_box(name)
+
+    def coordinator_crashes(self) -> None:
+        self.world.crash_boss(silently=self.dice.random() < 0.3)
+        self.at(self.dice.choice((0.1, 0.5, 3.0)), "the coordinator is back", self._boss_back)
+
+    def _boss_back(self) -> None:
+        if self.world.boss is None:
+            self.world.start_boss()
+
+    def coordinator_stops(self) -> None:
+        boss = self.world.boss
+        if boss is None or boss.process.frozen:
+            return
+        boss.stop()
+
+        def ended() -> None:
+            if self.world.boss is boss:
+                self.world.crash_boss(silently=False)
+
+        self.at(2.0, "the coordinator has stopped", ended)
+        self.at(self.dice.uniform(2.1, 3.0), "the coordinator is back", self._boss_back)
+
+    def another_disk(self) -> None:
+        world = self.world
+        world.strange = True
+        world.crash_boss(silently=False)
+        self.at(0.2, "the coordinator is back on another disk", lambda: self._on_another(Disk()))
+        back = self.dice.uniform(1.0, 4.0)
+        self.at(back, "the other coordinator crashes", lambda: world.crash_boss(silently=False))
+        self.at(back + 0.3, "the coordinator is back on its disk", self._boss_back)
+
+    def _on_another(self, disk: Disk) -> None:
+        if self.world.boss is None:
+            self.world.start_boss(disk)
+
+    def stall(self) -> None:
+        process = self._process()
+        if not process.frozen:
+            process.freeze()
+            self.world.note(f"{process.name} stands still")
+            self.at(self.dice.choice((0.2, 0.8, 1.7, 3.0, 5.0)), f"{process.name} goes on", process.thaw)
+
+    def partition(self) -> None:
+        a, b = self.dice.sample(sorted({process.name for process in self._processes()}), 2)
+        if self.dice.random() < 0.5:
+            b = "coordinator" if a != "coordinator" else b
+        network = self.world.network
+        network.part(a, b, both=self.dice.random() < 0.7)
+        self.at(self.dice.choice((0.3, 1.5, 2.4, 5.0)), f"{a} and {b} hear each other", lambda: network.heal(a, b))
+
+    def reset(self) -> None:
+        for connection in self.dice.sample(self.world.network.connections, min(2, len(self.world.network.connections))):
+            connection.break_off("Connection reset by peer", 0.0, self.dice.uniform(0.0, 0.01))
+
+    def clock_jumps(self) -> None:
+        process = self._process()
+        process.jump(self.dice.choice((0.4, 2.0, 7.0, 20.0)))
+        self.world.note(f"the clock of {process.name} jumps")
+
+    def disk_fails(self) -> None:
+        self.world.troubles.disk = self.dice.choice((0.3, 1.0))
+        self.at(self.dice.uniform(0.2, 2.5), "the disk works", lambda: setattr(self.world.troubles, "disk", 0.0))
+
+    def load_fails(self) -> None:
+        self.world.troubles.load = 0.5
+        self.at(self.dice.uniform(0.5, 2.5), "loading works", lambda: setattr(self.world.troubles, "load", 0.0))
+
+    def step_fails(self) -> None:
+        box = self.world.boxes.get(self.dice.choice(self.world.names))
+        for stage in () if box is None else box.hosting.stages():
+            model: object = stage.loaded.model
+            setattr(model, "broken", True)  # noqa: B010 - of the simulator's own class
+
+    def slow(self) -> None:
+        a, b = self.dice.sample((*self.world.names, "coordinator"), 2)
+        slow = self.world.network.slow
+        slow[a, b] = self.dice.choice((0.03, 0.3, 1.0))
+        self.at(self.dice.uniform(0.5, 3.0), f"{a} to {b} is as usual", lambda: slow.pop((a, b), None) and None)
+
+    def delete(self) -> None:
+        world = self.world
+        assert world.operator is not None
+        spec = self.dice.choice(world.specs)
+        if spec["name"] in world.operator.wanted:
+            world.operator.delete(DeploymentName(spec["name"]), spec)
+
+    def client_crashes(self) -> None:
+        self.dice.choice(self.world.apps).crash()
 
 
 def plan(world: World) -> None:
-    pass
+    Plan(world).make()

@@ -22,7 +22,7 @@ from edgeshard_agent.scheduler.text import TextStream
 from edgeshard.architectures import expected_tensors, parse_config
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.errors import InternalError, NotFoundError
 from edgeshard.domain.generation import FinishReason, Generation, Sampling
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
@@ -153,6 +153,8 @@ class SimModel:
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
         self.released = False
+        self.broken = False
+        """Whether the next step fails."""
 
     @property
     def is_first(self) -> bool:
@@ -174,6 +176,8 @@ class SimModel:
     def execute(self, plan: StepPlan, inputs: Any = None) -> StageOutput:
         if self.released:
             self._violate("a step ran on a stage that was released")
+        if self.broken:
+            raise InternalError("a step failed", reason="STEP_FAILED")
         self.pool.commit(self.pool.check(plan))
         for request in plan.frees:
             self._sampling.pop(request, None)

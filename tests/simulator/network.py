@@ -770,7 +770,5 @@ def kind_of(message: Any) -> str:
     if name in ("ExchangeRequest", "ExchangeResponse"):
         inner = message.message
         which = inner.WhichOneof("message") or "padding"
-        if which == "frame":
-            which = "frame " + (inner.frame.header.WhichOneof("body") or "more")
         return f"Link {which}"
     return name if oneof is None else f"{name.removesuffix('Request').removesuffix('Response')} {message.WhichOneof(oneof)}"

@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 import time
+import traceback
+from typing import Any
 
 if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
     # The order of sets of texts must not be part of a run.
@@ -14,7 +16,18 @@ if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
 
 import structlog
 
+from tests.simulator.loop import CURRENT
 from tests.simulator.world import Collector, World
+
+
+def _line(logger: object, method: str, event: dict[str, Any]) -> str:
+    """A line of a daemon's log, with the simulator's time and the process it is of."""
+    process, error = CURRENT.get(None), event.pop("exc_info", None)
+    said = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+    if error is not None:
+        said += "\n" + "".join(traceback.format_exception(*sys.exc_info()))
+    now, name = (0.0, "") if process is None else (process.loop.now, process.name)
+    return f"{now:9.4f} {name}: {event['event']} {said}"
 
 
 def main() -> int:
@@ -26,6 +39,8 @@ def main() -> int:
     options = parser.parse_args()
     if not options.trace:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=True)
+    else:
+        structlog.configure(processors=[_line], logger_factory=structlog.PrintLoggerFactory(sys.stdout))
     sys.unraisablehook = lambda _: None
     began, failed, virtual, steps, finished = time.perf_counter(), 0, 0.0, 0, 0
     with Collector() as collector:
