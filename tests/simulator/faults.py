@@ -138,10 +138,14 @@ class Plan:
         world = self.world
         world.strange = True
         world.crash_boss(silently=False)
+        assert world.operator is not None
+        operator = world.operator.process
+        operator.freeze()  # whoever deploys there deploys somewhere else
         self.at(0.2, "the coordinator is back on another disk", lambda: self._on_another(Disk()))
         back = self.dice.uniform(1.0, 4.0)
         self.at(back, "the other coordinator crashes", lambda: world.crash_boss(silently=False))
         self.at(back + 0.3, "the coordinator is back on its disk", self._boss_back)
+        self.at(back + 0.31, "the operator goes on", operator.thaw)
 
     def _on_another(self, disk: Disk) -> None:
         if self.world.boss is None:

@@ -177,6 +177,7 @@ class SimModel:
         if self.released:
             self._violate("a step ran on a stage that was released")
         if self.broken:
+            self.broken = False
             raise InternalError("a step failed", reason="STEP_FAILED")
         self.pool.commit(self.pool.check(plan))
         for request in plan.frees:

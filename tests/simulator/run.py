@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from typing import Any
 
 if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
@@ -26,8 +27,9 @@ def _line(logger: object, method: str, event: dict[str, Any]) -> str:
     said = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
     if error is not None:
         said += "\n" + "".join(traceback.format_exception(*sys.exc_info()))
-    now, name = (0.0, "") if process is None else (process.loop.now, process.name)
-    return f"{now:9.4f} {name}: {event['event']} {said}"
+    if process is None:
+        raise structlog.DropEvent  # the run is over, and Python clears up
+    return f"{process.loop.now:9.4f} {process.name}: {event['event']} {said}"
 
 
 def main() -> int:
@@ -41,6 +43,7 @@ def main() -> int:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=True)
     else:
         structlog.configure(processors=[_line], logger_factory=structlog.PrintLoggerFactory(sys.stdout))
+    warnings.simplefilter("ignore", RuntimeWarning)  # of what a crash cut off
     sys.unraisablehook = lambda _: None
     began, failed, virtual, steps, finished = time.perf_counter(), 0, 0.0, 0, 0
     with Collector() as collector:

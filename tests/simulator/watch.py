@@ -147,8 +147,9 @@ class Watch:
                 self.hold(former is None or slot.epoch >= former.epoch, f"the epoch of {name} fell on a box")
 
         def watched_start(action: BoxAction) -> None:
-            if isinstance(action, CloseStage):
-                self._releases(node_id, action.deployment, before_epoch(hosting, action.deployment))
+            slot = hosting._state.slots.get(action.deployment) if isinstance(action, CloseStage) else None
+            if isinstance(action, CloseStage) and slot is not None and slot.releases:  # else its load failed
+                self._releases(node_id, action.deployment, slot.epoch)
             start(action)
 
         hosting._apply = watched_apply  # type: ignore[method-assign]
@@ -221,8 +222,3 @@ class Watch:
     def failed(self, request_id: RequestId, error: EdgeShardError) -> None:
         self.hold(not self.ends[request_id], f"{request_id} failed behind its end")
         self.ends[request_id] += 1
-
-
-def before_epoch(hosting: Hosting, name: DeploymentName) -> Epoch:
-    slot = hosting._state.slots.get(name)
-    return Epoch(0) if slot is None else slot.epoch

@@ -205,6 +205,8 @@ class World:
             if name not in self.boxes:
                 self.start_box(name)
         processes = [box.process for box in self.boxes.values()] + [app.process for app in self.apps]
+        if self.operator is not None:
+            processes.append(self.operator.process)
         if self.boss is not None:
             processes.append(self.boss.process)
         for process in processes:
