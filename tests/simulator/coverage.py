@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from edgeshard_coordinator.core.transitions import TRANSITIONS
+
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+
 WAYS = ("drop", "twice")
 _CALL = {"call": "of one request and one answer: the request comes again, later"}
 _ONCE = {"twice": "gRPC sends it once in a call; a client that comes back sends another"}
@@ -45,3 +51,44 @@ MESSAGES: dict[str, dict[str, str]] = {
     "GetDeploymentResponse": _ANSWER,
 }
 """Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
+
+EVENTS = (
+    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported", "DeployRequested",
+    "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
+    "DeploymentForgotten", "Replanned", "ActionIssued", "Ticked",
+)  # fmt: skip
+"""What the coordinator's state is told, but for measurements, of which there are none here."""
+NEVER: dict[tuple[str, str], str] = {}
+"""Phases in which an event cannot come, and why."""
+SEEDS, TIMES = 10_000, 100
+"""In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
+
+
+def wanted() -> list[tuple[str, str, str]]:
+    """What is to be met: of transitions, of events, and of messages."""
+    transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
+    events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in NEVER]
+    messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
+    return [*transitions, *events, *messages]
+
+
+def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
+    """What was met in too few seeds, in words."""
+    need = TIMES * seeds / SEEDS * (1.0 if seeds >= SEEDS else 0.5)
+    few = [(met[key], key) for key in wanted() if met[key] < need]
+    known = {key for key in wanted()} | {("event", *pair) for pair in NEVER}
+    strange = [key for key in met if key[2] != "sent" and key not in known]
+    unknown = [key for key in met if key[2] == "sent" and key[1] not in MESSAGES]
+    return [
+        *(f"{' / '.join(key)} was met in {count} of {seeds} seeds, which is below {need:g}" for count, key in sorted(few)),
+        *(f"{' / '.join(key)} was met, which is not in the tables of coverage.py" for key in [*strange, *unknown]),
+    ]
+
+
+def minima(met: Counter[tuple[str, str, str]]) -> list[str]:
+    """The least met of each table."""
+    lines = []
+    for table in ("transition", "event", "message"):
+        count, key = min((met[key], key) for key in wanted() if key[0] == table)
+        lines.append(f"least met {table}: {' / '.join(key[1:])}, in {count} seeds")
+    return lines

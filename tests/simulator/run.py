@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from typing import Any
 
 if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
@@ -17,6 +18,7 @@ if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
 
 import structlog
 
+from tests.simulator.coverage import minima, missed
 from tests.simulator.loop import CURRENT
 from tests.simulator.world import Collector, World
 
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--coverage", action="store_true")
     options = parser.parse_args()
     if not options.trace:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=True)
@@ -46,6 +49,7 @@ def main() -> int:
     warnings.simplefilter("ignore", RuntimeWarning)  # of what a crash cut off
     sys.unraisablehook = lambda _: None
     began, failed, virtual, steps, finished = time.perf_counter(), 0, 0.0, 0, 0
+    met: Counter[tuple[str, str, str]] = Counter()
     with Collector() as collector:
         for seed in range(options.first, options.first + options.seeds):
             outcome = World(seed, print if options.trace else None, options.quiet).run()
@@ -55,10 +59,16 @@ def main() -> int:
             if outcome.violations:
                 failed += 1
                 print(f"seed {seed} at {outcome.virtual_s:.3f} s: {outcome.violations[0]}", flush=True)
+            met.update(outcome.met.keys())
             collector.ran()
     took = time.perf_counter() - began
     print(f"{options.seeds} seeds in {took:.1f} s, {failed} failed; {virtual:.0f} s of virtual time, {steps} steps, {finished} requests")
-    return 1 if failed else 0
+    for line in minima(met):
+        print(line)
+    few = missed(met, options.seeds) if options.coverage else []
+    for line in few:
+        print(line)
+    return 1 if failed or few else 0
 
 
 if __name__ == "__main__":

@@ -162,6 +162,7 @@ class Boss:
     def __init__(self, network: Network, disk: Disk, watch: Watch, troubles: Troubles, dice: random.Random) -> None:
         self.process = process = Process(network.loop, "coordinator", ahead_s=dice.uniform(0, 1e5))
         self._watch = watch
+        self.stopping = False
         store: Any = SimStore(process, disk, dice, troubles.disk_fails)
         server: Any = SimServer(network, process, COORDINATOR)
         self.coordinator = process.context.run(
@@ -185,6 +186,7 @@ class Boss:
 
     def stop(self) -> Any:
         """An orderly end; the task that ends it."""
+        self.stopping = True
         return self.process.spawn(self.coordinator.stop())
 
     def crash(self, network: Network, silently: bool) -> None:

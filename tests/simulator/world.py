@@ -197,7 +197,7 @@ class World:
         self.network.slow.clear()
         for a, b in list(self.network.parted):
             self.network.heal(a, b)
-        if self.boss is not None and self.on_another_disk:
+        if self.boss is not None and (self.on_another_disk or self.boss.stopping):
             self.crash_boss(silently=False)
         if self.boss is None:
             self.start_boss()
