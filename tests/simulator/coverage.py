@@ -39,7 +39,10 @@ MESSAGES: dict[str, dict[str, str]] = {
     "Link beacon": {},
     "GenerateRequest": _ONCE,
     "Generate started": {},
-    "ListenRequest": {},
+    "Generate token": {},
+    "Generate finished": {},
+    "Listen listener": {},
+    "Listen read": {},
     "ListenResponse": {},
     "InferenceServiceCancelRequest": _CALL,
     "InferenceServiceCancelResponse": _ANSWER,
@@ -53,21 +56,43 @@ MESSAGES: dict[str, dict[str, str]] = {
 """Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
 
 EVENTS = (
-    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported", "DeployRequested",
+    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
-    "DeploymentForgotten", "Replanned", "ActionIssued", "Ticked",
+    "DeploymentForgotten", "Replanned", "Ticked",
 )  # fmt: skip
-"""What the coordinator's state is told, but for measurements, of which there are none here."""
-NEVER: dict[tuple[str, str], str] = {}
+"""What the coordinator's state is told of a deployment or of its boxes. There are no measurements here."""
+_FORGOTTEN = "only what is being deleted is forgotten"
+NEVER: dict[tuple[str, str], str] = {
+    (str(phase), "DeploymentForgotten"): _FORGOTTEN for phase in Phase if phase is not Phase.DELETING
+}
 """Phases in which an event cannot come, and why."""
+_ATTACHED = "a head is taken only while it is awaited; the phase must change between two turns of the loop"
+_REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
+_REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
+RARE: dict[tuple[str, str], str] = {
+    ("loading", "HeadAttached"): _ATTACHED,
+    ("waiting", "HeadAttached"): _ATTACHED,
+    ("failed", "HeadAttached"): _ATTACHED,
+    ("deleting", "HeadAttached"): _ATTACHED,
+    ("activating", "Replanned"): _REPLANNED,
+    ("ready", "Replanned"): _REPLANNED,
+    ("failed", "Replanned"): _REPLANNED,
+    ("deleting", "Replanned"): _REPLANNED,
+    ("loading", "LinkReported"): _REPORTED,
+    ("activating", "LinkReported"): _REPORTED,
+    ("failed", "LinkReported"): _REPORTED,
+    ("deleting", "LinkReported"): _REPORTED,
+}
+"""Events that may come in a phase and hardly do, and why: they are not asked for."""
 SEEDS, TIMES = 10_000, 100
 """In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
 
 
 def wanted() -> list[tuple[str, str, str]]:
     """What is to be met: of transitions, of events, and of messages."""
+    known = NEVER.keys() | RARE.keys()
     transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
-    events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in NEVER]
+    events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
     messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
     return [*transitions, *events, *messages]
 
@@ -76,7 +101,7 @@ def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
     """What was met in too few seeds, in words."""
     need = TIMES * seeds / SEEDS * (1.0 if seeds >= SEEDS else 0.5)
     few = [(met[key], key) for key in wanted() if met[key] < need]
-    known = {key for key in wanted()} | {("event", *pair) for pair in NEVER}
+    known = {key for key in wanted()} | {("event", *pair) for pair in RARE}
     strange = [key for key in met if key[2] != "sent" and key not in known]
     unknown = [key for key in met if key[2] == "sent" and key[1] not in MESSAGES]
     return [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextvars import Context
 from typing import TYPE_CHECKING
 
+from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import DeploymentName
 from tests.simulator.coverage import MESSAGES, WAYS
 from tests.simulator.disk import Disk
@@ -29,6 +31,10 @@ class Fates:
         self._left = self._dice.choice((1, 1, 2, 3, 6))
         self._drop = self._dice.choice((0.0, 0.0, 0.0005, 0.003))
         self._twice = self._dice.choice((0.0, 0.0, 0.002, 0.02))
+
+    def wants(self, *kinds: str) -> bool:
+        """Whether the seed is for a kind of message that begins so, or has this in it."""
+        return any(kind in self._kind for kind in kinds)
 
     def of(self, kind: str, again: bool) -> str:
         """`again` asks whether the request of a call comes once more, later; else a message on a stream is sent."""
@@ -62,6 +68,8 @@ class Plan:
     def __init__(self, world: World) -> None:
         self.world = world
         self.dice = random.Random(f"plan {world.seed}")
+        self._nobody = Context()
+        """Of no process."""
         self.kinds: dict[str, tuple[int, Callable[[], None]]] = {
             "box crashes": (5, self.box_crashes),
             "coordinator crashes": (4, self.coordinator_crashes),
@@ -77,6 +85,8 @@ class Plan:
             "another disk": (1, self.another_disk),
             "delete": (2, self.delete),
             "client crashes": (1, self.client_crashes),
+            "a link is cut": (2, self.cut_link),
+            "head is lost": (1, self.lose_head),
         }
 
     def make(self) -> None:
@@ -85,6 +95,48 @@ class Plan:
         for _ in range(self.dice.choice((0, 1, 2, 3, 5, 8))):
             name = self.dice.choices(names, weights)[0]
             self.at(self.dice.uniform(0.2, 7.5), name, self.kinds[name][1])
+        if self.world.fates.wants("Delete", "Control release"):
+            self.at(self.dice.uniform(1.5, 6.0), "delete", self.delete)
+        if self.world.fates.wants("Control suspected"):
+            self.at(self.dice.uniform(1.5, 4.0), "a link is cut", self.cut_link)
+        self.direct()
+
+    def direct(self) -> None:
+        """When a deployment comes into a phase, for the first time or a later one, something happens within moments."""
+        phase = self.dice.choice(list(Phase))
+        names = [*(name for name in self.kinds if name not in ("clock jumps", "slow", "client crashes")), "disk fails"]
+        name = self.dice.choice([*names, "delete", "reset", "head is lost"])
+        left = self.dice.choice((1, 1, 1, 2))
+        delay_s = self.dice.choice((0.0, 0.001, 0.01, 0.05))
+
+        def entered(_: DeploymentName, entered: Phase) -> None:
+            nonlocal left
+            if entered is phase and (left := left - 1) == 0:
+                self.at(delay_s, f"{name} when {phase}", self.kinds[name][1])
+
+        self.world.watch.on_phase = entered
+
+    def lose_head(self) -> None:
+        """A link is cut and, when its box is about to say so, the head's stream ends."""
+        self.cut_link()
+        self.at(1.95, "head streams end", self._end_head_streams)
+
+    def _end_head_streams(self) -> None:
+        for connection in list(self.world.network.connections):
+            if any(call.method.path.endswith("/Attach") for call in connection.calls.values()):
+                connection.break_off("Connection reset by peer", 0.0, 0.0)
+
+    def cut_link(self) -> None:
+        """Between two boxes of a placement, which go on talking to the coordinator."""
+        boss, network = self.world.boss, self.world.network
+        records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
+        for record in records:
+            names = [stage.node_name for stage in record.placement.stages]
+            if len(names) > 1:
+                a, b = names[:2]
+                network.part(a, b, both=True)
+                self.at(self.dice.choice((2.6, 6.0)), f"{a} and {b} hear each other", lambda: network.heal(a, b))
+                return
 
     def at(self, delay_s: float, what: str, act: Callable[[], None]) -> None:
         world = self.world
@@ -94,7 +146,7 @@ class Plan:
                 world.note(f"fault: {what}")
                 act()
 
-        world.loop.call_global(world.loop.now + delay_s, happen)
+        world.loop.call_global(world.loop.now + delay_s, happen, context=self._nobody)
 
     def _processes(self) -> list[Process]:
         world = self.world
@@ -168,7 +220,9 @@ class Plan:
 
     def reset(self) -> None:
         for connection in self.dice.sample(self.world.network.connections, min(2, len(self.world.network.connections))):
-            connection.break_off("Connection reset by peer", 0.0, self.dice.uniform(0.0, 0.01))
+            # Whoever hears nothing finds out by the keepalive.
+            ends = self.dice.choice(((0.0, 0.01), (0.0, 2.3), (2.3, 0.0)))
+            connection.break_off("Connection reset by peer", *ends)
 
     def clock_jumps(self) -> None:
         process = self._process()
@@ -199,8 +253,11 @@ class Plan:
         world = self.world
         assert world.operator is not None
         spec = self.dice.choice(world.specs)
-        if spec["name"] in world.operator.wanted:
-            world.operator.delete(DeploymentName(spec["name"]), spec)
+        name = DeploymentName(spec["name"])
+        if name in world.operator.wanted:
+            world.operator.delete(name, spec)
+        elif name in world.operator.deleted:
+            world.operator.delete(name, None)  # somebody else does, too
 
     def client_crashes(self) -> None:
         self.dice.choice(self.world.apps).crash()

@@ -14,7 +14,7 @@ from edgeshard.domain.errors import DeadlineError, EdgeShardError
 from edgeshard.domain.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
 from edgeshard.domain.ids import DeploymentName, RequestId
 from tests.simulator.loop import Process, SimClock
-from tests.simulator.model import MAX_CONTEXT, VOCABULARY, answer
+from tests.simulator.model import VOCABULARY, answer
 from tests.simulator.site import COORDINATOR
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class Application:
         self.process = process = Process(world.loop, name, ahead_s=dice.uniform(0, 1e5))
         self._dice = dice
         self.client = Client(COORDINATOR, clock=SimClock(world.loop, process))
+        if dice.random() < (0.9 if world.fates.wants("Generate ") else 0.1):
+            # As of a client that knows no listeners: its tokens come by the calls.
+            self.client._connection._open_inbox = lambda: None  # type: ignore[method-assign]
         self.open = requests
         at = 0.0
         for number in range(requests):
@@ -44,20 +47,20 @@ class Application:
 
     async def _ask(self, number: int) -> None:
         dice, world = self._dice, self.world
-        wrong = dice.random() < 0.06
+        wrong = dice.random() < (0.7 if world.fates.wants("Attach failed") else 0.06)
         prompt: str | tuple[int, ...] = tuple(dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((1, 3, 20, 40))))
         if wrong:
             prompt = (VOCABULARY + 5,)
         elif dice.random() < 0.4:
             prompt = "".join(dice.choice("abcdefgh ") for _ in range(dice.choice((1, 5, 30))))
-        new = dice.choice((1, 4, 12, 12, 25))
+        new = dice.choice((1, 4, 12, 25, 40))
         stop = (chr(48 + dice.randrange(64)),) if dice.random() < 0.3 else ()
         seed = dice.randrange(1000)
         generation = Generation(prompt, new, Sampling(seed=seed), (), stop)
         wanted = None if wrong else answer(generation)
         limit = dice.choice((None, None, None, 0.8, 6.0))
         leaves_behind = dice.randrange(new) if dice.random() < 0.12 else None
-        cancels = dice.random() < 0.1
+        cancels = dice.random() < (0.9 if world.fates.wants("Cancel", "Attach cancel", "Attach finished") else 0.1)
         for attempt in range(400):
             request_id = RequestId(f"{self.name}-{number}-{attempt}")
             if wanted is not None:
@@ -65,8 +68,8 @@ class Application:
             options: GenerateOptions = {
                 "max_new_tokens": new, "stop": stop, "request_id": request_id, "seed": seed, "timeout_s": limit,
             }  # fmt: skip
-            if cancels and attempt < 4:
-                self.process.call_later(dice.uniform(0.05, 1.5), self._cancel, request_id)
+            if cancels:
+                self.process.call_later(dice.uniform(0.01, 0.4), self._cancel, request_id)
             try:
                 if await self._listen(request_id, prompt, options, leaves_behind, wrong):
                     break
@@ -92,7 +95,7 @@ class Application:
         events = self.client.generate(world.model_of(request_id), prompt, **options)
         async with aclosing(events) as stream:
             async for event in stream:
-                world.watch.hold(not wrong, "a prompt that cannot be was taken")
+                world.watch.hold(not wrong or isinstance(event, Finished), "a prompt that cannot be was taken")
                 if isinstance(event, Token):
                     tokens.append(event.token)
                     text += event.text
@@ -140,12 +143,13 @@ class Operator:
 
     def delete(self, name: DeploymentName, again: dict[str, Any] | None) -> None:
         self.deleted.add(name)
-        self.wanted.discard(name)
+        if again is not None:
+            self.wanted.discard(name)
         self._spawn(self._delete(name, again))
 
     def _spawn(self, work: Any) -> None:
         self.busy += 1
-        self.process.spawn(work).add_done_callback(self._done)
+        self.process.spawn(work).add_done_callback(self._done, context=self.process.context)
 
     def _done(self, task: Any) -> None:
         self.busy -= 1
@@ -198,4 +202,3 @@ class Operator:
             self.deploy(again)
 
 
-assert MAX_CONTEXT > 70

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from edgeshard_agent.core.actions import Action as BoxAction
@@ -13,10 +13,23 @@ from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import TokenOut
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.core.actions import Action, SendCommand
-from edgeshard_coordinator.core.events import Event
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentForgotten,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    LinkReported,
+    Replanned,
+    SaveFailed,
+)
 from edgeshard_coordinator.core.state import DeploymentRecord, State, validate_state
 
-from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.commands import CommandKey, PrepareStage
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.generation import Finished, GenerationEvent, Started, Token
@@ -25,6 +38,26 @@ from tests.simulator.disk import Disk
 from tests.simulator.model import Answer
 
 STANDING = (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING)
+
+
+def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
+    """The deployments that an event is about; one of a box is about all of them."""
+    records = state.deployments
+    match event:
+        case CommandAnswered(_, result):
+            key = CommandKey.parse(result.operation_id)
+            return [record for record in records.values() if record.uid == key.uid]
+        case LinkReported(_, suspected):
+            name = suspected.deployment
+        case DeleteRequested(name) | HeadAttached(_, name) | HeadDetached(name) | DeploymentSaved(name):
+            pass
+        case SaveFailed(name) | DeploymentForgotten(name) | Replanned(name):
+            pass
+        case ActionIssued() | DeployRequested():
+            return ()
+        case _:
+            return records.values()
+    return [records[name]] if name in records else ()
 
 
 class Watch:
@@ -43,6 +76,7 @@ class Watch:
         """Tokens that each request's client has."""
         self.ends: Counter[RequestId] = Counter()
         self.ready: dict[DeploymentName, list[tuple[float, Phase]]] = {}
+        self.on_phase: Callable[[DeploymentName, Phase], None] = lambda name, phase: None
         self._prepared: dict[tuple[DeploymentName, Epoch], tuple[str, str]] = {}
 
     def violate(self, what: str) -> None:
@@ -61,9 +95,8 @@ class Watch:
 
         def watched_apply(event: Event) -> None:
             before = loop.state
-            kind = type(event).__name__
-            for record in before.deployments.values():
-                self.met["event", str(record.phase), kind] = 1
+            for record in concerned(before, event):
+                self.met["event", str(record.phase), type(event).__name__] = 1
             apply(event)
             self._state_changed(before, loop.state)
 
@@ -98,6 +131,7 @@ class Watch:
                 continue
             if former is None or former.phase is not record.phase:
                 self.ready.setdefault(name, []).append((self.now(), record.phase))
+                self.on_phase(name, record.phase)
             if former is not None and former.uid == record.uid:
                 self.hold(record.epoch >= former.epoch, f"the epoch of {name} fell from {former.epoch}")
 

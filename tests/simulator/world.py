@@ -13,10 +13,12 @@ from typing import Any
 from unittest import mock
 
 import edgeshard_agent.net.link_sender
+import edgeshard_coordinator.control.listeners
 import edgeshard_coordinator.control.planner
 from edgeshard_coordinator.core import deployments
 
 import edgeshard.client.connection
+import edgeshard.client.listening
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, RequestId
@@ -171,7 +173,7 @@ class World:
         for name in self.names:
             self.start_box(name)
         layers = dice.choice(("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6"))
-        base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 32}
+        base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         self.specs = [
             {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": dice.choice((1, 2, 4)),
              "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3},
@@ -184,7 +186,7 @@ class World:
         apps = dice.choice((1, 2, 2, 3))
         for number in range(apps):
             asks = random.Random(f"app {self.seed} {number}")
-            self.apps.append(Application(self, f"app{number}", asks, dice.choice((1, 2, 3))))
+            self.apps.append(Application(self, f"app{number}", asks, dice.choice((1, 2, 3, 4))))
         if not self.quiet:
             plan(self)
 
@@ -313,6 +315,9 @@ def patched(world: World) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
         stack.enter_context(mock.patch.object(edgeshard_coordinator.control.planner, "Solver", _Solver))
         stack.enter_context(mock.patch.object(deployments, "next_phase", watched_phase))
+        # So that clients tell how far they have read, though answers are short.
+        stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
+        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.listeners, "UNREAD_TOKENS", 8))
         made = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)  # noqa: E731
         stack.enter_context(mock.patch.object(uuid, "uuid4", made))
         yield
