@@ -1,75 +1,93 @@
-"""Run seeds: `python -m tests.simulator.run --seeds 500`. A failure prints its seed and ends with exit code 1."""
+"""Run seeds of the simulator. One that fails is printed, and the exit code is 1.
+
+`--first SEED --seeds 1 --trace` runs one of them again and prints what happens.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import sys
 import time
-import traceback
-import warnings
 from collections import Counter
-from typing import Any
-
-if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
-    # The order of sets of texts must not be part of a run.
-    os.execve(sys.executable, [sys.executable, "-m", "tests.simulator.run", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
-
-import structlog
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 from tests.simulator.coverage import minima, missed
-from tests.simulator.loop import CURRENT
-from tests.simulator.world import Collector, World
+from tests.simulator.setup import collected, steady, work_alone
+
+PIECE = 50
+"""Seeds that a process runs at a time."""
 
 
-def _line(logger: object, method: str, event: dict[str, Any]) -> str:
-    """A line of a daemon's log, with the simulator's time and the process it is of."""
-    process, error = CURRENT.get(None), event.pop("exc_info", None)
-    said = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-    if error is not None:
-        said += "\n" + "".join(traceback.format_exception(*sys.exc_info()))
-    if process is None:
-        raise structlog.DropEvent  # the run is over, and Python clears up
-    return f"{process.loop.now:9.4f} {process.name}: {event['event']} {said}"
+@dataclass
+class Sums:
+    """Of some seeds."""
+
+    failed: list[tuple[int, float, str]] = field(default_factory=list)
+    met: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    requests: int = 0
+
+    def add(self, other: Sums) -> None:
+        self.failed += other.failed
+        self.met.update(other.met)
+        self.virtual_s += other.virtual_s
+        self.requests += other.requests
+
+
+def run_piece(first: int, count: int, trace: bool, quiet: bool) -> Sums:
+    sums = Sums()
+    for outcome in collected(range(first, first + count), trace, quiet):
+        sums.met.update(outcome.met.keys())
+        sums.virtual_s += outcome.virtual_s
+        sums.requests += outcome.finished
+        if outcome.violations:
+            sums.failed.append((outcome.seed, outcome.virtual_s, outcome.violations[0]))
+            print(f"seed {outcome.seed} at {outcome.virtual_s:.3f} s: {outcome.violations[0]}", flush=True)
+    return sums
+
+
+def run_all(options: argparse.Namespace) -> Sums:
+    end = options.first + options.seeds
+    pieces = [(at, min(PIECE, end - at), options.trace, options.quiet) for at in range(options.first, end, PIECE)]
+    sums = Sums()
+    if options.jobs == 1:
+        for piece in pieces:
+            sums.add(run_piece(*piece))
+        return sums
+    with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
+        for done in pool.map(run_piece, *zip(*pieces, strict=True)):
+            sums.add(done)
+    return sums
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--trace", action="store_true")
-    parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--coverage", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=500, help="how many (500)")
+    parser.add_argument("--first", type=int, default=0, help="the first one (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (1)")
+    parser.add_argument("--coverage", action="store_true", help="fail, too, if something was met too seldom")
+    parser.add_argument("--trace", action="store_true", help="print what happens")
+    parser.add_argument("--quiet", action="store_true", help="nothing goes wrong")
     options = parser.parse_args()
-    if not options.trace:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=True)
-    else:
-        structlog.configure(processors=[_line], logger_factory=structlog.PrintLoggerFactory(sys.stdout))
-    warnings.simplefilter("ignore", RuntimeWarning)  # of what a crash cut off
-    sys.unraisablehook = lambda _: None
-    began, failed, virtual, steps, finished = time.perf_counter(), 0, 0.0, 0, 0
-    met: Counter[tuple[str, str, str]] = Counter()
-    with Collector() as collector:
-        for seed in range(options.first, options.first + options.seeds):
-            outcome = World(seed, print if options.trace else None, options.quiet).run()
-            virtual += outcome.virtual_s
-            steps += outcome.steps
-            finished += outcome.finished
-            if outcome.violations:
-                failed += 1
-                print(f"seed {seed} at {outcome.virtual_s:.3f} s: {outcome.violations[0]}", flush=True)
-            met.update(outcome.met.keys())
-            collector.ran()
+    work_alone(options.trace)
+    began = time.perf_counter()
+    sums = run_all(options)
     took = time.perf_counter() - began
-    print(f"{options.seeds} seeds in {took:.1f} s, {failed} failed; {virtual:.0f} s of virtual time, {steps} steps, {finished} requests")
-    for line in minima(met):
+    print(
+        f"{options.seeds} seeds in {took:.1f} s, {len(sums.failed)} failed: {sums.virtual_s:.0f} s of simulated time, "
+        f"{sums.requests} requests"
+    )
+    few = missed(sums.met, options.seeds) if options.coverage else []
+    for line in [*minima(sums.met), *few]:
         print(line)
-    few = missed(met, options.seeds) if options.coverage else []
-    for line in few:
-        print(line)
-    return 1 if failed or few else 0
+    if sums.failed:
+        seed = sums.failed[0][0]
+        print(f"again: python -m tests.simulator.run --first {seed} --seeds 1 --trace")
+    return 1 if sums.failed or few else 0
 
 
 if __name__ == "__main__":
+    steady("tests.simulator.run")
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +13,7 @@ from edgeshard_agent.engine.journal import HeadOutput
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import TokenOut
 from edgeshard_coordinator.control.coordinator import Coordinator
+from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.core.actions import Action, SendCommand
 from edgeshard_coordinator.core.events import (
     ActionIssued,
@@ -106,8 +108,10 @@ class Watch:
             perform(action)
 
         def watched_token(attachment: Any, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
+            request = attachment.requests.get(request_id)
             taken = on_token(attachment, request_id, epoch, token)
-            if taken:
+            if taken and request is not None:
+                asyncio.get_running_loop().call_soon(self._ends_with_its_token, request)
                 self._token_counts(attachment, request_id, epoch)
             return taken
 
@@ -166,6 +170,13 @@ class Watch:
         entry = None if head is None else head._journal.find(request_id)
         if entry is not None and entry.accepted is not None:
             self.hold(len(entry.tokens) >= len(emitted), f"the coordinator has more of {request_id} than its head")
+
+    def _ends_with_its_token(self, request: RunningRequest) -> None:
+        """Who has the last token of a request has its end."""
+        wanted = self.answers.get(request.request_id)
+        is_last = wanted is not None and len(request.emitted) == len(wanted.tokens)
+        runs = self.coordinator is not None and self.coordinator.front._requests.get(request.request_id) is request
+        self.hold(not (is_last and runs), f"the last token of {request.request_id} came without its end")
 
     # Boxes
 

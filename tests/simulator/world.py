@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -321,25 +320,3 @@ def patched(world: World) -> Iterator[None]:
         made = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)  # noqa: E731
         stack.enter_context(mock.patch.object(uuid, "uuid4", made))
         yield
-
-
-@dataclass
-class Collector:
-    """Without it the moments at which Python looks for garbage would be part of a run."""
-
-    every: int = 20
-    count: int = field(default=0)
-
-    def __enter__(self) -> Collector:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        return self
-
-    def ran(self) -> None:
-        self.count += 1
-        if self.count % self.every == 0:
-            gc.collect()
-
-    def __exit__(self, *_: object) -> None:
-        gc.enable()
