@@ -136,11 +136,6 @@ def head_goes_on_a_token_too_far() -> Any:
     return mock.patch.object(Head, "_follow", follow)
 
 
-def abandoned_request_goes_on() -> Any:
-    """Nobody tells the head that a client has left."""
-    return mock.patch.object(RequestFront, "abandon", lambda self, request: None)
-
-
 ALL: dict[str, Broken] = {
     function.__name__: function
     for function in (
@@ -153,7 +148,6 @@ ALL: dict[str, Broken] = {
         replay_counts_anew,
         acknowledged_before_it_is_on_disk,
         head_goes_on_a_token_too_far,
-        abandoned_request_goes_on,
     )
 }
 

@@ -87,6 +87,7 @@ class Plan:
             "client crashes": (1, self.client_crashes),
             "a link is cut": (2, self.cut_link),
             "head is lost": (1, self.lose_head),
+            "head streams end": (1, self.end_head_streams),
         }
 
     def make(self) -> None:
@@ -106,8 +107,12 @@ class Plan:
         phase = self.dice.choice(list(Phase))
         names = [*(name for name in self.kinds if name not in ("clock jumps", "slow", "client crashes")), "disk fails"]
         name = self.dice.choice([*names, "delete", "reset", "head is lost"])
+        if phase is Phase.ACTIVATING and self.dice.random() < 0.4:
+            name = self.dice.choice(("box crashes", "head streams end"))
+        if phase is Phase.DELETING:
+            self.at(self.dice.uniform(1.5, 5.0), "delete", self.delete)
         left = self.dice.choice((1, 1, 1, 2))
-        delay_s = self.dice.choice((0.0, 0.001, 0.01, 0.05))
+        delay_s = self.dice.choice((0.0, 0.001, 0.004, 0.007, 0.01, 0.05))
 
         def entered(_: DeploymentName, entered: Phase) -> None:
             nonlocal left
@@ -119,9 +124,9 @@ class Plan:
     def lose_head(self) -> None:
         """A link is cut and, when its box is about to say so, the head's stream ends."""
         self.cut_link()
-        self.at(1.95, "head streams end", self._end_head_streams)
+        self.at(1.95, "head streams end", self.end_head_streams)
 
-    def _end_head_streams(self) -> None:
+    def end_head_streams(self) -> None:
         for connection in list(self.world.network.connections):
             if any(call.method.path.endswith("/Attach") for call in connection.calls.values()):
                 connection.break_off("Connection reset by peer", 0.0, 0.0)

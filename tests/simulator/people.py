@@ -39,11 +39,11 @@ class Application:
         self.open = requests
         at = 0.0
         for number in range(requests):
-            at += dice.choice((0.0, 0.2, 1.5, 3.0))
+            at += 0.0 if world.fates.wants("Attach tokens") else dice.choice((0.0, 0.2, 1.5, 3.0))
             process.call_later(at, self._begin, number)
 
     def _begin(self, number: int) -> None:
-        self.process.spawn(self._ask(number))
+        self.process.spawn(self._ask(number)).add_done_callback(self.world.ended, context=self.process.context)
 
     async def _ask(self, number: int) -> None:
         dice, world = self._dice, self.world
@@ -86,7 +86,6 @@ class Application:
                 break
             await asyncio.sleep(dice.uniform(0.1, 0.5))
         self.open -= 1
-        world.closed()
 
     async def _listen(
         self, request_id: RequestId, prompt: Any, options: GenerateOptions, leaves_behind: int | None, wrong: bool
@@ -95,7 +94,9 @@ class Application:
         events = self.client.generate(world.model_of(request_id), prompt, **options)
         async with aclosing(events) as stream:
             async for event in stream:
-                world.watch.hold(not wrong or isinstance(event, Finished), "a prompt that cannot be was taken")
+                if wrong:
+                    world.watch.hold(isinstance(event, Finished), "a prompt that cannot be was taken")
+                    return True  # it was cancelled before that was seen
                 if isinstance(event, Token):
                     tokens.append(event.token)
                     text += event.text
@@ -121,7 +122,6 @@ class Application:
         self.process.crash()
         self.world.network.crashed(self.process, silently=False)
         self.open = 0
-        self.world.closed()
 
 
 class Operator:
@@ -153,7 +153,7 @@ class Operator:
 
     def _done(self, task: Any) -> None:
         self.busy -= 1
-        self.world.closed()
+        self.world.ended(task)
 
     async def _deploy(self, spec: dict[str, Any]) -> None:
         """Until it is there; one that failed before it was ever ready is deleted and deployed again."""
@@ -161,7 +161,7 @@ class Operator:
         while name in self.wanted:
             try:
                 if not world.on_another_disk:
-                    deployment = await self.client.deploy(parse_spec({**spec, **world.sources(spec)}), wait=False)
+                    deployment = await self.client.deploy(parse_spec(spec), wait=False)
                     world.acknowledged(name, deployment.epoch)
                 found = await self.client.deployment(name)
                 if found.phase is Phase.FAILED and not world.on_another_disk:

@@ -68,7 +68,6 @@ class World:
         self.names: tuple[str, ...] = ()
         self.quiet = quiet
         self._acknowledged: dict[DeploymentName, Epoch] = {}
-        self._all_closed = False
 
     def note(self, what: str) -> None:
         if self._trace is not None:
@@ -102,9 +101,6 @@ class World:
 
     def model_of(self, request_id: RequestId) -> str:
         return str(self.specs[sum(map(ord, request_id.rsplit("-", 1)[0])) % len(self.specs)]["name"])
-
-    def sources(self, spec: dict[str, Any]) -> dict[str, Any]:
-        return {}
 
     def acknowledged(self, name: DeploymentName, epoch: Epoch) -> None:
         known = self.disk.deployments.get(name)
@@ -147,8 +143,10 @@ class World:
             since = at if phase is Phase.READY else since
         return away >= least
 
-    def closed(self) -> None:
-        """An application or the operator has done something: perhaps all is done."""
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """What an application or the operator did is over, in a way that they know."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.watch.violate(f"an application met {error!r}")
 
     @property
     def all_done(self) -> bool:
@@ -174,7 +172,7 @@ class World:
         layers = dice.choice(("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6"))
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         self.specs = [
-            {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": dice.choice((1, 2, 4)),
+            {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": 4 if self.fates.wants("Attach tokens") else dice.choice((1, 2, 4)),
              "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3},
         ]  # fmt: skip
         if dice.random() < 0.15:
@@ -182,7 +180,7 @@ class World:
         self.operator = Operator(self, random.Random(f"operator {self.seed}"))
         for spec in self.specs:
             self.operator.process.call_later(dice.uniform(0.3, 1.0), self.operator.deploy, spec)
-        apps = dice.choice((1, 2, 2, 3))
+        apps = 3 if self.fates.wants("Attach tokens") else dice.choice((1, 2, 2, 3))
         for number in range(apps):
             asks = random.Random(f"app {self.seed} {number}")
             self.apps.append(Application(self, f"app{number}", asks, dice.choice((1, 2, 3, 4))))
