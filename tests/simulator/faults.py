@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING
 
+from edgeshard_coordinator.core.events import Event, HeadAttached
+
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import DeploymentName
 from tests.simulator.coverage import MESSAGES, WAYS
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 TARGETS = [(kind, way) for kind in MESSAGES for way in WAYS if way not in MESSAGES[kind]]
 
+SELDOM = ("suspected", "Delete", "Deploy", "Cancel", "cancel", "failed", "finished", "hello", "listener", "Register")
+
 
 class Fates:
     """What becomes of messages: each seed has one kind that meets a given end, and some have others beside it."""
@@ -28,7 +32,7 @@ class Fates:
         self._dice = random.Random(f"fates {seed}")
         self._watch = watch
         self._kind, self._way = TARGETS[seed % len(TARGETS)]
-        self._left = self._dice.choice((1, 1, 2, 3, 6))
+        self._left = 1 if self.wants(*SELDOM) else self._dice.choice((1, 1, 2, 3, 6))
         self._drop = self._dice.choice((0.0, 0.0, 0.0005, 0.003))
         self._twice = self._dice.choice((0.0, 0.0, 0.002, 0.02))
 
@@ -109,6 +113,9 @@ class Plan:
         name = self.dice.choice([*names, "delete", "reset", "head is lost"])
         if phase is Phase.ACTIVATING and self.dice.random() < 0.4:
             name = self.dice.choice(("box crashes", "head streams end"))
+        if phase is Phase.FAILED:
+            self.at(0.2, "load fails", self.load_fails)
+            name = self.dice.choice((name, "disk fails"))
         if phase is Phase.DELETING:
             self.at(self.dice.uniform(1.5, 5.0), "delete", self.delete)
         left = self.dice.choice((1, 1, 1, 2))
@@ -120,6 +127,14 @@ class Plan:
                 self.at(delay_s, f"{name} when {phase}", self.kinds[name][1])
 
         self.world.watch.on_phase = entered
+        if self.dice.random() < 0.05:
+            self.world.watch.on_event = self._heard
+
+    def _heard(self, event: Event) -> None:
+        """Between a head's stream and the answer to its activate there is hardly a moment."""
+        if isinstance(event, HeadAttached):
+            self.world.watch.on_event = lambda event: None
+            self.at(0.0002, "head streams end at once", self.end_head_streams)
 
     def lose_head(self) -> None:
         """A link is cut and, when its box is about to say so, the head's stream ends."""

@@ -79,6 +79,7 @@ class Watch:
         self.ends: Counter[RequestId] = Counter()
         self.ready: dict[DeploymentName, list[tuple[float, Phase]]] = {}
         self.on_phase: Callable[[DeploymentName, Phase], None] = lambda name, phase: None
+        self.on_event: Callable[[Event], None] = lambda event: None
         self._prepared: dict[tuple[DeploymentName, Epoch], tuple[str, str]] = {}
 
     def violate(self, what: str) -> None:
@@ -100,6 +101,7 @@ class Watch:
             for record in concerned(before, event):
                 self.met["event", str(record.phase), type(event).__name__] = 1
             apply(event)
+            self.on_event(event)
             self._state_changed(before, loop.state)
 
         def watched_perform(action: Action) -> None:

@@ -169,7 +169,8 @@ class World:
         self.start_boss()
         for name in self.names:
             self.start_box(name)
-        layers = dice.choice(("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6"))
+        shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
+        layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         self.specs = [
             {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": 4 if self.fates.wants("Attach tokens") else dice.choice((1, 2, 4)),
