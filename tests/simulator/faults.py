@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TARGETS = [(kind, way) for kind in MESSAGES for way in WAYS if way not in MESSAGES[kind]]
 
-SELDOM = ("suspected", "Delete", "Deploy", "Cancel", "cancel", "failed", "finished", "hello", "listener", "Register")
+SELDOM = ("suspected", "Delete", "Deploy", "Cancel", "cancel", "List", "Plan", "GetNode", "GetSite", "race", "ump", "failed", "finished", "hello", "listener", "Register")
 
 
 class Fates:
@@ -100,9 +100,9 @@ class Plan:
         for _ in range(self.dice.choice((0, 1, 2, 3, 5, 8))):
             name = self.dice.choices(names, weights)[0]
             self.at(self.dice.uniform(0.2, 7.5), name, self.kinds[name][1])
-        if self.world.fates.wants("Delete", "Control release"):
+        if self.world.fates.wants("Delete", "ControlResponse release"):
             self.at(self.dice.uniform(1.5, 6.0), "delete", self.delete)
-        if self.world.fates.wants("Control suspected"):
+        if self.world.fates.wants("ControlRequest suspected"):
             self.at(self.dice.uniform(1.5, 4.0), "a link is cut", self.cut_link)
         self.direct()
 
@@ -170,7 +170,7 @@ class Plan:
 
     def _processes(self) -> list[Process]:
         world = self.world
-        found = [box.process for box in world.boxes.values()] + [app.process for app in world.apps]
+        found = [*(box.process for box in world.boxes.values()), *(app.process for app in world.apps)]
         return found if world.boss is None else [*found, world.boss.process]
 
     def _process(self) -> Process:
@@ -280,7 +280,10 @@ class Plan:
             world.operator.delete(name, None)  # somebody else does, too
 
     def client_crashes(self) -> None:
-        self.dice.choice(self.world.apps).crash()
+        app = self.dice.choice(self.world.apps)
+        app.process.crash()
+        self.world.network.crashed(app.process, silently=False)
+        app.open = 0
 
 
 def plan(world: World) -> None:

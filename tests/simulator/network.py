@@ -771,4 +771,4 @@ def kind_of(message: Any) -> str:
         inner = message.message
         which = inner.WhichOneof("message") or "padding"
         return f"Link {which}"
-    return name if oneof is None else f"{name.removesuffix('Request').removesuffix('Response')} {message.WhichOneof(oneof)}"
+    return name if oneof is None else f"{name} {message.WhichOneof(oneof)}"

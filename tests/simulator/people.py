@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +34,13 @@ class Application:
         self.process = process = Process(world.loop, name, ahead_s=dice.uniform(0, 1e5))
         self._dice = dice
         self.client = Client(COORDINATOR, clock=SimClock(world.loop, process))
-        if dice.random() < (0.9 if world.fates.wants("Generate ") else 0.1):
+        if dice.random() < (0.9 if world.fates.wants("GenerateResponse ") else 0.1):
             # As of a client that knows no listeners: its tokens come by the calls.
             self.client._connection._open_inbox = lambda: None  # type: ignore[method-assign]
         self.open = requests
         at = 0.0
         for number in range(requests):
-            at += 0.0 if world.fates.wants("Attach tokens") else dice.choice((0.0, 0.2, 1.5, 3.0))
+            at += 0.0 if world.fates.wants("AttachRequest tokens") else dice.choice((0.0, 0.2, 1.5, 3.0))
             process.call_later(at, self._begin, number)
 
     def _begin(self, number: int) -> None:
@@ -47,7 +48,7 @@ class Application:
 
     async def _ask(self, number: int) -> None:
         dice, world = self._dice, self.world
-        wrong = dice.random() < (0.7 if world.fates.wants("Attach failed") else 0.06)
+        wrong = dice.random() < (0.7 if world.fates.wants("AttachRequest failed") else 0.06)
         prompt: str | tuple[int, ...] = tuple(dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((1, 3, 20, 40))))
         if wrong:
             prompt = (VOCABULARY + 5,)
@@ -60,7 +61,7 @@ class Application:
         wanted = None if wrong else answer(generation)
         limit = dice.choice((None, None, None, 0.8, 6.0))
         leaves_behind = dice.randrange(new) if dice.random() < 0.12 else None
-        cancels = dice.random() < (0.9 if world.fates.wants("Cancel", "Attach cancel", "Attach finished") else 0.1)
+        cancels = dice.random() < (0.9 if world.fates.wants("Cancel", "AttachResponse cancel", "AttachRequest finished") else 0.1)
         for attempt in range(400):
             request_id = RequestId(f"{self.name}-{number}-{attempt}")
             if wanted is not None:
@@ -118,9 +119,42 @@ class Application:
 
         self.process.spawn(cancel())
 
-    def crash(self) -> None:
-        self.process.crash()
-        self.world.network.crashed(self.process, silently=False)
+
+class Visitor:
+    """Looks at everything, one thing after the other. Each call ends with a value or a typed error."""
+
+    def __init__(self, world: World, dice: random.Random) -> None:
+        self.world = world
+        self.name = "visitor"
+        self.process = process = Process(world.loop, self.name, ahead_s=dice.uniform(0, 1e5))
+        self._dice = dice
+        self.client = Client(COORDINATOR, timeout_s=5.0, clock=SimClock(world.loop, process))
+        self.open = 1
+        process.spawn(self._look_around()).add_done_callback(world.ended, context=process.context)
+
+    async def _look_around(self) -> None:
+        client, name = self.client, str(self.world.specs[0]["name"])
+        looks: dict[str, Callable[[], Awaitable[object]]] = {
+            "Plan": lambda: client.plan(parse_spec({**self.world.specs[0], "name": "other"})),
+            "ListDeployments": client.deployments,
+            "ListNodes": client.nodes,
+            "GetNode": lambda: client.node("a"),
+            "GetSite": lambda: client.site("tiny"),
+            "ListModels": client.stored_models,
+            "ServiceListModels": client.served_models,
+            "Trace trace": lambda: client.trace(name, 0.3),
+            "Dump dump": lambda: client.dump(3.0),
+        }
+        await asyncio.sleep(self._dice.uniform(0.5, 3.0))
+        aimed = [kind for kind in looks if self.world.fates.wants(*kind.split())]
+        for _ in range(6):
+            look = looks[self._dice.choice(aimed or list(looks)[:-1])]
+            try:
+                await look()
+            except EdgeShardError as error:
+                self.world.note(f"a look: {error.reason} {error.message}")
+                self.world.watch.hold(error.reason != "INTERNAL", f"a look met {error.message}")
+            await asyncio.sleep(self._dice.uniform(0.0, 1.0))
         self.open = 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools
+from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -19,7 +20,7 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.state import Timings
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import ControlMessage, PrepareStage, Registration
+from edgeshard.domain.commands import ControlMessage, PrepareStage, Registration, TakeDump
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
@@ -101,6 +102,7 @@ class Box:
             self.client.send_suspicion,
         )
         self.hosting = Hosting(around, self.client.send_results, self.client.started)
+        self._dumps = Dumps(self.hosting, dict, self.client.send_dump, self.client.send_results)
         self._check = HangCheck(self.hosting.stages, worker, clock)
         self._process_start()
 
@@ -119,7 +121,10 @@ class Box:
         self.process.spawn(self._check.run())
 
     def _on_command(self, operation_id: OperationId, command: ControlMessage) -> None:
-        self.hosting.post(CommandReceived(operation_id, command))  # type: ignore[arg-type]
+        if isinstance(command, TakeDump):
+            self._dumps.take(operation_id)
+        else:
+            self.hosting.post(CommandReceived(operation_id, command))
 
     async def _load(self, prepare: PrepareStage, progress: Callable[[int, int], None]) -> LoadedModel:
         import asyncio

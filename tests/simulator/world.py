@@ -25,7 +25,7 @@ from tests.simulator.disk import Disk
 from tests.simulator.faults import Fates, plan
 from tests.simulator.loop import CURRENT, SimFuture, SimTask, VirtualLoop
 from tests.simulator.network import Network, SimChannel
-from tests.simulator.people import Application, Operator
+from tests.simulator.people import Application, Operator, Visitor
 from tests.simulator.site import Boss, Box, Troubles
 from tests.simulator.watch import Watch
 
@@ -62,7 +62,7 @@ class World:
         self.runs = 0
         self.on_another_disk = False
         self.calm_since: float | None = None
-        self.apps: list[Application] = []
+        self.apps: list[Application | Visitor] = []
         self.operator: Operator | None = None
         self.specs: list[dict[str, Any]] = []
         self.names: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class World:
         layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         self.specs = [
-            {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": 4 if self.fates.wants("Attach tokens") else dice.choice((1, 2, 4)),
+            {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4)),
              "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3},
         ]  # fmt: skip
         if dice.random() < 0.15:
@@ -181,10 +181,13 @@ class World:
         self.operator = Operator(self, random.Random(f"operator {self.seed}"))
         for spec in self.specs:
             self.operator.process.call_later(dice.uniform(0.3, 1.0), self.operator.deploy, spec)
-        apps = 3 if self.fates.wants("Attach tokens") else dice.choice((1, 2, 2, 3))
+        apps = 3 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 2, 3))
         for number in range(apps):
             asks = random.Random(f"app {self.seed} {number}")
             self.apps.append(Application(self, f"app{number}", asks, dice.choice((1, 2, 3, 4))))
+        looked_at = ("Plan", "List", "Node", "Site", "Models", "Trace", "trace", "Dump", "dump")
+        if dice.random() < (1.0 if self.fates.wants(*looked_at) else 0.1):
+            self.apps.append(Visitor(self, random.Random(f"visitor {self.seed}")))
         if not self.quiet:
             plan(self)
 
@@ -204,7 +207,7 @@ class World:
         for name in self.names:
             if name not in self.boxes:
                 self.start_box(name)
-        processes = [box.process for box in self.boxes.values()] + [app.process for app in self.apps]
+        processes = [*(box.process for box in self.boxes.values()), *(app.process for app in self.apps)]
         if self.operator is not None:
             processes.append(self.operator.process)
         if self.boss is not None:
