@@ -79,5 +79,8 @@ soak: $(STAMP) ## a site under load for half an hour: whether its memory stays f
 chaos: $(STAMP) ## a box is killed in every step of an answer, and more: no token may change (20 minutes)
 	@$(BIN)/python -m tests.chaos.run --cases full $(ARGS)
 
+sim: $(STAMP) ## 10,000 seeds of the whole system in simulated time, with all that can go wrong (20 minutes); ARGS="--first 7"
+	@$(BIN)/python -m tests.simulator.run --seeds 10000 --jobs $(JOBS) --coverage $(ARGS)
+
 chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

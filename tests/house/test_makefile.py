@@ -33,6 +33,7 @@ TARGETS = (
     "soak",
     "chaos",
     "chaos-quick",
+    "sim",
     "format",
 )
 

@@ -1,4 +1,4 @@
-"""Cores that are broken on purpose: each must be caught within 200 seeds. `python -m tests.simulator.broken` tries them.
+"""Cores that are broken on purpose: each is caught within 200 seeds, as `python -m tests.simulator.broken` shows.
 
 Each is the product with one thing wrong that somebody could write by mistake.
 """
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import edgeshard_coordinator.core.deployments
 import edgeshard_coordinator.core.reconcile
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
@@ -24,11 +25,11 @@ from edgeshard_coordinator.control.admin_service import AdminServicer
 from edgeshard_coordinator.control.requests import Attachment, RequestFront
 
 import tests.simulator.disk
-from edgeshard.domain.generation import Token
 from edgeshard.domain.errors import AlreadyExistsError
+from edgeshard.domain.generation import Token
 from edgeshard.domain.head import HeadMessage, StartRequest
 from edgeshard.domain.ids import Epoch, RequestId
-from tests.simulator.setup import collected, steady, work_alone
+from tests.simulator.setup import collected, say, steady, work_alone
 
 Broken = Callable[[], Any]
 LIMIT = 200
@@ -94,7 +95,7 @@ def token_taken_at_any_position() -> Any:
 
 def restart_gives_an_epoch_again() -> Any:
     """The disk is an epoch behind what boxes were told."""
-    restored = tests.simulator.disk.restored_record
+    restored = edgeshard_coordinator.core.deployments.restored_record
 
     def behind(record: Any) -> Any:
         back = restored(record)
@@ -109,7 +110,14 @@ def replay_counts_anew() -> Any:
     submit = Scheduler.submit
 
     def counting(
-        self: Scheduler, request_id: Any, generation: Any, prompt: Any, text: Any, emitted: Any = (), *rest: Any, **more: Any
+        self: Scheduler,
+        request_id: Any,
+        generation: Any,
+        prompt: Any,
+        text: Any,
+        emitted: Any = (),
+        *rest: Any,
+        **more: Any,
     ) -> Any:
         return submit(self, request_id, generation, [*prompt, *emitted], text, (), *rest, **more)
 
@@ -177,7 +185,7 @@ def main() -> int:
         caught = first_caught(name, range(LIMIT))
         all_caught = all_caught and caught is not None
         seed, what = caught or (None, "")
-        print(json.dumps({"core": name, "seed": seed, "caught": what}), flush=True)
+        say(json.dumps({"core": name, "seed": seed, "caught": what}))
     return 0 if all_caught else 1
 
 

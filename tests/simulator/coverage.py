@@ -151,11 +151,14 @@ def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
     """What was met in too few seeds, in words."""
     need = TIMES * seeds / SEEDS * (1.0 if seeds >= SEEDS else 0.5)
     few = [(met[key], key) for key in wanted() if met[key] < need]
-    known = {key for key in wanted()} | {("event", *pair) for pair in RARE}
+    known = set(wanted()) | {("event", *pair) for pair in RARE}
     strange = [key for key in met if key[2] != "sent" and key not in known]
     unknown = [key for key in met if key[2] == "sent" and key[1] not in MESSAGES]
     return [
-        *(f"{' / '.join(key)} was met in {count} of {seeds} seeds, which is below {need:g}" for count, key in sorted(few)),
+        *(
+            f"{' / '.join(key)} was met in {count} of {seeds} seeds, which is below {need:g}"
+            for count, key in sorted(few)
+        ),
         *(f"{' / '.join(key)} was met, which is not in the tables of coverage.py" for key in [*strange, *unknown]),
     ]
 

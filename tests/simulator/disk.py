@@ -55,7 +55,8 @@ class SimStore:
                 retired=dict(disk.retired),
             )
 
-        return await self._do(read, may_fail=False)
+        state: State = await self._do(read, may_fail=False)
+        return state
 
     async def save(self, record: DeploymentRecord) -> None:
         def write() -> None:
@@ -88,7 +89,8 @@ class SimStore:
         await self._do(lambda: self._disk.traffic.update(traffic))
 
     async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
-        return await self._do(lambda: self._disk.operations.get(operation_id), may_fail=False)
+        found: ServedOperation | None = await self._do(lambda: self._disk.operations.get(operation_id), may_fail=False)
+        return found
 
     async def save_operation(self, operation: ServedOperation) -> None:
         await self._do(lambda: self._disk.operations.setdefault(operation.operation_id, operation))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgeshard_coordinator.core.events import Event, HeadAttached
@@ -21,7 +22,24 @@ if TYPE_CHECKING:
 
 TARGETS = [(kind, way) for kind in MESSAGES for way in WAYS if way not in MESSAGES[kind]]
 
-SELDOM = ("suspected", "Delete", "Deploy", "Cancel", "cancel", "List", "Plan", "GetNode", "GetSite", "race", "ump", "failed", "finished", "hello", "listener", "Register")
+SELDOM = (
+    "suspected",
+    "Delete",
+    "Deploy",
+    "Cancel",
+    "cancel",
+    "List",
+    "Plan",
+    "GetNode",
+    "GetSite",
+    "race",
+    "ump",
+    "failed",
+    "finished",
+    "hello",
+    "listener",
+    "Register",
+)
 
 
 class Fates:
@@ -155,7 +173,7 @@ class Plan:
             if len(names) > 1:
                 a, b = names[:2]
                 network.part(a, b, both=True)
-                self.at(self.dice.choice((2.6, 6.0)), f"{a} and {b} hear each other", lambda: network.heal(a, b))
+                self.at(self.dice.choice((2.6, 6.0)), f"{a} and {b} hear each other", partial(network.heal, a, b))
                 return
 
     def at(self, delay_s: float, what: str, act: Callable[[], None]) -> None:
@@ -267,7 +285,7 @@ class Plan:
         a, b = self.dice.sample((*self.world.names, "coordinator"), 2)
         slow = self.world.network.slow
         slow[a, b] = self.dice.choice((0.03, 0.3, 1.0))
-        self.at(self.dice.uniform(0.5, 3.0), f"{a} to {b} is as usual", lambda: slow.pop((a, b), None) and None)
+        self.at(self.dice.uniform(0.5, 3.0), f"{a} to {b} is as usual", partial(slow.__setitem__, (a, b), 0.0))
 
     def delete(self) -> None:
         world = self.world

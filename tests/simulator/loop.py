@@ -115,13 +115,19 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         return self.call_global(when - self._offset, callback, *args, context=context)
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         return self.call_global(self.now + delay, callback, *args, context=context)
 
-    def call_global(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_global(
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         """At a time of the simulator's clock."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._last += 1
@@ -164,7 +170,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         while True:
             if not self._queue:
                 timers = self._timers
-                while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+                while timers and timers[0][2].cancelled():
                     heapq.heappop(timers)
                 if not timers or timers[0][0] > until:
                     self.now = max(self.now, until)
@@ -173,7 +179,7 @@ class VirtualLoop(base_events.BaseEventLoop):
                 self.now = max(self.now, when)
                 self._queue.append(timer)
             handle = self._queue.popleft()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle.cancelled():
                 continue
             process = handle._context.get(CURRENT)  # type: ignore[attr-defined]
             if process is None:

@@ -146,9 +146,7 @@ class SimModel:
         self.layers = layers
         self.dtype = DType.FLOAT32
         self.parameter_bytes = prepare.placed.parameter_bytes
-        self.pool = KvPool(
-            LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu"
-        )
+        self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
         self._violate = violate
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
@@ -220,9 +218,7 @@ def loaded(prepare: PrepareStage, violate: Callable[[str], None]) -> LoadedModel
     model: Any = SimModel(prepare, violate)
     pin: Any = SimPin()
     tokenizer: Any = SimTokenizer()
-    return LoadedModel(
-        model_key(prepare), model, tokenizer if prepare.stage == 0 else None, frozenset({END}), pin
-    )
+    return LoadedModel(model_key(prepare), model, tokenizer if prepare.stage == 0 else None, frozenset({END}), pin)
 
 
 class SimWorker:

@@ -49,7 +49,9 @@ class Application:
     async def _ask(self, number: int) -> None:
         dice, world = self._dice, self.world
         wrong = dice.random() < (0.7 if world.fates.wants("AttachRequest failed") else 0.06)
-        prompt: str | tuple[int, ...] = tuple(dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((1, 3, 20, 40))))
+        prompt: str | tuple[int, ...] = tuple(
+            dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((1, 3, 20, 40)))
+        )
         if wrong:
             prompt = (VOCABULARY + 5,)
         elif dice.random() < 0.4:
@@ -61,7 +63,9 @@ class Application:
         wanted = None if wrong else answer(generation)
         limit = dice.choice((None, None, None, 0.8, 6.0))
         leaves_behind = dice.randrange(new) if dice.random() < 0.12 else None
-        cancels = dice.random() < (0.9 if world.fates.wants("Cancel", "AttachResponse cancel", "AttachRequest finished") else 0.1)
+        cancels = dice.random() < (
+            0.9 if world.fates.wants("Cancel", "AttachResponse cancel", "AttachRequest finished") else 0.1
+        )
         for attempt in range(400):
             request_id = RequestId(f"{self.name}-{number}-{attempt}")
             if wanted is not None:
@@ -234,5 +238,3 @@ class Operator:
         if again is not None:
             await asyncio.sleep(self._dice.uniform(0.0, 1.0))
             self.deploy(again)
-
-

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from tests.simulator.coverage import minima, missed
-from tests.simulator.setup import collected, steady, work_alone
+from tests.simulator.setup import collected, say, steady, work_alone
 
 PIECE = 50
 """Seeds that a process runs at a time."""
@@ -44,7 +44,7 @@ def run_piece(first: int, count: int, trace: bool, quiet: bool) -> Sums:
         sums.requests += outcome.finished
         if outcome.violations:
             sums.failed.append((outcome.seed, outcome.virtual_s, outcome.violations[0]))
-            print(f"seed {outcome.seed} at {outcome.virtual_s:.3f} s: {outcome.violations[0]}", flush=True)
+            say(f"seed {outcome.seed} at {outcome.virtual_s:.3f} s: {outcome.violations[0]}")
     return sums
 
 
@@ -75,16 +75,16 @@ def main() -> int:
     began = time.perf_counter()
     sums = run_all(options)
     took = time.perf_counter() - began
-    print(
+    say(
         f"{options.seeds} seeds in {took:.1f} s, {len(sums.failed)} failed: {sums.virtual_s:.0f} s of simulated time, "
         f"{sums.requests} requests"
     )
     few = missed(sums.met, options.seeds) if options.coverage else []
     for line in [*minima(sums.met), *few]:
-        print(line)
+        say(line)
     if sums.failed:
         seed = sums.failed[0][0]
-        print(f"again: python -m tests.simulator.run --first {seed} --seeds 1 --trace")
+        say(f"again: python -m tests.simulator.run --first {seed} --seeds 1 --trace")
     return 1 if sums.failed or few else 0
 
 

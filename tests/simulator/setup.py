@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import structlog
@@ -37,6 +37,11 @@ def work_alone(trace: bool = False) -> None:
     sys.unraisablehook = lambda _: None
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def collected(seeds: Sequence[int], trace: bool = False, quiet: bool = False) -> Iterator[Outcome]:
     """Run seeds. Python looks for garbage between them only: its moments would be part of a run."""
     gc.collect()
@@ -44,14 +49,14 @@ def collected(seeds: Sequence[int], trace: bool = False, quiet: bool = False) ->
     gc.disable()
     try:
         for count, seed in enumerate(seeds):
-            yield World(seed, print if trace else None, quiet).run()
+            yield World(seed, say if trace else None, quiet).run()
             if count % COLLECTED_EVERY == 0:
                 gc.collect()
     finally:
         gc.enable()
 
 
-def _line(logger: object, method: str, event: dict[str, Any]) -> str:
+def _line(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
     """A line of a daemon's log, with the simulator's time and the process it is of."""
     process, error = CURRENT.get(None), event.pop("exc_info", None)
     if process is None:

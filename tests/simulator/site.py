@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +26,12 @@ from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from tests.simulator.calls import SimServer
+from tests.simulator.channel import SimChannel
 from tests.simulator.disk import Disk, SimStore
 from tests.simulator.loop import Process, SimClock, VirtualLoop
 from tests.simulator.model import SimModels, SimWorker, loaded
-from tests.simulator.network import Network, SimChannel, SimServer
+from tests.simulator.network import Network
 from tests.simulator.watch import Watch
 
 COORDINATOR = "coordinator:7600"
@@ -127,8 +130,6 @@ class Box:
             self.hosting.post(CommandReceived(operation_id, command))
 
     async def _load(self, prepare: PrepareStage, progress: Callable[[int, int], None]) -> LoadedModel:
-        import asyncio
-
         await asyncio.sleep(self._dice.choice((0.02, 0.1, 0.4)))
         progress(1, 2)
         await asyncio.sleep(self._dice.choice((0.01, 0.2)))

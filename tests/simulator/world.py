@@ -14,17 +14,18 @@ from unittest import mock
 import edgeshard_agent.net.link_sender
 import edgeshard_coordinator.control.listeners
 import edgeshard_coordinator.control.planner
-from edgeshard_coordinator.core import deployments
+from edgeshard_coordinator.core.transitions import next_phase
 
 import edgeshard.client.connection
 import edgeshard.client.listening
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, RequestId
+from tests.simulator.channel import SimChannel
 from tests.simulator.disk import Disk
 from tests.simulator.faults import Fates, plan
 from tests.simulator.loop import CURRENT, SimFuture, SimTask, VirtualLoop
-from tests.simulator.network import Network, SimChannel
+from tests.simulator.network import Network
 from tests.simulator.people import Application, Operator, Visitor
 from tests.simulator.site import Boss, Box, Troubles
 from tests.simulator.watch import Watch
@@ -172,10 +173,9 @@ class World:
         shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
         layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
-        self.specs = [
-            {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4)),
-             "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3},
-        ]  # fmt: skip
+        places = 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4))
+        tale = {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": places}
+        self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
         if dice.random() < 0.15:
             self.specs.append({**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2})
         self.operator = Operator(self, random.Random(f"operator {self.seed}"))
@@ -302,7 +302,6 @@ def patched(world: World) -> Iterator[None]:
     ids = random.Random(f"ids {world.seed}")
     random.seed(world.seed)
     SimTask.count = SimFuture.count = 0
-    next_phase = deployments.next_phase
 
     def open_channel(target: str, *_: object, **__: object) -> SimChannel:
         return SimChannel(world.network, CURRENT.get(), target)
@@ -315,7 +314,7 @@ def patched(world: World) -> Iterator[None]:
         for module in (edgeshard_agent.net.link_sender, edgeshard.client.connection):
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
         stack.enter_context(mock.patch.object(edgeshard_coordinator.control.planner, "Solver", _Solver))
-        stack.enter_context(mock.patch.object(deployments, "next_phase", watched_phase))
+        stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.next_phase", watched_phase))
         # So that clients tell how far they have read, though answers are short.
         stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
         stack.enter_context(mock.patch.object(edgeshard_coordinator.control.listeners, "UNREAD_TOKENS", 8))
