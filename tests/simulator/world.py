@@ -8,9 +8,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import edgeshard_agent.hosting.host
 import edgeshard_agent.net.link_sender
 import edgeshard_coordinator.control.listeners
 import edgeshard_coordinator.control.planner
@@ -315,6 +317,8 @@ def patched(world: World) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
         stack.enter_context(mock.patch.object(edgeshard_coordinator.control.planner, "Solver", _Solver))
         stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.next_phase", watched_phase))
+        # The moment at which garbage is looked for must not be part of a run.
+        stack.enter_context(mock.patch.object(edgeshard_agent.hosting.host, "gc", SimpleNamespace(collect=lambda: 0)))
         # So that clients tell how far they have read, though answers are short.
         stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
         stack.enter_context(mock.patch.object(edgeshard_coordinator.control.listeners, "UNREAD_TOKENS", 8))
