@@ -108,6 +108,9 @@ class Plan:
             "delete": (2, self.delete),
             "client crashes": (1, self.client_crashes),
             "a link is cut": (2, self.cut_link),
+            "head crashes": (1, self.head_crashes),
+            "another stage crashes": (1, self.stage_crashes),
+            "head and coordinator crash": (1, self.both_crash),
             "head is lost": (1, self.lose_head),
             "head streams end": (1, self.end_head_streams),
         }
@@ -123,6 +126,23 @@ class Plan:
         if self.world.fates.wants("ControlRequest suspected"):
             self.at(self.dice.uniform(1.5, 4.0), "a link is cut", self.cut_link)
         self.direct()
+        self.aim()
+
+    def aim(self) -> None:
+        """Amid answers: when so many tokens have come, something happens within moments."""
+        names = ("box crashes", "head crashes", "head crashes", "coordinator crashes", "head and coordinator crash",
+                 "step fails", "reset", "head streams end", "coordinator stops", "a link is cut", "stall")  # fmt: skip
+        aims = {
+            self.dice.choice((1, 2, 3, 5, 9, 14, 20)): self.dice.choice(names)
+            for _ in range(self.dice.choice((0, 1, 2, 2)))
+        }
+
+        def came(count: int) -> None:
+            if (name := aims.pop(count, None)) is not None:
+                delay_s = self.dice.choice((0.0, 0.0005, 0.003, 0.02))
+                self.at(delay_s, f"{name} behind token {count}", self.kinds[name][1])
+
+        self.world.watch.on_token = came
 
     def direct(self) -> None:
         """When a deployment comes into a phase, for the first time or a later one, something happens within moments."""
@@ -202,6 +222,27 @@ class Plan:
     def _box_back(self, name: str) -> None:
         if name not in self.world.boxes:
             self.world.start_box(name)
+
+    def head_crashes(self) -> None:
+        """The box of a deployment's head."""
+        self._stage_crashes(is_head=True)
+
+    def stage_crashes(self) -> None:
+        """The box of another stage of a deployment."""
+        self._stage_crashes(is_head=False)
+
+    def _stage_crashes(self, is_head: bool) -> None:
+        boss = self.world.boss
+        records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
+        if records:
+            stages = self.dice.choice(records).placement.stages
+            name = str((stages[0] if is_head else stages[-1]).node_name)
+            self.world.crash_box(name, silently=self.dice.random() < 0.5)
+            self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._box_back(name))
+
+    def both_crash(self) -> None:
+        self.head_crashes()
+        self.coordinator_crashes()
 
     def coordinator_crashes(self) -> None:
         self.world.crash_boss(silently=self.dice.random() < 0.3)

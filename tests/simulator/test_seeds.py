@@ -26,8 +26,8 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
-def test_no_seed_violates_anything_and_everything_is_met() -> None:
-    done = _run("tests.simulator.run", "--seeds", str(SEEDS), "--coverage")
+def test_no_seed_violates_anything() -> None:
+    done = _run("tests.simulator.run", "--seeds", str(SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

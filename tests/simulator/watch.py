@@ -79,6 +79,9 @@ class Watch:
         self.ends: Counter[RequestId] = Counter()
         self.ready: dict[DeploymentName, list[tuple[float, Phase]]] = {}
         self.on_phase: Callable[[DeploymentName, Phase], None] = lambda name, phase: None
+        self.tokens = 0
+        """Taken by the coordinator, of all requests."""
+        self.on_token: Callable[[int], None] = lambda count: None
         self.on_event: Callable[[Event], None] = lambda event: None
         self._prepared: dict[tuple[DeploymentName, Epoch], tuple[str, str]] = {}
 
@@ -115,6 +118,8 @@ class Watch:
             if taken and request is not None:
                 asyncio.get_running_loop().call_soon(self._ends_with_its_token, request)
                 self._token_counts(attachment, request_id, epoch)
+                self.tokens += 1
+                self.on_token(self.tokens)
             return taken
 
         loop._apply = watched_apply  # type: ignore[method-assign]
