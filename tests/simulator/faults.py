@@ -130,8 +130,11 @@ class Plan:
 
     def aim(self) -> None:
         """Amid answers: when so many tokens have come, something happens within moments."""
-        names = ("box crashes", "head crashes", "head crashes", "coordinator crashes", "head and coordinator crash",
-                 "step fails", "reset", "head streams end", "coordinator stops", "a link is cut", "stall")  # fmt: skip
+        names = (
+            *("head crashes", "head crashes", "another stage crashes", "another stage crashes", "coordinator crashes"),
+            *("head and coordinator crash", "step fails", "reset", "head streams end", "coordinator stops"),
+            *("a link is cut", "stall"),
+        )
         aims = {
             self.dice.choice((1, 2, 3, 5, 9, 14, 20)): self.dice.choice(names)
             for _ in range(self.dice.choice((0, 1, 2, 2)))
