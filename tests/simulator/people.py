@@ -179,6 +179,12 @@ class Operator:
         self.wanted.add(DeploymentName(spec["name"]))
         self._spawn(self._deploy(spec))
 
+    def look_after(self, specs: list[dict[str, Any]]) -> None:
+        """What failed for good is deployed again."""
+        for spec in specs:
+            if DeploymentName(spec["name"]) in self.wanted:
+                self.process.call_later(0.0, self.deploy, spec)
+
     def delete(self, name: DeploymentName, again: dict[str, Any] | None) -> None:
         self.deleted.add(name)
         if again is not None:

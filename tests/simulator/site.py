@@ -46,10 +46,14 @@ class Troubles:
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
         self.disk = 0.0
+        self.disk_failed = False
+        """Whether a write was ever refused: a coordinator that crashes then forgets that a deployment served."""
         self.load = 0.0
 
     def disk_fails(self) -> bool:
-        return self._dice.random() < self.disk
+        fails = self._dice.random() < self.disk
+        self.disk_failed = self.disk_failed or fails
+        return fails
 
     def load_fails(self) -> bool:
         return self._dice.random() < self.load

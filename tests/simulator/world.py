@@ -125,7 +125,7 @@ class World:
             "NOT_RECOVERED": self._was_away(name, limit) or deleted,
             "DEPLOYMENT_DELETED": deleted,
             "MODEL_NOT_SERVED": deleted or self.strange,
-            "DEPLOYMENT_FAILED": deleted,
+            "DEPLOYMENT_FAILED": deleted or self.troubles.disk_failed,
             "UNAVAILABLE": limit is not None,
             "DEPLOYMENT_NOT_READY": deleted or limit is not None,
             "LISTENER_LOST": limit is not None,
@@ -196,6 +196,8 @@ class World:
     def calm(self) -> None:
         """Nothing goes wrong from now on, and whoever was down comes up."""
         self.calm_since = self.loop.now
+        if self.troubles.disk_failed and self.operator is not None:
+            self.operator.look_after(self.specs)
         self.note("calm")
         self.fates.off = True
         self.troubles.disk = self.troubles.load = 0.0

@@ -503,6 +503,40 @@ def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
     world.check_settled()
 
 
+@pytest.mark.parametrize("is_back", [True, False], ids=["adopted", "loaded again"])
+def test_what_may_have_served_is_kept_though_the_disk_did_not_hear_of_it(
+    make_manifest: Any, make_registration: Any, is_back: bool
+) -> None:
+    """The disk refused that it was ready, the coordinator crashed, and then a box went away."""
+    world = World(make_manifest(), make_registration)
+    for pick in range(3):
+        world.step("connect", pick)
+    world.step("deploy", 0)
+    world.write(world.writes.pop(0), fails=False)
+    while world.state.deployments[DeploymentName("tale")].phase is not Phase.READY:
+        world.answer(0, refuse=False)
+        for write in world.writes:
+            if isinstance(write, SaveDeployment) and write.record.phase is Phase.ACTIVATING and not is_back:
+                world.write(write, fails=False)
+    world.restart()
+    for node in world.nodes.values():
+        if is_back or node.name != "c":
+            world.connect(node)
+            world.heartbeat(node)
+    world.vanish(world.nodes["c"])
+    for _ in range(40):
+        world.now += 0.5
+        for name in ("a", "b"):
+            world.heartbeat(world.nodes[name])
+        world.feed(Ticked(world.now))
+    world.connect(world.nodes["c"])
+    world.heartbeat(world.nodes["c"])
+    world.write(world.writes.pop(0), fails=False)
+    world.vanish(world.nodes["c"])
+    record = world.state.deployments[DeploymentName("tale")]
+    assert record.phase is not Phase.FAILED and record.ever_ready
+
+
 @pytest.mark.parametrize("disk", ["empty", "older"])
 def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
     make_manifest: Any, make_registration: Any, disk: str
