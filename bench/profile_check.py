@@ -23,6 +23,7 @@ from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weights import StageWeights
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.dtypes import DType
@@ -63,7 +64,7 @@ class Stage:
         modules = build_modules(config, held, DTYPE, "cpu")
         fill(modules, DTYPE, "cpu")
         pool = KvPool(held, KV_BLOCKS, BLOCK_TOKENS, self.shape.kv_heads, self.shape.head_dim, DTYPE, "cpu")
-        self._model = StageModel(self.shape, held, modules, pool)
+        self._model = StageModel(StageWeights(self.shape, held, modules), pool)
 
     def decode(self) -> list[float]:
         """Seconds of decode steps around CONTEXT positions."""

@@ -57,6 +57,12 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Plan for no slower a token of a request.")
     ] = None,
+    standby: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE", help="Keep others' weights in its memory, to take over; may be repeated; auto chooses."
+        ),
+    ] = None,
     exclude: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Do not use it; may be repeated.")] = None,
     reserve: Annotated[
         list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
@@ -116,6 +122,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "layers": layers,
         "objective": objective,
         "max_time_per_token_s": max_time_per_token,
+        "standby": standby,
         "exclude": exclude,
         "reserve": reserve,
         "dtype": dtype,

@@ -65,9 +65,10 @@ def model(context: typer.Context, name: Name, output: OutputOption = Output.TABL
 def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
     """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
     requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
-    the last seconds it was idle, steps waiting, KV cache in use.
+    the last seconds it was idle, steps waiting, KV cache in use. While it is ready: how long requests would stand still
+    if a box died, and what would take its place.
     """
-    from edgeshard.cli.views import PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
+    from edgeshard.cli.views import LOSS_COLUMNS, PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
 
     async def work() -> None:
         async with connect_of(context).client() as client:
@@ -77,7 +78,11 @@ def deployment(context: typer.Context, name: Name, output: OutputOption = Output
             found.spec.name,
             output,
             deployment_fields(found),
-            [(found.placement.stages, PLACED_COLUMNS), (running_stages(found), RUNNING_COLUMNS)],
+            [
+                (found.placement.stages, PLACED_COLUMNS),
+                (running_stages(found), RUNNING_COLUMNS),
+                (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
+            ],
         )
 
     run(work())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageStatus
+from edgeshard.domain.loss import Loss
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
 from edgeshard.domain.traffic import Outlook
 
@@ -91,6 +92,19 @@ RUNNING_COLUMNS: list[Column[RunningStage]] = [
     Column("QUEUE", lambda stage: str(stage.status.steps_waiting), right=True),
     Column("KV IN USE", lambda stage: _kv_text(stage.status), right=True),
 ]
+
+
+LOSS_COLUMNS: list[Column[Loss]] = [
+    Column("IF LOST", lambda loss: loss.node),
+    Column("PAUSE", lambda loss: human_seconds(loss.pause.total_s) if loss.pause else "", right=True),
+    Column("TO LOAD", lambda loss: human_seconds(loss.pause.load_s) if loss.pause else "", right=True),
+    Column("THEN", lambda loss: _loss_text(loss)),
+]
+
+
+def _loss_text(loss: Loss) -> str:
+    taken = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
+    return " ".join(part for part in (taken, "in memory already" if loss.warm and taken else "", loss.note) if part)
 
 
 def running_stages(deployment: Deployment) -> list[RunningStage]:

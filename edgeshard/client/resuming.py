@@ -39,7 +39,6 @@ async def resumed(
         try:
             async with aclosing(open_call(request, left_s)) as events:
                 async for event in events:
-                    pause_s, patient_until = FIRST_PAUSE_S, 0.0
                     match event:
                         case Started():
                             if started is not None:
@@ -49,6 +48,8 @@ async def resumed(
                             if started is not None and event.position < len(started.prompt_tokens) + len(tokens):
                                 continue
                             tokens.append(event.token)
+                    # Only what is new: a call that says the same again and fails again gets nowhere.
+                    pause_s, patient_until = FIRST_PAUSE_S, 0.0
                     yield event
                     if isinstance(event, Finished):
                         return

@@ -16,6 +16,7 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.link import LinkSuspected
+from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.trace import StageTrace
@@ -102,6 +103,24 @@ class ReleaseStage:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepStandby:
+    """Keep the weights of these layers in memory beside what the box runs, for a stage that another box may lose.
+
+    They replace what the box kept for this deployment; without layers it keeps none any more. `node` is the box itself.
+    """
+
+    spec: DeploymentSpec
+    epoch: Epoch
+    manifest_digest: Digest
+    node: NodeName
+    layers: LayerRange | None
+
+    @property
+    def deployment(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureCompute:
     """Measure the box's times for a model shape, on random weights. `config` is the model's decoded config.json.
 
@@ -147,6 +166,7 @@ class CommandKind(StrEnum):
     PREPARE = "prepare"
     ACTIVATE = "activate"
     RELEASE = "release"
+    STANDBY = "standby"
     MEASURE = "measure"
     TRACE = "trace"
 
@@ -156,7 +176,8 @@ class CommandKey:
     """Which command an answer belongs to. Its text is the command's operation id.
 
     `uid` is of what the command was sent for (a deployment, an operator's call, a trace) and holds no "/". `epoch` is
-    the deployment's, 0 where there is none. `stage` is the stage's index, for a measurement the number of those before.
+    the deployment's, 0 where there is none. `stage` is the stage's index; for a measurement the number of those before,
+    for a standby its own number.
     """
 
     uid: str
@@ -194,7 +215,7 @@ class TakeDump:
 
 
 StageCommand = PrepareStage | ActivateHead | ReleaseStage
-Command = StageCommand | MeasureCompute | ProbeLinks | TraceSteps
+Command = StageCommand | KeepStandby | MeasureCompute | ProbeLinks | TraceSteps
 ControlMessage = Command | TakeDump
 """What goes down a control stream."""
 

@@ -19,6 +19,9 @@ from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 EVERY_NODE = "*"
 """The key of `quantisation` for all boxes that are not named."""
 
+AUTO_STANDBY = "auto"
+"""In place of names of boxes in `standby`: the coordinator chooses."""
+
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 
 
@@ -32,7 +35,8 @@ class DeploymentSpec(BaseModel):
     equal beginnings among a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that
     are generating. `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it
     runs. `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights
-    the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype.
+    the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of `standby` keep
+    weights of others' layers in memory, to take them over; with "auto" alone the coordinator chooses them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -56,6 +60,7 @@ class DeploymentSpec(BaseModel):
     mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
     micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
     exclude: tuple[str, ...] = ()
+    standby: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     quantisation: dict[str, IntegerFormat] = Field(default_factory=dict)
     head_quantisation: Literal["int8", "int4", "none"] | None = None
@@ -79,6 +84,8 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     values = dict(values)
     if isinstance(values.get("layers"), str):
         values["layers"] = parse_layers(values["layers"])
+    if isinstance(values.get("standby"), str):
+        values["standby"] = tuple(name.strip() for name in values["standby"].split(","))
     try:
         spec = DeploymentSpec.model_validate(values)
     except ValidationError as error:
@@ -106,6 +113,12 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
             f"{spec.concurrency}; at most {most} can",
             field="micro_batches",
             reason="TOO_MANY_MICRO_BATCHES",
+        )
+    if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
+        raise InvalidArgumentError(
+            'standby: "auto" has the coordinator choose; name boxes, or give it alone',
+            field="standby",
+            reason="INVALID_SPEC",
         )
     return spec
 

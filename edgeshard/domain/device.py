@@ -33,6 +33,8 @@ class StagePhase(StrEnum):
     """Loaded, waiting for the head."""
     ACTIVE = "active"
     FAILED = "failed"
+    STANDBY = "standby"
+    """Weights of layers that other boxes run, in memory or on their way there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class StageKey:
 
     deployment: DeploymentName
     stage: int
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class StageStatus:
 
     The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
     it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
-    error that failed the stage.
+    error that failed the stage; its weights took `load_s` to fetch and load.
     """
 
     deployment: DeploymentName
@@ -76,10 +79,11 @@ class StageStatus:
     step_age_s: float = 0.0
     step_cpu_s: float = 0.0
     failure_reason: str = ""
+    load_s: float = 0.0
 
     @property
     def key(self) -> StageKey:
-        return StageKey(self.deployment, self.stage)
+        return StageKey(self.deployment, self.stage, self.phase is StagePhase.STANDBY)
 
 
 @dataclass(frozen=True, slots=True)

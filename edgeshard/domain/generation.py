@@ -17,6 +17,16 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.placement import Placement
 
+# A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
+# far below what gRPC takes (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), whatever stands beside them.
+PROMPT_LIMIT_BYTES = 4 << 20
+"""Of a prompt as text, in UTF-8."""
+PROMPT_LIMIT_TOKENS = 1 << 20
+STOP_LIMIT_BYTES = 1024
+"""Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
+STOP_LIMIT_TOKENS = 1024
+"""Each new token is compared with all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -116,10 +126,34 @@ class Generation:
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
         _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
+        check_prompt_size(self.prompt)
         _check_bounds(self)
         _require(all(self.stop_strings), "stop_strings", "must not hold an empty string")
         _require(len(self.stop_strings) <= 16, "stop_strings", "holds more than 16 strings")
+        longest = max(map(text_bytes, self.stop_strings), default=0)
+        _require(
+            longest <= STOP_LIMIT_BYTES,
+            "stop_strings",
+            f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8",
+        )
+        _require(
+            len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", f"holds more than {STOP_LIMIT_TOKENS} tokens"
+        )
         self.sampling.validate()
+
+
+def text_bytes(text: str) -> int:
+    """Bytes of a text in UTF-8; what is no text counts too."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_prompt_size(prompt: str | Sequence[int]) -> None:
+    """Raise InvalidArgumentError naming `prompt` for one that no message of a request's life must hold."""
+    if isinstance(prompt, str):
+        size, limit, unit = text_bytes(prompt), PROMPT_LIMIT_BYTES, "bytes of UTF-8"
+    else:
+        size, limit, unit = len(prompt), PROMPT_LIMIT_TOKENS, "tokens"
+    _require(size <= limit, "prompt", f"has {size} {unit}; at most {limit} are taken: shorten it", "PROMPT_TOO_LONG")
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edgeshard.domain.loss import Loss
 from edgeshard.domain.placement import ExplicitStage, Prediction
 
 LATEST = 64
@@ -105,3 +106,5 @@ class Outlook:
     layers: tuple[ExplicitStage, ...] = ()
     gain: float = 0.0
     note: str = ""
+    losses: tuple[Loss, ...] = ()
+    """What the death of each of its boxes would cost."""

@@ -7,10 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from edgeshard.rpc.tls import TlsFiles, check_secure
 
 MESSAGE_LIMIT_BYTES = 8 << 20
+"""gRPC refuses a message that is larger, and on a stream the refusal ends the stream: ask `is_sendable` before."""
+_PASSED_ON_BYTES = 64 << 10
 KEEPALIVE_S = 1.0
 CONTROL_PING_TIMEOUT_S = 15.0
 """Longer than a box may be silent: one that stands still for a moment keeps its control stream."""
@@ -84,6 +87,11 @@ def open_channel(
     if tls is None:
         return grpc.aio.insecure_channel(target, options)
     return grpc.aio.secure_channel(target, tls.channel_credentials(), options)
+
+
+def is_sendable(message: Message) -> bool:
+    """Whether a message may be written to a stream, and passed on by who reads it with a little more around it."""
+    return message.ByteSize() <= MESSAGE_LIMIT_BYTES - _PASSED_ON_BYTES
 
 
 async def half_close(call: grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]) -> None:

@@ -23,6 +23,8 @@ from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
 CHUNK_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
 _PARTIAL = ".partial"
+TEMPORARY = ".tmp"
+"""The end of the name of a file that is being written to take another's place."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -91,8 +93,8 @@ class BlobDirectory:
             raise DataLossError(f"the bytes received for blob {digest} do not match its sha256", field="sha256")
         with _naming_full_disk(partial):
             sync(partial)
-        partial.rename(path)
-        sync(path.parent)
+            partial.rename(path)
+            sync(path.parent)
 
     def is_intact(self, digest: Digest, size: int) -> bool:
         """Whether the complete blob is there with `size` bytes that match its digest; reads all of it."""
@@ -118,6 +120,10 @@ class BlobDirectory:
     def remove(self, digest: Digest) -> None:
         """Remove the blob and what has arrived of it; nothing happens when it is not there."""
         self.path(digest).unlink(missing_ok=True)
+        self.forget_received(digest)
+
+    def forget_received(self, digest: Digest) -> None:
+        """Remove what has arrived of a blob that is not complete."""
         self.partial_path(digest).unlink(missing_ok=True)
 
     def files(self) -> Iterator[BlobFile]:
@@ -178,14 +184,17 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace the file's text so that after a crash it has either the old or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Replace the file's text so that after a crash or an error it has either the old or the new one."""
+    temporary = path.with_name(path.name + TEMPORARY)
     with _naming_full_disk(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        sync(temporary)
-    temporary.rename(path)
-    sync(path.parent)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            sync(temporary)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 async def in_thread(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -211,9 +220,24 @@ def _naming_full_disk(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ResourceExhaustedError(
-            f"the disk of {path.parent} is full; free space or move --state-dir", field="state-dir", reason="DISK_FULL"
-        ) from None
+        raise full_disk(path, path.name) from None
+
+
+def free_bytes(path: Path) -> int:
+    """Of the disk that a file is on or will be on: what this process may use of it."""
+    while not path.exists():
+        path = path.parent
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def full_disk(path: Path, what: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"the disk of {path.parent} is full ({free_bytes(path)} bytes are free), so {what} cannot be written; free "
+        "space or move --state-dir",
+        field="state-dir",
+        reason="DISK_FULL",
+    )
 
 
 def _size(path: Path) -> int | None:

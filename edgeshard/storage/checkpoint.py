@@ -36,6 +36,8 @@ Progress = Callable[[int, int], None]
 HEADER_LIMIT_BYTES = 32 << 20
 CONFIG_LIMIT_BYTES = 1 << 20
 FILE_LIMIT_BYTES = 256 << 20
+"""Of a file that travels with a model, unless its name has a limit of its own."""
+_FILE_LIMITS = {"tokenizer.json": 64 << 20, "generation_config.json": CONFIG_LIMIT_BYTES}
 CHUNK_BYTES = 4 << 20
 _RANK_LIMIT = 8
 _LARGEST = 2**63 - 1
@@ -140,10 +142,18 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         path = directory / name
         if path.is_file():
             size = path.stat().st_size
-            if size > FILE_LIMIT_BYTES:
-                raise _malformed(name, f"has {size} bytes; at most {FILE_LIMIT_BYTES} are accepted")
+            check_file_size(name, size)
             files.append(StoredFile(name, path, size))
     return Checkpoint(directory, config_json, tensors, tuple(files))
+
+
+def check_file_size(name: str, size: int) -> None:
+    """Raise InvalidArgumentError naming a file that is larger than a box would read: it parses the files it knows."""
+    limit = _FILE_LIMITS.get(name, FILE_LIMIT_BYTES)
+    if size > limit:
+        raise InvalidArgumentError(
+            f"{name} has {size} bytes; at most {limit} are accepted", field=name, reason="FILE_TOO_LARGE"
+        )
 
 
 def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None = None) -> ModelManifest:

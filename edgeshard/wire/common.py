@@ -94,6 +94,7 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         step_age_s=status.step_age_s,
         step_cpu_s=status.step_cpu_s,
         failure_reason=status.failure_reason,
+        load_s=status.load_s,
     )
 
 
@@ -119,15 +120,16 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         step_age_s=message.step_age_s,
         step_cpu_s=message.step_cpu_s,
         failure_reason=message.failure_reason,
+        load_s=message.load_s,
     )
 
 
 def stage_key_to_wire(key: StageKey) -> pb.StageKey:
-    return pb.StageKey(deployment=key.deployment, stage=key.stage)
+    return pb.StageKey(deployment=key.deployment, stage=key.stage, standby=key.standby)
 
 
 def stage_key_from_wire(message: pb.StageKey) -> StageKey:
-    return StageKey(DeploymentName(message.deployment), message.stage)
+    return StageKey(DeploymentName(message.deployment), message.stage, message.standby)
 
 
 def huge_pages_to_wire(huge_pages: HugePages) -> pb.HugePages:

@@ -15,6 +15,7 @@ from edgeshard.domain.commands import (
     DumpPart,
     Heartbeat,
     HeartbeatChange,
+    KeepStandby,
     MeasureCompute,
     Peer,
     PrepareStage,
@@ -47,6 +48,8 @@ from edgeshard.wire.common import (
     facts_to_wire,
     huge_pages_from_wire,
     huge_pages_to_wire,
+    layers_from_wire,
+    layers_to_wire,
     quantisation_from_wire,
     quantisation_to_wire,
     stage_key_from_wire,
@@ -156,6 +159,15 @@ def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.Co
         case ReleaseStage():
             release = pb.ReleaseStage(deployment=command.deployment, epoch=command.epoch)
             return pb.ControlResponse(operation_id=operation_id, release=release)
+        case KeepStandby():
+            standby = pb.KeepStandby(
+                spec=spec_to_wire(command.spec),
+                epoch=command.epoch,
+                manifest_digest=command.manifest_digest,
+                node=command.node,
+                layers=layers_to_wire(command.layers) if command.layers is not None else None,
+            )
+            return pb.ControlResponse(operation_id=operation_id, standby=standby)
         case MeasureCompute():
             measure = pb.MeasureCompute(
                 config_json=json.dumps(dict(command.config)).encode(),
@@ -198,6 +210,15 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
         case "release":
             release = message.release
             return operation_id, ReleaseStage(DeploymentName(release.deployment), Epoch(release.epoch))
+        case "standby":
+            standby = message.standby
+            return operation_id, KeepStandby(
+                spec=spec_from_wire(standby.spec),
+                epoch=Epoch(standby.epoch),
+                manifest_digest=check_digest(standby.manifest_digest, "manifest_digest"),
+                node=NodeName(check_name(standby.node, "node")),
+                layers=layers_from_wire(standby.layers) if standby.HasField("layers") else None,
+            )
         case "measure":
             measure = message.measure
             return operation_id, MeasureCompute(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.loss import Loss, Pause
 from edgeshard.domain.placement import ExplicitStage, LengthsFrom, PlacedStage, Placement, Prediction
 from edgeshard.domain.step_cost import StageCost
 from edgeshard.domain.traffic import Lengths, Outlook, Traffic
@@ -182,6 +183,7 @@ def _outlook_to_wire(outlook: Outlook) -> admin_pb2.Outlook:
         layers=[_explicit_to_wire(stage) for stage in outlook.layers],
         gain=outlook.gain,
         note=outlook.note,
+        losses=[_loss_to_wire(loss) for loss in outlook.losses],
     )
 
 
@@ -191,6 +193,33 @@ def _outlook_from_wire(message: admin_pb2.Outlook) -> Outlook:
         better=_prediction_from_wire(message.better) if message.HasField("better") else None,
         layers=tuple(_explicit_from_wire(stage) for stage in message.layers),
         gain=message.gain,
+        note=message.note,
+        losses=tuple(_loss_from_wire(loss) for loss in message.losses),
+    )
+
+
+def _loss_to_wire(loss: Loss) -> admin_pb2.Loss:
+    pause = loss.pause
+    return admin_pb2.Loss(
+        node=loss.node,
+        pause=None
+        if pause is None
+        else admin_pb2.Pause(
+            detect_s=pause.detect_s, plan_s=pause.plan_s, load_s=pause.load_s, rebuild_s=pause.rebuild_s
+        ),
+        taken_by=[_explicit_to_wire(stage) for stage in loss.taken_by],
+        warm=loss.warm,
+        note=loss.note,
+    )
+
+
+def _loss_from_wire(message: admin_pb2.Loss) -> Loss:
+    pause = message.pause
+    return Loss(
+        node=NodeName(message.node),
+        pause=Pause(pause.detect_s, pause.plan_s, pause.load_s, pause.rebuild_s) if message.HasField("pause") else None,
+        taken_by=tuple(_explicit_from_wire(stage) for stage in message.taken_by),
+        warm=message.warm,
         note=message.note,
     )
 
@@ -212,6 +241,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         dtype=dtype_to_wire(spec.dtype),
         kv_dtype=dtype_to_wire(spec.kv_dtype) if spec.kv_dtype is not None else None,
         exclude=spec.exclude,
+        standby=spec.standby,
         reserve=spec.reserve,
         quantisation=spec.quantisation,
         layers=[_explicit_to_wire(stage) for stage in spec.layers],
@@ -226,6 +256,7 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
         if message.HasField(name):
             values[name] = dtype_from_wire(getattr(message, name), name)
     values["exclude"] = tuple(message.exclude)
+    values["standby"] = tuple(message.standby)
     values["reserve"] = dict(message.reserve)
     values["quantisation"] = dict(message.quantisation)
     values["layers"] = tuple(_explicit_from_wire(stage) for stage in message.layers)

@@ -77,6 +77,11 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
             raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
 
 
+def request_of_command(message: pb.AttachResponse) -> RequestId:
+    """The request that a command is about, also of one that cannot be read; '' where that is not said."""
+    return RequestId(message.start.request_id or message.cancel.request_id)
+
+
 def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
     match message:
         case HeadToken():

@@ -1,7 +1,8 @@
 """A process that has imported what daemons need, and forks them: `python -m tests.chaos.nursery`
 
 A daemon that is started anew imports torch for seconds; one that is forked here is there at once. It is a process of
-its own like any other, and runs the same entry. Requests come as lines of JSON on stdin, answers go to stdout:
+its own like any other, and runs the same entry. Requests come as lines of JSON on stdin, answers go to stdout. The
+first line there says whether agents will run in the native kernels.
 
     {"role": "agent", "arguments": [...], "log": FILE, "directory": DIR}  ->  {"started": PID}
                                                             and at its end    {"ended": PID, "status": CODE}
@@ -57,7 +58,9 @@ class Nursery:
 
     def run(self) -> None:
         """Until stdin ends."""
-        _say({"ready": os.getpid()})
+        from edgeshard_agent.ops import native_available
+
+        _say({"ready": os.getpid(), "native": native_available()})
         rest = b""
         while True:
             ready, _, _ = select.select([0, self._wake], [], [])

@@ -18,13 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from tests.chaos.failpoints import Action, Place
 from tests.chaos.matrix import PROMPT, STAGES, Case, Dtype, Fault, LinkFault, LinkKind
-from tests.chaos.site import COORDINATOR, ChaosSite
+from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream, Trials
 
 PARTS = ("detect", "plan", "load", "rebuild")
@@ -53,7 +53,12 @@ class Kind:
         return Case("pauses", Dtype.FP32, (Fault(stage, Place.BEFORE_COMPUTE, IN_THE_MIDDLE, action=action),))
 
 
-KINDS = (Kind("death"), Kind("stalled link"), Kind("halted box"))
+KINDS = (
+    Kind("death", warm=True),
+    Kind("death"),
+    Kind("stalled link", warm=True),
+    Kind("halted box", warm=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Pause:
 
     whole_s: float
     parts: Mapping[str, float]
+    predicted_s: float | None = None
+    """What the plan said before, of a box that dies."""
 
 
 def log_events(lines: Sequence[str]) -> Iterator[tuple[float, Mapping[str, object]]]:
@@ -99,14 +106,18 @@ def pause_of(stream: Stream, fault_at: float, offset: float, lines: Sequence[str
 
 def table(pauses: Mapping[Kind, Sequence[Pause]]) -> str:
     """Medians, a row for each kind."""
-    rows = ["| loss | spare | tries | pause | worst | " + " | ".join(PARTS) + " |"]
-    rows.append("| " + "--- | " * (5 + len(PARTS)))
+    rows = ["| loss | spare | tries | pause | worst | predicted | most off | " + " | ".join(PARTS) + " |"]
+    rows.append("| " + "--- | " * (7 + len(PARTS)))
     for kind, measured in pauses.items():
         whole = [pause.whole_s for pause in measured]
         told = [pause.parts for pause in measured if pause.parts]
         parts = [f"{statistics.median(part[name] for part in told):.3f} s" if told else "" for name in PARTS]
         spare = "warm" if kind.warm else "cold"
+        said = [(pause.predicted_s, pause.whole_s) for pause in measured if pause.predicted_s is not None]
+        predicted = f"{statistics.median(expected for expected, _ in said):.3f} s" if said else ""
+        off = f"{max(abs(expected - was) for expected, was in said):.3f} s" if said else ""
         cells = [kind.name, spare, str(len(measured)), f"{statistics.median(whole):.3f} s", f"{max(whole):.3f} s"]
+        cells += [predicted, off]
         rows.append("| " + " | ".join([*cells, *parts]) + " |")
     return "\n".join(rows)
 
@@ -128,12 +139,22 @@ async def run(tries: int, keep: Path | None, kinds: Sequence[Kind] = KINDS) -> i
     return int(bool(problems))
 
 
+async def _predicted(site: ChaosSite, case: Case) -> float | None:
+    """What losing the box of the case would cost, as the coordinator says."""
+    outlook = (await site.client.deployment(DEPLOYMENT, outlook=True)).outlook
+    assert outlook is not None
+    pause = outlook.losses[case.faults[0].at].pause
+    return None if pause is None else pause.total_s
+
+
 async def _measure(site: ChaosSite, kind: Kind, tries: int, into: list[Pause]) -> list[str]:
     """Append the pause of each try; what went wrong."""
-    trials, problems = Trials(site), []
+    trials, problems = Trials(site, **({"standby": ["auto"]} if kind.warm else {})), []
     log = site.daemons[COORDINATOR].log
     for number in range(tries):
         case = kind.case(number)
+        await trials.prepare(case)
+        predicted_s = await _predicted(site, case) if kind.name == "death" else None
         seen = len(log.read_bytes())
         offset = time.time() - time.monotonic()
         outcome = await trials.run(case)
@@ -141,7 +162,7 @@ async def _measure(site: ChaosSite, kind: Kind, tries: int, into: list[Pause]) -
         if outcome.problems:
             continue
         lines = log.read_bytes()[seen:].decode().splitlines()
-        into.append(pause_of(outcome.streams[0], outcome.fault_at, offset, lines))
+        into.append(replace(pause_of(outcome.streams[0], outcome.fault_at, offset, lines), predicted_s=predicted_s))
         sys.stdout.write(f"{kind.name} {number + 1}/{tries}: {into[-1].whole_s:.3f} s\n")
         sys.stdout.flush()
     return problems

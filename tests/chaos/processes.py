@@ -21,6 +21,8 @@ class Nursery:
     """The process that forks daemons; see tests/chaos/nursery.py."""
 
     def __init__(self) -> None:
+        self.native = False
+        """Whether agents run in the native kernels."""
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Queue[int] = asyncio.Queue()
@@ -34,7 +36,7 @@ class Nursery:
             sys.executable, "-m", "tests.chaos.nursery",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment, process_group=0,
         )  # fmt: skip
-        await self._line()
+        self.native = bool((await self._line())["native"])
         self._reader = asyncio.create_task(self._read())
 
     async def stop(self) -> None:

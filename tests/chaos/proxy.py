@@ -1,7 +1,7 @@
 """A TCP proxy on loopback that does to a connection what networks do.
 
 `up` is the direction from who dialled to who listens, `down` the other one. Faults are set while connections run, and
-hold for those and for new ones. Everything else passes as it came.
+hold for those and for new ones of the same link. Everything else passes as it came.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import socket
 import struct
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 _READ_BYTES = 1 << 16
 _AHEAD_BYTES = 1 << 18
@@ -67,6 +68,42 @@ class Direction:
 
 
 @dataclass(eq=False)
+class Link:
+    """All connections of one dialler to the target, those that will be too."""
+
+    up: Direction = field(default_factory=Direction)
+    down: Direction = field(default_factory=Direction)
+    connections: set[_Connection] = field(default_factory=set)
+
+    def stall(self) -> None:
+        """Both directions of every connection stand still, and stay open."""
+        self.up.stall()
+        self.down.stall()
+
+    def resume(self) -> None:
+        self.up.resume()
+        self.down.resume()
+
+    def heal(self) -> None:
+        """No faults any more; what was lost stays lost."""
+        self.resume()
+        for direction in (self.up, self.down):
+            direction.delay_s, direction.bandwidth_bps, direction.slice_bytes = 0.0, None, 0
+
+    def reset(self) -> None:
+        """End every connection with RST at both ends."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    def half_close(self) -> None:
+        """Tell the target, on every connection, that nothing more comes. The other direction goes on."""
+        for connection in list(self.connections):
+            if connection.far.can_write_eof() and not connection.far.is_closing():
+                with contextlib.suppress(OSError, RuntimeError):
+                    connection.far.write_eof()
+
+
+@dataclass(eq=False)
 class _Connection:
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
@@ -82,18 +119,20 @@ class _Connection:
 
 
 class Proxy:
-    """Listens on a free loopback port and forwards to `target`, a host:port that may come and go."""
+    """Listens on a free loopback port and forwards to `target`, a host:port that may come and go.
 
-    def __init__(self, target: str) -> None:
+    `dialler` names the process behind a port of this machine; connections of one name are one `Link`. Without it there
+    is one link, ''.
+    """
+
+    def __init__(self, target: str, dialler: Callable[[int], Awaitable[str]] | None = None) -> None:
         self.target = target
         self.address = ""
-        self.up = Direction()
-        self.down = Direction()
-        self.accepted = 0
         self.refusing = False
         """New connections are reset at once."""
+        self._dialler = dialler
+        self._links: dict[str, Link] = {}
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
@@ -106,50 +145,27 @@ class Proxy:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        self.reset()
+        for link in self._links.values():
+            link.reset()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._connections)
-
-    def stall(self) -> None:
-        """Both directions of every connection stand still, and stay open."""
-        self.up.stall()
-        self.down.stall()
-
-    def resume(self) -> None:
-        self.up.resume()
-        self.down.resume()
+    def link(self, dialler: str = "") -> Link:
+        return self._links.setdefault(dialler, Link())
 
     def heal(self) -> None:
-        """No faults any more; what was lost stays lost."""
-        self.resume()
+        """No faults any more on any link."""
         self.refusing = False
-        for direction in (self.up, self.down):
-            direction.delay_s, direction.bandwidth_bps, direction.slice_bytes = 0.0, None, 0
-
-    def reset(self) -> None:
-        """End every connection with RST at both ends."""
-        for connection in list(self._connections):
-            connection.abort()
-
-    def half_close(self, direction: Direction) -> None:
-        """Tell the receiving end of this direction, on every connection, that nothing more comes. The other goes on."""
-        for connection in list(self._connections):
-            writer = connection.far if direction is self.up else connection.near
-            if writer.can_write_eof() and not writer.is_closing():
-                with contextlib.suppress(OSError, RuntimeError):
-                    writer.write_eof()
+        for link in self._links.values():
+            link.heal()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self.accepted += 1
+        link = self.link(await self._dialler(writer.get_extra_info("peername")[1]) if self._dialler else "")
         host, _, port = self.target.rpartition(":")
         far: asyncio.StreamWriter | None = None
         if not self.refusing:
@@ -159,17 +175,17 @@ class Proxy:
             _Connection(writer, writer).abort()
             return
         connection = _Connection(writer, far)
-        self._connections.add(connection)
+        link.connections.add(connection)
         for end in (writer, far):
             taken: socket.socket = end.get_extra_info("socket")
             taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ways = (_Way(self.up, reader, far), _Way(self.down, far_reader, writer))
+        ways = (_Way(link.up, reader, far), _Way(link.down, far_reader, writer))
         tasks = [asyncio.create_task(way.run()) for way in ways]
         try:
             # Either way may end by itself; the connection is over when both did, or one broke.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            self._connections.discard(connection)
+            link.connections.discard(connection)
             connection.abort()
             for each in tasks:
                 each.cancel()

@@ -59,6 +59,8 @@ async def run_cases(cases: Sequence[Case], directory: Path) -> tuple[list[Outcom
             home = directory / f"{'links' if proxied else 'boxes'}-{sites}"
             home.mkdir(parents=True)
             async with ChaosSite(home, proxied=proxied) as site:
+                if not site.native:
+                    raise SystemExit("The native kernels are not in use, and no other bits are promised: `make setup`.")
                 group = await _run_on(Trials(site), group, outcomes, problems, len(cases))
     return outcomes, problems
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from edgeshard import Client
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
@@ -66,6 +68,11 @@ class ChaosSite:
         self._client: Client | None = None
         self._free = _free_ports(1 + len(nodes))
         self.address = f"127.0.0.1:{self._free[0]}"
+
+    @property
+    def native(self) -> bool:
+        """Whether its agents run in the native kernels: without them an answer has other bits in other batches."""
+        return self._nursery.native
 
     @property
     def client(self) -> Client:
@@ -196,6 +203,19 @@ class ChaosSite:
     def marks(self) -> dict[str, Mark]:
         return failpoints.marks(self.directory)
 
+    async def _dialler(self, port: int) -> str:
+        """The name of the agent with this local port, '' when there is none any more."""
+
+        def find() -> str:
+            for name in self.nodes:
+                with contextlib.suppress(psutil.Error):
+                    connections = psutil.Process(self.daemons[name].pid).net_connections("tcp")
+                    if any(connection.laddr.port == port for connection in connections):
+                        return name
+            return ""
+
+        return await asyncio.to_thread(find)
+
     async def _agent(self, name: str, port: int) -> list[str]:
         """Its command line; starts its proxy."""
         listen = f"127.0.0.1:{port}"
@@ -203,7 +223,7 @@ class ChaosSite:
         arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB"]
         if self._proxied:
-            proxy = self.proxies[name] = Proxy(listen)
+            proxy = self.proxies[name] = Proxy(listen, self._dialler)
             arguments += ["--advertise", await proxy.start()]
         return arguments
 

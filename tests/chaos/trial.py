@@ -10,14 +10,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from edgeshard import Client
+from edgeshard.domain.device import StagePhase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint
 from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind
-from tests.chaos.proxy import Proxy
-from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
+from tests.chaos.proxy import Link
+from tests.chaos.site import BACK_S, COORDINATOR, DEPLOYMENT, ChaosSite
 
 REQUEST_S = 60.0
 """For a request to end, however many boxes it loses. A quiet machine needs a second or two."""
@@ -97,26 +98,39 @@ class Outcome:
 
 
 class Trials:
-    """Runs cases one after the other; those of one dtype share a deployment."""
+    """Runs cases one after the other; those of one dtype share a deployment, whose spec has `fields`."""
 
-    def __init__(self, site: ChaosSite) -> None:
+    def __init__(self, site: ChaosSite, **fields: object) -> None:
         self.site = site
+        self._fields = fields
         self._dtype: Dtype | None = None
         self._undisturbed: dict[tuple[Dtype, Ask], Undisturbed] = {}
         self._count = 0
         self._disturbed_at: list[float] = []
         """When the faults of this case's links were set, in seconds of the wall clock."""
+        self._flips: list[tuple[Link, int]] = []
+        """Links that are to flip a bit, and how many they had flipped before."""
+
+    async def prepare(self, case: Case) -> None:
+        """Have everything as the case wants it: it is deployed, and the spare box is warm where there is a standby."""
+        await self._deploy(case.dtype)
+        if self._fields.get("standby"):
+            await self.site.until(self._warm, BACK_S)
+
+    async def _warm(self) -> bool:
+        stages = [stage for node in await self.site.client.nodes() for stage in node.stages]
+        return any(stage.phase is StagePhase.STANDBY and stage.parameter_bytes for stage in stages)
 
     async def run(self, case: Case) -> Outcome:
         """What came of a case. The site is whole afterwards.
 
         Raises TimeoutError when that takes too long, and as the undisturbed requests do.
         """
-        await self._deploy(case.dtype)
+        await self.prepare(case)
         first, late = matrix.asks(case)
         undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
         self._count += 1
-        self._disturbed_at = []
+        self._disturbed_at, self._flips = [], []
         points = await self._arm(case)
         began = time.monotonic()
         streams = [Stream(ask) for ask in (*first, *late)]
@@ -124,7 +138,10 @@ class Trials:
         wall_s = time.monotonic() - began
         marked = self.site.marks()
         problems += [f"the failpoint {point} did not act" for point in points if point not in marked]
-        problems += [f"{fault.name} did not happen" for fault in case.links if not self._happened(fault, streams[0])]
+        if len(self._disturbed_at) < len(case.links):
+            problems.append("a link's fault was never set")
+        if any(link.up.flips_done == before for link, before in self._flips):
+            problems.append("no bit was flipped: the byte never came")
         wrong = 0
         for number, (stream, known) in enumerate(zip(streams, undisturbed, strict=True)):
             verdict = check(stream.events, known.reference, whole=stream.error is None)
@@ -165,7 +182,7 @@ class Trials:
     async def _deploy(self, dtype: Dtype) -> None:
         """Three stages and a spare, as cases want them: with two boxes lost, those that are left share the layers."""
         if self._dtype is not dtype or len(await self.site.stages()) != STAGES:
-            await self.site.deploy(**dtype.fields)
+            await self.site.deploy(**dtype.fields, **self._fields)
             self._dtype = dtype
 
     async def _known(self, dtype: Dtype, ask: Ask) -> Undisturbed:
@@ -213,7 +230,7 @@ class Trials:
                     running += [asyncio.create_task(stream.run(client)) for stream in streams[first:]]
                 await asyncio.gather(*running)
         except TimeoutError:
-            waiting = [str(number) for number, task in enumerate(running) if not task.done()]
+            waiting = [str(number) for number, stream in enumerate(streams) if not stream.over]
             return [f"after {REQUEST_S:g} s these requests had not ended: {', '.join(waiting)}"]
         finally:
             for task in (*running, *helpers):
@@ -232,39 +249,42 @@ class Trials:
 
     async def _disturb(self, fault: LinkFault, stream: Stream) -> None:
         """Set the fault once the client has its tokens."""
-        placed = await self.site.placed()
-        proxy = self.site.proxies[placed[fault.to]]
+        stages = await self.site.stages()
+        link = self.site.proxies[stages[fault.to]].link(stages[fault.to - 1])
         await stream.has(fault.after_tokens)
+        if not link.connections:
+            raise RuntimeError(f"nothing goes over {fault.name}")
         self._disturbed_at.append(time.time())
-        disturb(proxy, fault)
+        if fault.kind is LinkKind.DEAF:
+            for name in self.site.daemons:
+                disturb(self.site.proxies[stages[fault.to]].link(name), LinkKind.STALL)
+        else:
+            if fault.kind is LinkKind.FLIP:
+                self._flips.append((link, link.up.flips_done))
+            disturb(link, fault.kind, fault.detail)
 
-    def _happened(self, fault: LinkFault, stream: Stream) -> bool:
-        if fault.kind is not LinkKind.FLIP:
-            return stream.tokens >= fault.after_tokens
-        return sum(proxy.up.flips_done for proxy in self.site.proxies.values()) >= 1
 
-
-def disturb(proxy: Proxy, fault: LinkFault) -> None:
-    """Do to the link behind this proxy what the fault says."""
-    match fault.kind:
+def disturb(link: Link, kind: LinkKind, detail: int = 0) -> None:
+    """Do this to a link; `detail` is of a flip: its byte."""
+    match kind:
         case LinkKind.STALL:
-            proxy.stall()
+            link.stall()
         case LinkKind.STALL_UP:
-            proxy.up.stall()
+            link.up.stall()
         case LinkKind.STALL_DOWN:
-            proxy.down.stall()
+            link.down.stall()
         case LinkKind.RESET:
-            proxy.reset()
+            link.reset()
         case LinkKind.HALF_CLOSE:
-            proxy.half_close(proxy.up)
+            link.half_close()
         case LinkKind.SLICES:
-            proxy.up.slice_bytes = proxy.down.slice_bytes = SLICE_BYTES
+            link.up.slice_bytes = link.down.slice_bytes = SLICE_BYTES
         case LinkKind.DELAY:
-            proxy.up.delay_s = proxy.down.delay_s = DELAY_S
+            link.up.delay_s = link.down.delay_s = DELAY_S
         case LinkKind.NARROW:
-            proxy.up.bandwidth_bps = NARROW_BPS
+            link.up.bandwidth_bps = NARROW_BPS
         case LinkKind.FLIP:
-            proxy.up.flip(fault.detail, bit=fault.detail % 8)
+            link.up.flip(detail, bit=detail % 8)
 
 
 def _holds_kv(stages: Sequence[object]) -> bool:

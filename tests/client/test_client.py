@@ -172,10 +172,10 @@ async def test_every_error_class_keeps_its_parts(site: Any, kind: type[EdgeShard
 
 async def test_a_failure_in_mid_stream_comes_after_the_tokens(site: Any) -> None:
     site.script = site.story()[:3]
-    site.failures["GenerateEnd"] = UnavailableError("box b is gone", field="b")
+    site.failures["GenerateEnd"] = UnavailableError("no box is left", reason="NOT_RECOVERED")
     seen = []
     async with Client(site.address) as client:
-        with pytest.raises(UnavailableError, match="box b is gone"):
+        with pytest.raises(UnavailableError, match="no box is left"):
             async for event in client.generate("tales", "Once"):
                 seen.append(event)
     assert len(seen) == 3

@@ -185,9 +185,8 @@ class Site:
 
     async def heard(self, agent: FakeAgent, *stages: StageStatus) -> None:
         """The agent says what it holds, and it is in the state."""
-        before = self.state.nodes[agent.node_id].heard_at
         await agent.heartbeat(*stages)
-        await self.until(lambda state: state.nodes[agent.node_id].heard_at > before)
+        await self.until(lambda state: state.nodes[agent.node_id].huge_pages == agent.pages)
 
     def own_inference(self) -> tuple[inference_pb2_grpc.InferenceServiceStub, grpc.aio.Channel]:
         channel = open_channel(self.address, None)

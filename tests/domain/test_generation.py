@@ -12,7 +12,21 @@ import pytest
 from edgeshard.cli.generate import generate
 from edgeshard.client.options import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import GenerateOptions, Generation, OptionField, Sampling, option_fields
+from edgeshard.domain.generation import (
+    PROMPT_LIMIT_BYTES,
+    PROMPT_LIMIT_TOKENS,
+    STOP_LIMIT_BYTES,
+    STOP_LIMIT_TOKENS,
+    GenerateOptions,
+    Generation,
+    OptionField,
+    Sampling,
+    option_fields,
+)
+from edgeshard.domain.head import HeadAccepted, StartRequest
+from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.wire.head import head_command_to_wire, head_message_to_wire
 
 OF_THE_CALL = {"request_id": str, "timeout_s": float | None}
 OPTIONS = [*option_fields(Sampling), *option_fields(Generation)]
@@ -58,3 +72,48 @@ def test_a_value_out_of_bounds_is_refused_by_name(item: OptionField) -> None:
         with pytest.raises(InvalidArgumentError) as refused:
             generation_of("x", {item.keyword: value})  # type: ignore[misc]
         assert refused.value.field == item.name and option.rule in refused.value.message
+
+
+TOO_LARGE: dict[str, tuple[str, Generation, Generation]] = {
+    "a text of one byte each": (
+        "prompt",
+        Generation("x" * PROMPT_LIMIT_BYTES),
+        Generation("x" * (PROMPT_LIMIT_BYTES + 1)),
+    ),
+    "a text of three bytes each": (
+        "prompt",
+        Generation("\N{EURO SIGN}" * (PROMPT_LIMIT_BYTES // 3)),
+        Generation("\N{EURO SIGN}" * (PROMPT_LIMIT_BYTES // 3 + 1)),
+    ),
+    "tokens": ("prompt", Generation((1,) * PROMPT_LIMIT_TOKENS), Generation((1,) * (PROMPT_LIMIT_TOKENS + 1))),
+    "a stop string": (
+        "stop_strings",
+        Generation("x", stop_strings=("x" * STOP_LIMIT_BYTES,)),
+        Generation("x", stop_strings=("y", "\N{EURO SIGN}" * (STOP_LIMIT_BYTES // 3 + 1))),
+    ),
+    "stop tokens": (
+        "stop_tokens",
+        Generation("x", stop_tokens=(1,) * STOP_LIMIT_TOKENS),
+        Generation("x", stop_tokens=(1,) * (STOP_LIMIT_TOKENS + 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+def test_what_a_message_should_not_hold_is_refused_by_name(what: str) -> None:
+    field, largest, too_large = TOO_LARGE[what]
+    largest.validate()
+    with pytest.raises(InvalidArgumentError) as refused:
+        too_large.validate()
+    assert refused.value.field == field
+
+
+def test_the_largest_requests_and_their_prompts_tokens_fit_a_message() -> None:
+    """With ids of 5 bytes each, in both directions."""
+    stops = {"stop_strings": ("x" * STOP_LIMIT_BYTES,) * 16, "stop_tokens": (2**32 - 1,) * STOP_LIMIT_TOKENS}
+    tokens = (2**32 - 1,) * PROMPT_LIMIT_TOKENS
+    for prompt in ("x" * PROMPT_LIMIT_BYTES, tokens):
+        generation = Generation(prompt, **stops)  # type: ignore[arg-type]
+        generation.validate()
+        assert is_sendable(head_command_to_wire(StartRequest(RequestId("r" * 128), generation)))
+    assert is_sendable(head_message_to_wire(HeadAccepted(RequestId("r" * 128), Epoch(2**63), tokens)))

@@ -22,7 +22,7 @@ from edgeshard.domain.commands import (
     Registration,
     ReleaseStage,
 )
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.trace import StageTrace
@@ -60,6 +60,7 @@ class FakeAgent:
         self.measured: Callable[[ControlMessage], ProfileReport | None] = lambda command: None
         self.changed = asyncio.Condition()
         self.heads: list[FakeHead] = []
+        self.pages = HugePages(0, 0)
         self._channel = channel
         self._call: Any = None
         self._writing = asyncio.Lock()
@@ -83,8 +84,9 @@ class FakeAgent:
         self._task = asyncio.create_task(self._serve(self._call))
 
     async def heartbeat(self, *stages: StageStatus) -> None:
-        """A whole one. None is answered."""
-        await self.say(Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES))
+        """A whole one. None is answered; each is told from the others by its `pages`, which are in the state then."""
+        self.pages = HugePages(self.pages.wanted_bytes + 1, 0)
+        await self.say(Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES, self.pages))
 
     async def say(self, message: AgentMessage) -> None:
         async with self._writing:

@@ -8,6 +8,7 @@ from edgeshard.domain.commands import CommandResult, PrepareStage
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard_agent.core.measuring import StartMeasuring, StopMeasuring
+from edgeshard_agent.core.standby import SetStandby
 from edgeshard_agent.core.tracing import StartTrace
 
 
@@ -41,4 +42,14 @@ class SendResults:
     results: tuple[CommandResult, ...]
 
 
-Action = ReportStarted | LoadStage | OpenHead | CloseStage | SendResults | StartMeasuring | StopMeasuring | StartTrace
+Action = (
+    ReportStarted
+    | LoadStage
+    | OpenHead
+    | CloseStage
+    | SendResults
+    | SetStandby
+    | StartMeasuring
+    | StopMeasuring
+    | StartTrace
+)

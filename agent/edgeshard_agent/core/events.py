@@ -10,6 +10,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard_agent.core.actions import Action
 from edgeshard_agent.core.measuring import MeasuringEvent
+from edgeshard_agent.core.standby import StandbySet
 from edgeshard_agent.core.tracing import TraceEnded
 
 
@@ -64,4 +65,4 @@ class ActionStarted:
 
 
 StageEvent = StageLoaded | StageLoadFailed | HeadActivated | StageBroke
-Event = Started | CommandReceived | StageEvent | StageClosed | MeasuringEvent | TraceEnded | ActionStarted
+Event = Started | CommandReceived | StageEvent | StageClosed | StandbySet | MeasuringEvent | TraceEnded | ActionStarted

@@ -14,6 +14,7 @@ from typing import assert_never
 from edgeshard.domain.commands import (
     ActivateHead,
     CommandResult,
+    KeepStandby,
     MeasureCompute,
     PrepareStage,
     ProbeLinks,
@@ -24,6 +25,7 @@ from edgeshard.domain.commands import (
 from edgeshard.domain.device import DeviceFacts, StageStatus
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
+from edgeshard_agent.core import standby
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (
     ActionStarted,
@@ -48,6 +50,7 @@ from edgeshard_agent.core.measuring import (
     StopMeasuring,
     stage_came,
 )
+from edgeshard_agent.core.standby import SetStandby, Standby, StandbySet
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, WantedTrace, no_stage, replaced
 
 REMEMBERED_RESULTS = 256
@@ -92,6 +95,7 @@ class AgentState:
     unsent: tuple[CommandResult, ...] = ()
     measuring: Measuring = field(default_factory=Measuring)
     traces: dict[DeploymentName, WantedTrace] = field(default_factory=dict)
+    standbys: dict[DeploymentName, Standby] = field(default_factory=dict)
 
 
 def apply(state: AgentState, event: Event) -> AgentState:
@@ -109,6 +113,8 @@ def apply(state: AgentState, event: Event) -> AgentState:
             return _measuring_event(state, event)
         case TraceEnded():
             return _traced(state, event)
+        case StandbySet():
+            return _with_standbys(state, *standby.ended(state.standbys, event))
         case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
             slot = state.slots.get(event.deployment)
             if slot is None or slot.epoch != event.epoch:
@@ -129,6 +135,7 @@ def reconcile(state: AgentState) -> list[Action]:
         action = _slot_action(deployment, slot)
         if action is not None and (may_load or not isinstance(action, LoadStage)):
             actions.append(action)
+    actions += [action for action in standby.due(state.standbys) if may_load or action.command.layers is None]
     if state.measuring.superfluous:
         actions.append(StopMeasuring())
     if state.facts is not None and state.measuring.startable is not None:
@@ -160,6 +167,8 @@ def _command(state: AgentState, event: CommandReceived) -> AgentState:
             return _measure(state, MeasuringTask(event.operation_id, event.command))
         case TraceSteps():
             return _trace(state, WantedTrace(event.operation_id, event.command))
+        case KeepStandby():
+            return _with_standbys(state, *standby.asked(state.standbys, event.operation_id, event.command))
         case _:
             return _stage_command(state, event.operation_id, event.command)
 
@@ -188,6 +197,8 @@ def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
 
 
 def _stage_command(state: AgentState, operation_id: OperationId, command: StageCommand) -> AgentState:
+    if isinstance(command, ReleaseStage):
+        state = _with_standbys(state, *standby.released(state.standbys, command.deployment, command.epoch))
     slot = state.slots.get(command.deployment, Slot())
     if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
         return state  # being worked on; answered when done
@@ -258,6 +269,8 @@ def _started(state: AgentState, action: Action) -> AgentState:
             return _with_slot(
                 state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.CLOSING)
             )
+        case SetStandby():
+            return replace(state, standbys=standby.begun(state.standbys, action))
         case StartMeasuring():
             return replace(state, measuring=state.measuring.started(action.task))
         case StopMeasuring():
@@ -341,6 +354,13 @@ def _broken() -> EdgeShardError:
 
 def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> AgentState:
     return replace(state, slots={**state.slots, deployment: slot})
+
+
+def _with_standbys(state: AgentState, standbys: dict[DeploymentName, Standby], answers: standby.Answers) -> AgentState:
+    state = replace(state, standbys=standbys)
+    for operation_id, error in answers:
+        state = _answer(state, operation_id, error)
+    return state
 
 
 def _answer_all(

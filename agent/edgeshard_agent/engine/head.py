@@ -10,17 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import Generation, Token
+from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.generation import FinishReason, Generation, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
 from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, Taken, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, TokenOut
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.text import TextStream
 
@@ -29,10 +31,11 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """What a request may ask for."""
+    """What a request may ask for. `max_context` are the positions of its prompt and its new tokens."""
 
     vocab_size: int
     max_new_tokens: int
+    max_context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Head:
     ) -> None:
         self._epoch = epoch
         self._tokenizer = tokenizer
+        self._prompts = Tokenising(tokenizer, limits.max_context)
         self._limits = limits
         self._now = now
         self._journal = Journal()
@@ -98,7 +102,7 @@ class Head:
                 # A token that was taken and never said is not there yet, nor is its text.
                 text = former.scheduler.text_of(entry.request_id, [*prompt, *emitted])
                 if text is None:
-                    text = TextStream(self._decode, prompt, entry.start.generation.stop_strings)
+                    text = self._text(entry.start, prompt)
                     self._read(entry.start, emitted, len(prompt), text)
                 end = self._submit(entry, prompt, emitted, text, resumed=True)
             except Exception as error:
@@ -172,18 +176,25 @@ class Head:
         entry = self._journal.open(start, self._now())
         try:
             generation.validate()
-            prompt = await self._tokenise(generation)
+            prompt = await self._prompts.prompt_tokens(
+                start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
+            )
             self._check(generation, prompt)
             if (slices := self._epoch.slices) is not None:
                 await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
             if self._journal.find(request_id) is not entry:
                 return  # forgotten, or begun anew
-            text = TextStream(self._decode, prompt, generation.stop_strings)
+            text = self._text(start, prompt)
             entry.tokens = self._read(start, start.emitted_tokens, len(prompt), text)
             end = self._submit(entry, prompt, start.emitted_tokens, text, resumed=start.resumed)
         except Exception as error:
+            if self._journal.find(request_id) is not entry:
+                return
             # No one awaits this task: without an answer the client would wait forever.
-            self._refuse(request_id, error)
+            if isinstance(error, CancelledRequestError):
+                self._say(RequestEnd(request_id, FinishReason.CANCELLED, ""))
+            else:
+                self._refuse(request_id, error)
             return
         self._say(RequestAccepted(request_id, prompt))
         if end is not None:
@@ -226,8 +237,7 @@ class Head:
             taken = self._scheduler.on_result(step.number, step.result, self._now())
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            for item in taken:
-                self._say_taken(item)
+            self._say_all(self._scheduler.events(taken))
         except InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -260,17 +270,6 @@ class Head:
         for output in outputs:
             self._say(output)
 
-    def _say_taken(self, item: Taken) -> None:
-        try:
-            events = self._scheduler.events([item])
-        except Exception as error:  # of its text: the other requests are none the worse
-            request_id = item.sequence.request_id
-            self._scheduler.cancel(request_id)
-            self._refuse(request_id, error)
-            self._pump()
-        else:
-            self._say_all(events)
-
     def _read(
         self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream
     ) -> list[TokenOut]:
@@ -280,18 +279,6 @@ class Head:
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
             said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
         return said
-
-    async def _tokenise(self, generation: Generation) -> list[int]:
-        if not isinstance(generation.prompt, str):
-            return list(generation.prompt)
-        if self._tokenizer is None:
-            raise FailedPreconditionError(
-                "prompt: the model was added without a tokenizer.json; send token ids",
-                field="prompt",
-                reason="NO_TOKENIZER",
-            )
-        # A long prompt takes long; the event loop has frames to move meanwhile.
-        return await asyncio.to_thread(self._tokenizer.encode, generation.prompt)
 
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
@@ -307,8 +294,15 @@ class Head:
                 field="max_new_tokens",
             )
 
-    def _decode(self, ids: list[int]) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode(ids)
+    def _text(self, start: StartRequest, prompt: list[int]) -> TextStream:
+        decode = Decoding(self._tokenizer, partial(self._lose_text, start.request_id))
+        return TextStream(decode, prompt, start.generation.stop_strings)
+
+    def _lose_text(self, request_id: RequestId, error: Exception) -> None:
+        """No text can be made of a request's tokens: it ends, and no other."""
+        self._refuse(request_id, error)
+        # Later, since the scheduler may be taking a result now.
+        asyncio.get_running_loop().call_soon(self.cancel, request_id)
 
 
 def _nowhere(thing: object) -> None:

@@ -6,31 +6,74 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError
+from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
+from edgeshard.domain.generation import text_bytes
 
 
 class Tokenizer:
-    """A model's tokenizer, without any code of the model's: tokenizer.json is data."""
+    """A model's tokenizer, without any code of the model's: tokenizer.json is data.
+
+    `longest_token_bytes` are those of the vocabulary's longest entry as it is written there, in UTF-8: at least as many
+    as the text that it stands for.
+    """
 
     def __init__(self, tokenizer: _Tokenizer) -> None:
         self._tokenizer = tokenizer
+        # How training cut and filled up its texts; a prompt is taken as it is.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.longest_token_bytes = max(map(text_bytes, tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """Raises DataLossError when the file is not a tokenizer."""
         try:
             return cls(_Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
             raise DataLossError(f"tokenizer.json cannot be read: {error}", field="tokenizer.json") from None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids with the special tokens the model expects; raises InvalidArgumentError when there is none."""
-        # The library's `encode` holds the interpreter's lock until it is done; its batch form does not.
-        ids: list[int] = self._tokenizer.encode_batch([text])[0].ids
+        """Token ids with the special tokens the model expects.
+
+        Raises InvalidArgumentError for a text that has none, InternalError where the library fails.
+        """
+        try:
+            # `encode` would hold the interpreter's lock until it is done. The fast form keeps no offsets.
+            ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+            # Not its text: it could quote the prompt.
+            raise InternalError(
+                f"prompt: the model's tokenizer failed on this text ({type(error).__name__}); send token ids, or "
+                "another text",
+                field="prompt",
+                reason="TOKENIZER_FAILED",
+            ) from None
         if not ids:
             raise InvalidArgumentError("prompt has no tokens", field="prompt", reason="EMPTY_PROMPT")
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Text without special tokens; an incomplete character is U+FFFD."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        """Text without special tokens; an incomplete character is U+FFFD. Raises InternalError as `encode` does."""
+        try:
+            return self._tokenizer.decode(ids, skip_special_tokens=True)
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+            raise InternalError(
+                f"tokenizer.json: the model's tokenizer failed to make text of tokens ({type(error).__name__}); mend "
+                "its decoder and add the model again",
+                field="tokenizer.json",
+                reason="TOKENIZER_FAILED",
+            ) from None
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Whether it is the library's own: bare Exceptions, and panics of its Rust code.
+
+    A panic's class is no Exception and cannot be imported. Whatever else is none ends a process or a task.
+    """
+    return isinstance(error, Exception) or any(kind.__name__ == "PanicException" for kind in type(error).__mro__)

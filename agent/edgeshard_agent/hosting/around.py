@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.commands import CommandProgress, PrepareStage, ProfileReport
+from edgeshard.domain.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
@@ -30,8 +30,35 @@ if TYPE_CHECKING:
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
     from edgeshard_agent.model.stage import StageModel
+    from edgeshard_agent.model.weights import StageWeights
 
-ModelKey = tuple[Digest, LayerRange, DType, Quantisation | None, DType, int]
+WeightsKey = tuple[Digest, DType, Quantisation | None]
+ModelKey = tuple[WeightsKey, LayerRange, DType, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForHead:
+    """What the head needs of a model, from its files."""
+
+    tokenizer: Tokenizer | None
+    eos_tokens: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """Weights without memory for keys and values. A stage of the same `key` can share them."""
+
+    key: WeightsKey
+    weights: StageWeights
+    for_head: ForHead | None
+    pin: Pin
+    """Keeps the cached blobs that the weights may be mapped from; released with them."""
+    load_s: float
+    """How long they took to fetch and load."""
+
+    def serves(self, command: KeepStandby, layers: LayerRange) -> bool:
+        """Whether these are the very weights that a command names."""
+        return (self.key, self.weights.layers) == (weights_key(command), layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +67,31 @@ class LoadedModel:
 
     key: ModelKey
     model: StageModel
-    tokenizer: Tokenizer | None
-    eos_tokens: frozenset[int]
+    for_head: ForHead | None
     pin: Pin
-    """Keeps the cached blobs that the weights may be mapped from; released with the stage."""
+    load_s: float
+
+    def retired(self, layers: LayerRange) -> HeldWeights:
+        """Its weights of these layers for another stage; the memory of all else goes back. It runs no more."""
+        weights = self.model.retire()
+        weights.keep(layers)
+        return HeldWeights(self.key[0], weights, self.for_head, self.pin, self.load_s)
 
 
 def model_key(prepare: PrepareStage) -> ModelKey:
     """What must be equal for loaded weights and their KV arena to serve another epoch."""
-    spec, placed = prepare.spec, prepare.placed
-    return (
-        prepare.manifest_digest,
-        placed.layers,
-        spec.dtype,
-        quantisation_of(prepare),
-        spec.effective_kv_dtype,
-        prepare.placement.kv_blocks,
-    )
+    kv_dtype, kv_blocks = prepare.spec.effective_kv_dtype, prepare.placement.kv_blocks
+    return weights_key(prepare), prepare.placed.layers, kv_dtype, kv_blocks
 
 
-def quantisation_of(prepare: PrepareStage) -> Quantisation | None:
-    return prepare.spec.quantisation_of(prepare.placed.node_name)
+def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:
+    """What must be equal for stages to share weights."""
+    return command.manifest_digest, command.spec.dtype, quantisation_of(command)
+
+
+def quantisation_of(command: PrepareStage | KeepStandby) -> Quantisation | None:
+    node = command.placed.node_name if isinstance(command, PrepareStage) else command.node
+    return command.spec.quantisation_of(node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +115,11 @@ class HostServices:
 
 
 Progress = Callable[[int, int], None]
-Load = Callable[[PrepareStage, Progress], Awaitable[LoadedModel]]
-"""Fetches and loads a stage; the callback is told the bytes fetched and the bytes in all."""
+Load = Callable[[PrepareStage, Progress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
+"""Fetches and loads a stage, but for the weights that are held already; the callback is told the bytes fetched and the
+bytes in all."""
+LoadStandby = Callable[[KeepStandby, LayerRange, Progress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
+"""The same for a standby, beside the steps of this box."""
 Measuring = Callable[[MeasuringTask], Awaitable[None]]
 """Measures and reports; cancelled, it leaves nothing in memory."""
 Wire = Callable[
@@ -99,6 +133,7 @@ class Tools:
     """What needs torch. A box gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
     load: Load
+    load_standby: LoadStandby
     measure: Measuring
     wire: Wire
 

@@ -14,7 +14,7 @@ import structlog
 from edgeshard.debugging.dump import refusal
 from edgeshard.debugging.labels import labels
 from edgeshard.debugging.ring import EventRing, RingView
-from edgeshard.domain.commands import CommandResult, PrepareStage
+from edgeshard.domain.commands import CommandResult, KeepStandby, PrepareStage
 from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
@@ -38,9 +38,11 @@ from edgeshard_agent.core.measuring import (
     StartMeasuring,
     StopMeasuring,
 )
+from edgeshard_agent.core.standby import SetStandby, StandbySet
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
-from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools, model_key
+from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedModel, Tools, model_key, weights_key
+from edgeshard_agent.hosting.standbys import Standbys
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
@@ -97,6 +99,7 @@ class Hosting:
         self._heads: dict[DeploymentName, Head] = {}
         """The heads of first stages: their requests outlive an epoch, and the stage itself when its layers change."""
         self._loading: dict[DeploymentName, _Loading] = {}
+        self._standbys = Standbys(around.changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alive: set[asyncio.Task[None]] = set()
 
@@ -113,7 +116,7 @@ class Hosting:
     def statuses(self) -> tuple[StageStatus, ...]:
         loading = [entry.status() for entry in self._loading.values()]
         held = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
-        return (*loading, *held)
+        return (*loading, *held, *self._standbys.statuses())
 
     def stages(self) -> tuple[HostedStage, ...]:
         return tuple(self._stages.values())
@@ -166,6 +169,8 @@ class Hosting:
                 self._run(_MEASURING, partial(self._run_measuring, action.task))
             case StopMeasuring():
                 self._run(_MEASURING, self._stop_measuring)
+            case SetStandby():
+                self._run(_standby_task(action.command.deployment), partial(self._set_standby, action.command))
             case StartTrace():
                 self._run(f"(trace) {action.command.deployment}", partial(self._trace, action))
 
@@ -187,6 +192,12 @@ class Hosting:
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
 
+    async def _end_task(self, subject: str) -> None:
+        task = self._tasks.get(subject)
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def _load_stage(self, prepare: PrepareStage) -> Event:
         deployment, epoch = prepare.deployment, prepare.epoch
         try:
@@ -194,8 +205,7 @@ class Hosting:
             try:
                 loaded = await self._keep_weights(prepare)
                 if loaded is None:
-                    await self._drop(deployment)  # its memory must be free before new weights come
-                    loaded = await self._tools.load(prepare, loading.progress)
+                    loaded = await self._load(prepare, loading)
             finally:
                 del self._loading[deployment]
             # Registered before it starts: a failed start is followed by a close, which must find it.
@@ -211,6 +221,44 @@ class Hosting:
             return StageLoadFailed(deployment, epoch, why)
         log.info("stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers))
         return StageLoaded(deployment, epoch, stage.status())
+
+    async def _load(self, prepare: PrepareStage, loading: _Loading) -> LoadedModel:
+        """Load what this box has not in memory yet, of its former stage or as a standby."""
+        former = await self._retired(prepare)
+        try:
+            await self._end_task(_standby_task(prepare.deployment))
+            held = [item for item in (former, self._standbys.usable(prepare)) if item is not None]
+            return await self._tools.load(prepare, loading.progress, held)
+        finally:
+            if former is not None:
+                former.pin.release()
+
+    async def _retired(self, prepare: PrepareStage) -> HeldWeights | None:
+        """Weights of the former stage that the new one can share; the memory of all others is free afterwards."""
+        former = self._stages.get(prepare.deployment)
+        if former is None or former.loaded.key[0] != weights_key(prepare):
+            del former  # its memory is free before new weights come
+            await self._drop(prepare.deployment)
+            return None
+        del self._stages[prepare.deployment]
+        try:
+            retired = await self._around.worker.run(former.loaded.retired, prepare.placed.layers)
+        except BaseException:
+            former.loaded.pin.release()
+            raise
+        del former
+        await self._around.worker.run(gc.collect)
+        return retired
+
+    async def _set_standby(self, command: KeepStandby) -> Event:
+        try:
+            await self._standbys.set(command, self._tools.load_standby)
+        except EdgeShardError as error:
+            return StandbySet(command, error)
+        except Exception as error:
+            log.exception("standby_crashed", deployment=command.deployment)
+            return StandbySet(command, InternalError(f"loading a standby crashed: {type(error).__name__}: {error}"))
+        return StandbySet(command)
 
     async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> Event:
         try:
@@ -291,6 +339,10 @@ class Hosting:
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
         self.post(StageBroke(deployment, epoch))
+
+
+def _standby_task(deployment: DeploymentName) -> str:
+    return f"(standby) {deployment}"
 
 
 def _say(event: Event) -> None:

@@ -94,6 +94,7 @@ class HostedStage:
     def status(self) -> StageStatus:
         active = self._stream is not None and self._stream.attached.is_set()
         status = self._runner.status(StagePhase.ACTIVE if active else StagePhase.READY)
+        status = replace(status, load_s=self.loaded.load_s)
         if self.head is None:
             return status
         stats = self.head.stats
@@ -198,12 +199,14 @@ class HostedStage:
 
     def _make_head(self, former: Head | None) -> Head:
         prepare, shape = self.prepare, self.loaded.model.shape
-        slices, around = make_slices(prepare), self._around
+        slices, around, for_head = make_slices(prepare), self._around, self.loaded.for_head
+        assert for_head is not None  # these layers begin the model
         self._stream = HeadStream(around.coordinator, around.node_id, prepare.deployment, prepare.epoch)
-        scheduler = make_scheduler(prepare, shape.max_context, self.loaded.eos_tokens, slices)
+        scheduler = make_scheduler(prepare, shape.max_context, for_head.eos_tokens, slices)
         epoch = HeadEpoch(scheduler, self._runner.offer, self._stream.emit, slices, self._runner.fail)
         if former is not None:
             former.begin(epoch)
             return former
-        limits = HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens)
-        return Head(epoch, self.loaded.tokenizer, limits, around.clock.now)
+        max_context = prepare.spec.max_context or shape.max_context
+        limits = HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens, max_context)
+        return Head(epoch, for_head.tokenizer, limits, around.clock.now)

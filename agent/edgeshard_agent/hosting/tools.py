@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import Reports, Tools
 from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -25,6 +26,6 @@ def make_tools(
     idle_spin_s: float,
 ) -> Tools:
     """The tools of this box, whose `node.facts` are complete. `store` is a channel to the coordinator's models."""
-    loader = StageLoader(cache, store, worker, node.device, idle_spin_s)
+    loader = StageLoader(cache, store, worker, AsideThread(worker), node.device, idle_spin_s)
     measurer = Measurer(node, reports.report, reports.progress, reports.probed)
-    return Tools(loader.load, measurer.run, HostedStage)
+    return Tools(loader.load, loader.load_standby, measurer.run, HostedStage)

@@ -28,6 +28,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation
 from edgeshard_agent.measuring.stopwatch import Measurement, summarise
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights import StageWeights
 
 NAME = DeploymentName("profile")
 PROMPT_TOKENS = 64
@@ -99,7 +100,7 @@ async def _measure(
     modules.run = timed
     # A stage in the middle: hidden states come in and go out.
     modules.context = _in_between(modules.context)
-    model = StageModel(shape, LAYERS_IN_BETWEEN, rotation.modules, rotation.pool)
+    model = StageModel(StageWeights(shape, LAYERS_IN_BETWEEN, rotation.modules), rotation.pool)
     worker, around = ComputeThread(threads), _Ring()
     runner = StageRunner(NAME, Epoch(1), 1, model, worker, around, SystemClock())
     runner.start()

@@ -10,8 +10,12 @@ from torch.nn import functional
 
 from edgeshard.architectures import shares_embedding
 from edgeshard.architectures.record import Ends
+from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection
+
+_EMBEDDING, _HEAD = "embedding", "head"
+"""Beside the indices of blocks: what one stage may share with another."""
 
 
 class DecoderModules(StageModules):
@@ -38,6 +42,7 @@ class DecoderModules(StageModules):
             self.norm = self._final_norm()
             self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
         self._ordered: list[Any] = list(self.layers.values())
+        self._shared_ends: set[str] = set()
         experts = context.architecture.is_expert
         self._has_experts = any(
             experts(name)
@@ -83,15 +88,54 @@ class DecoderModules(StageModules):
         if name == "lm_head.weight":
             self._fill(self.lm_head, "weight", 0, value)
         elif name == "embed_tokens.weight":
-            if hasattr(self, "embed_tokens"):
+            if hasattr(self, "embed_tokens") and _EMBEDDING not in self._shared_ends:
                 self._assign((name,), value)
-            if self.context.shape.tied and self.context.is_last:
+            if self.context.shape.tied and self.context.is_last and _HEAD not in self._shared_ends:
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
             self._accept_in_block(index, inner, value)
         else:  # the final norm
             self._assign((name,), value)
+
+    @property
+    def shareable_blocks(self) -> frozenset[int]:
+        return frozenset(int(index) for index in self.layers)
+
+    def share(self, other: StageModules) -> frozenset[str]:
+        mine, theirs = self.context, other.context
+        if not isinstance(other, type(self)) or (mine.dtype, mine.device, mine.quantisation) != (
+            theirs.dtype,
+            theirs.device,
+            theirs.quantisation,
+        ):
+            return frozenset()
+        shared = self.layers.keys() & other.layers.keys()
+        for index in shared:
+            self.layers[index] = other.layers[index]
+        self._ordered = list(self.layers.values())
+        if hasattr(self, "embed_tokens") and hasattr(other, "embed_tokens"):
+            self.embed_tokens = other.embed_tokens
+            shared.add(_EMBEDDING)
+        if mine.is_last and theirs.is_last:
+            self.norm, self.lm_head = other.norm, other.lm_head
+            shared.add(_HEAD)
+        self._shared_ends |= shared & {_EMBEDDING, _HEAD}
+        return frozenset(shared)
+
+    def has(self, name: str, shared: frozenset[str]) -> bool:
+        if name.startswith("layers."):
+            return name.split(".", 2)[1] in shared
+        if name != "embed_tokens.weight":
+            return _HEAD in shared  # the head and its norm
+        embeds = not hasattr(self, "embed_tokens") or _EMBEDDING in shared
+        heads = not (self.context.shape.tied and self.context.is_last) or _HEAD in shared
+        return embeds and heads
+
+    def drop_blocks(self, layers: LayerRange) -> None:
+        for index in [index for index in self.layers if not layers.first <= int(index) < layers.end]:
+            del self.layers[index]
+        self._ordered = []
 
     def _fill(self, projection: Projection, kind: str, first_row: int, value: torch.Tensor) -> None:
         projection.fill(kind, first_row, value, self.context.torch_dtype, self.context.device)

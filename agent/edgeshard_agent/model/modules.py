@@ -97,6 +97,24 @@ class StageModules(nn.Module):
         """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file."""
         self._assign((name,), value)
 
+    # Weights that are in memory already
+
+    @property
+    def shareable_blocks(self) -> frozenset[int]:
+        """Layers whose blocks other modules of the same model can share. None, where a family says nothing of it."""
+        return frozenset()
+
+    def share(self, other: StageModules) -> frozenset[str]:
+        """Use what `other` has in memory of the same model; returns what that is, as `has` understands it."""
+        return frozenset()
+
+    def has(self, name: str, shared: frozenset[str]) -> bool:
+        """Whether the tensor of this canonical name is there with what was shared."""
+        return False
+
+    def drop_blocks(self, layers: LayerRange) -> None:
+        """Give back the memory of the blocks of other layers."""
+
     @property
     def parameter_bytes(self) -> int:
         """Bytes of all weights on the device; a tied one counts once."""

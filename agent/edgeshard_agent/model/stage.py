@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeshard.architectures import ModelShape, check_quantisation, expected_tensors, parse_config
+from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import SampledToken, Span, StepPlan
-from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.model.loader import TensorSource, load_parameters
-from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.loader import TensorSource
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.ops import idle_spin
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
@@ -62,19 +61,17 @@ class StageModel:
 
     def __init__(
         self,
-        shape: ModelShape,
-        layers: LayerRange,
-        modules: StageModules,
+        weights: StageWeights,
         pool: KvPool,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
     ) -> None:
-        self.shape = shape
-        self.layers = layers
+        self.weights = weights
+        self.shape, self.layers = weights.shape, weights.layers
         self.pool = pool
-        self._modules = modules
+        modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
-        self._sampler = Sampler(shape.vocab_size)
+        self._sampler = Sampler(self.shape.vocab_size)
         self._device = torch.device(modules.context.device)
         self._stay_awake_s = idle_spin_s if self._device.type == "cpu" else 0.0
         self.dtype = modules.context.dtype
@@ -96,8 +93,9 @@ class StageModel:
         progress: Callable[[int], None] | None = None,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
+        reuse: Sequence[StageWeights] = (),
     ) -> StageModel:
-        """Build and fill the modules of `layers`, and take the KV pool's memory.
+        """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
         `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
@@ -106,19 +104,23 @@ class StageModel:
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
         shape = parse_config(config)
-        if not 0 <= layers.first < layers.end <= shape.layer_count:
-            raise InvalidArgumentError(
-                f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
-            )
         check_weights(shape, device, quantisation)
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
+        weights = StageWeights.load(
+            source,
+            config,
+            layers,
+            dtype=dtype,
+            device=device,
+            quantisation=quantisation,
+            progress=progress,
+            reuse=reuse,
+        )
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
         )
-        modules = build_modules(config, layers, dtype, device, quantisation)
-        load_parameters(modules, source, expected_tensors(config, layers), progress)
-        return cls(shape, layers, modules, pool, recorder, idle_spin_s)
+        return cls(weights, pool, recorder, idle_spin_s)
 
     @property
     def is_first(self) -> bool:
@@ -141,8 +143,15 @@ class StageModel:
 
     def release(self) -> None:
         """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
+        self.retire()
+        del self.weights
+
+    def retire(self) -> StageWeights:
+        """Give back the memory of KV, and get the weights for another stage. This one can run no step any more."""
+        weights = self.weights
         del self._modules, self._static
         self.pool.release()
+        return weights
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, inputs: StageInputs = None) -> StageOutput:

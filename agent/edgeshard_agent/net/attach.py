@@ -9,7 +9,7 @@ from dataclasses import replace
 import grpc
 import structlog
 
-from edgeshard.domain.errors import EdgeShardError, StaleEpochError
+from edgeshard.domain.errors import EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.head import (
     CancelRequest,
     ForgetRequest,
@@ -25,7 +25,8 @@ from edgeshard.domain.head import (
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
-from edgeshard.wire.head import head_command_from_wire, head_message_to_wire
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
@@ -40,8 +41,9 @@ RETRY_S = 0.2
 STALE_RETRY_S = 2.0
 """After a refusal of the epoch. It is over, as a command is about to say; or that coordinator lacks part of its disk,
 and the next one goes on with the epoch."""
-# Tokens of one message, which then stays far below gRPC's limit, with logprobs too.
+# Tokens of one message, and characters of their text, which then stays far below gRPC's limit, with logprobs too.
 MAX_TOKENS = 512
+MAX_CHARACTERS = 1 << 20
 
 Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
@@ -127,7 +129,7 @@ class HeadStream:
     async def _write(self, call: Attach) -> None:
         while True:
             while self._unsent:
-                await call.write(head_message_to_wire(self._take()))
+                await call.write(self._sendable(self._take()))
             self._wake.clear()
             await self._wake.wait()
 
@@ -136,22 +138,47 @@ class HeadStream:
         first = self._message(self._unsent.popleft())
         if not isinstance(first, HeadToken):
             return first
-        tokens = [first]
+        tokens, characters = [first], len(first.token.text)
         while self._unsent and len(tokens) < MAX_TOKENS:
             output = self._unsent[0]
             if isinstance(output, TokenOut):
+                characters += len(output.token.text)
+                if characters > MAX_CHARACTERS:
+                    break
                 tokens.append(HeadToken(output.request_id, self._epoch, output.token))
             elif isinstance(output, RequestEnd) and output.request_id == tokens[-1].request_id:
                 # With its last token: who has one has the other.
+                characters += len(output.text)
                 tokens[-1] = replace(tokens[-1], finish_reason=output.reason, final_text=output.text)
             else:
                 break
             self._unsent.popleft()
         return HeadTokens(tuple(tokens)) if len(tokens) > 1 else tokens[0]
 
+    def _sendable(self, message: HeadMessage) -> pb.AttachRequest:
+        """The message; for one that gRPC would refuse, and end every request's stream, the failure of its request."""
+        request = head_message_to_wire(message)
+        if is_sendable(request) or isinstance(message, HeadHello | HeadTokens):
+            return request
+        size, request_id = request.ByteSize(), message.request_id
+        log.error("message_not_sent", request=request_id, kind=type(message).__name__, size=size)
+        # The coordinator has the head forget it, and ignores what the head says of it until then.
+        why = InternalError(
+            f"the head's answer has {size} bytes, more than a message holds; ask for less in one request",
+            reason="ANSWER_TOO_LARGE",
+        )
+        return head_message_to_wire(HeadFailed(request_id, self._epoch, why))
+
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):
-            match head_command_from_wire(message):
+            try:
+                command = head_command_from_wire(message)
+            except EdgeShardError as error:
+                # Of this request alone: the others on this stream go on.
+                log.warning("command_refused", deployment=self._deployment, reason=error.reason)
+                self.emit(RequestRefused(request_of_command(message), error))
+                continue
+            match command:
                 case StartRequest() as start:
                     head.start(start)
                 case CancelRequest(request_id):

@@ -29,6 +29,7 @@ from edgeshard.domain.ids import OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.control import (
     agent_message_to_wire,
     command_from_wire,
@@ -199,15 +200,9 @@ class ControlClient:
 
     async def _write(self, call: Control) -> None:
         while True:
-            message = await self._outgoing.get()
-            try:
-                request = agent_message_to_wire(message)
-            except (TypeError, ValueError) as error:  # a value that no message holds must not end the box
-                log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
-                if not isinstance(message, CommandResult):
-                    continue
-                failure = InternalError("the box's answer could not be sent; its log says why")
-                request = agent_message_to_wire(CommandResult(message.operation_id, failure))
+            request = _sendable(await self._outgoing.get())
+            if request is None:
+                continue
             async with self._writing:
                 await call.write(request)
 
@@ -248,3 +243,18 @@ class ControlClient:
         return Heartbeat(
             node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages, self._others_share()
         )
+
+
+def _sendable(message: AgentMessage) -> pb.ControlRequest | None:
+    """The message. One that cannot be sent must not end the stream: a result goes as a failure, others not at all."""
+    try:
+        request = agent_message_to_wire(message)
+        if is_sendable(request):
+            return request
+        log.error("message_not_sent", kind=type(message).__name__, size=request.ByteSize())
+    except (TypeError, ValueError) as error:  # a value that no message holds
+        log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
+    if not isinstance(message, CommandResult):
+        return None
+    failure = InternalError("the box's answer could not be sent; its log says why")
+    return agent_message_to_wire(CommandResult(message.operation_id, failure))

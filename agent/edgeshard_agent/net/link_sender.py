@@ -175,9 +175,11 @@ class LinkSender:
         while fault is None:
             await asyncio.sleep(TICK_S)
             fault = self._watch.tick(asyncio.get_running_loop().time())
-        log.warning("link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
         if fault.is_new:
+            log.warning("link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
             self._say(recovered=False, why=fault.why)
+        else:
+            log.info("link_dialled_anew", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
 
     def _say(self, *, recovered: bool, why: str) -> None:
         hop = self.hop

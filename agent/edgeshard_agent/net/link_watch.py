@@ -1,8 +1,9 @@
 """When the link to the next stage is suspect. Pure: times are the sender's monotonic seconds, as values.
 
 The receiver of a link sends a beacon every `BEACON_S`. A link is suspect when none comes for `SUSPECT_S`, when what was
-sent makes no progress for as long, or when a link that has worked is not open again by then. What the sender's own loop
-was late with does not count: a box that stood still itself suspects nobody.
+sent makes no progress for as long, or when a link that has worked is not open again by then; and one that has not, when
+nobody answers for `FIRST_S`: a box that is not ready yet answers, with a refusal. What the sender's own loop was late
+with does not count: a box that stood still itself suspects nobody.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from edgeshard.domain.link import LinkBeacon
 
 BEACON_S = 0.25
 SUSPECT_S = 2.0
+FIRST_S = 5.0
 LONGEST_S = 10.0
-"""Patience with a link that has never worked. With a suspect one it doubles up to this, for it may only be slow."""
+"""Patience with a suspect link doubles up to this, for it may only be slow."""
 TICK_S = 0.1
 
 
@@ -83,12 +85,11 @@ class LinkWatch:
         self._ticked_at = now
         self._heard_at = min(now, self._heard_at + late)
         self._moved_at = min(now, self._moved_at + late)
-        patience = min(SUSPECT_S * 2.0**self._faults, LONGEST_S) if self._has_worked else LONGEST_S
+        patience = min((SUSPECT_S if self._has_worked else FIRST_S) * 2.0**self._faults, LONGEST_S)
         why = self._why(now, patience)
         if why is None:
             return None
-        is_new = self._has_worked and not self._incident
-        self._incident = self._has_worked
+        is_new, self._incident = not self._incident, True
         self._faults += 1
         self._is_open, self._heard_at = False, now
         return Fault(why, is_new)

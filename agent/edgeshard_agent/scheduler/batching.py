@@ -8,12 +8,12 @@ to the next one, and a request that joins goes to whichever has room first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import STEP_TOKENS
+from edgeshard.domain.step import STEP_TOKENS, SampledToken
 from edgeshard.domain.step_cost import Piece
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
@@ -67,6 +67,7 @@ class Flight:
         self._mode = batching.mode
         self._window = 1 if batching.mode is Mode.SEQUENTIAL else batching.window
         self._decodes: deque[bool] = deque()
+        self._owed: deque[Mapping[int, int]] = deque()
         self._round_over = False
 
     def __len__(self) -> int:
@@ -85,10 +86,26 @@ class Flight:
     def has_room(self) -> bool:
         return len(self) < self._window and not self._round_over
 
-    def begin(self, decodes: bool) -> None:
+    def begin(self, decodes: bool, owed: Mapping[int, int]) -> None:
+        """`owed` are the tokens that its result must bring: the position of each request's."""
         self._decodes.append(decodes)
+        self._owed.append(owed)
 
-    def end(self) -> None:
-        """The oldest step is back. With bubbles the next begins only when all are."""
+    def end(self) -> Mapping[int, int]:
+        """The oldest step is back; what it owes. With bubbles the next begins only when all are."""
         self._decodes.popleft()
         self._round_over = self._mode is Mode.BUBBLES and bool(self._decodes)
+        return self._owed.popleft()
+
+
+def check_owed(step: int, owed: Mapping[int, int], tokens: Sequence[SampledToken], running: Container[int]) -> None:
+    """Raise InternalError unless a result's tokens are those that its step was formed for.
+
+    None may be missing but of a request that runs no more, or begins again: it would be waited for forever.
+    """
+    came = {sampled.request: sampled.position for sampled in tokens}
+    if len(came) < len(tokens) or not came.items() <= owed.items():
+        raise InternalError(f"result of step {step} has a token that was not asked for", reason="WRONG_RESULT")
+    missing = sum(number in running for number in owed.keys() - came.keys())
+    if missing:
+        raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")

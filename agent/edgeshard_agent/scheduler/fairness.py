@@ -9,8 +9,23 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 from edgeshard_agent.scheduler.sequence import Sequence
+
+
+class Waiting(Protocol):
+    """What waits for its turn: of whom, how urgent, and the number of its coming."""
+
+    @property
+    def client(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def arrival(self) -> int: ...
+
+
+WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
 class ServedTokens:
@@ -35,12 +50,12 @@ class ServedTokens:
     def charge(self, client: str, tokens: int) -> None:
         self._served[client] += tokens
 
-    def turn(self, sequence: Sequence) -> tuple[int, int, int]:
+    def turn(self, item: Waiting) -> tuple[int, int, int]:
         """Smaller goes first."""
-        return (-sequence.priority, self._served[sequence.client], sequence.arrival)
+        return (-item.priority, self._served[item.client], item.arrival)
 
-    def first(self, sequences: Iterable[Sequence]) -> Sequence | None:
-        return min(sequences, key=self.turn, default=None)
+    def first(self, items: Iterable[WaitingT]) -> WaitingT | None:
+        return min(items, key=self.turn, default=None)
 
 
 class FairQueue:

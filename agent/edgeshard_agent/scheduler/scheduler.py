@@ -14,7 +14,7 @@ from edgeshard.domain.errors import AlreadyExistsError, InternalError, InvalidAr
 from edgeshard.domain.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import SampledToken, StepPlan, StepResult
-from edgeshard_agent.scheduler.batching import Batching, Flight
+from edgeshard_agent.scheduler.batching import Batching, Flight, check_owed
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
@@ -256,7 +256,7 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        self._flight.begin(decodes=decodes > 0)
+        self._flight.begin(decodes > 0, {span.request: span.end_position for span in draft.spans if span.sample})
         prompt_tokens = len(draft.tokens) - decodes
         self._spread.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
@@ -287,7 +287,7 @@ class Scheduler:
             del prompts[sequence.number]
             first, end = sequence.scheduled, len(sequence.tokens)
             length = self._chunks.length(draft.pieces, decodes, first, end, decoding)
-            if not length:
+            if not length or not draft.has_room_for_seen(sequence):
                 return
             self._add_span(draft, sequence, first + length)
             self._counts.prompt_tokens += length
@@ -320,7 +320,7 @@ class Scheduler:
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
-        self._flight.end()
+        check_owed(step, self._flight.end(), result.tokens, self._running)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._spread.returned(result.timings, now_s)
         taken: list[Taken] = []
@@ -344,8 +344,6 @@ class Scheduler:
         return events
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
-        if sampled.position != len(sequence.tokens):
-            raise InternalError(f"token for position {sampled.position} came, {len(sequence.tokens)} was due")
         sequence.tokens.append(sampled.token)
         self._counts.new_tokens += 1
         is_end = self.is_end(sequence.generation, sampled.token)

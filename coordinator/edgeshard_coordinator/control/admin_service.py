@@ -11,7 +11,7 @@ from typing import Any
 
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.commands import MeasureCompute
-from edgeshard.domain.deployment import Deployment, DeploymentSpec
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     AbortedError,
@@ -24,6 +24,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard.wire.common import node_to_wire
@@ -41,7 +42,7 @@ from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
-from edgeshard_coordinator.control.operations import Operations, check_same, fingerprint_of
+from edgeshard_coordinator.control.operations import Operations, answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
@@ -54,7 +55,6 @@ from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
     ServedOperation,
-    State,
     deployment_view,
     node_view,
 )
@@ -119,7 +119,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             async with self._model_lock:
                 self._check_unused(request.name)
                 await asyncio.to_thread(self._models.delete, request.name)
-            await self._store.save_operation(operation)
+            await answered(self._store.save_operation(operation))
             return operation.outcome
 
         outcome = await self.operations.once(request.operation_id, request, work)
@@ -134,10 +134,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         spec = spec_from_wire(request.spec)
 
         async def work(operation: ServedOperation) -> bytes:
-            async with self._model_lock:
-                operation = await self._deploy(spec, operation)
-            await self._saved(DeploymentName(spec.name), operation)
-            return operation.outcome
+            name = DeploymentName(spec.name)
+            asked = self._pending(name, operation)
+            if asked is None:
+                async with self._model_lock:
+                    asked = await self._deploy(spec, operation)
+            await self._saved(name, asked)
+            return asked.outcome
 
         return pb.DeployResponse.FromString(await self.operations.once(request.operation_id, request, work))
 
@@ -150,16 +153,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if record is None:
             raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
         found = self._view(record)
-        if request.outlook and found.traffic.requests:
-            found = replace(found, outlook=await self._planner.outlook(record, found.traffic))
+        if request.outlook:
+            found = replace(found, outlook=await self._outlook(record, found.traffic))
         return pb.GetDeploymentResponse(deployment=deployment_to_wire(found))
+
+    async def _outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
+        outlook = await self._planner.outlook(record, traffic) if traffic.requests else Outlook()
+        if record.phase is not DeploymentPhase.READY:
+            return outlook
+        return replace(outlook, losses=await self._planner.losses(record, traffic))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
         """Returns once the deletion is on disk; the deployment is listed as deleting until its boxes let go."""
         name = DeploymentName(request.name)
 
         async def work(operation: ServedOperation) -> bytes:
-            await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
+            if self._pending(name, operation) is None:
+                await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
             await self._saved(name, operation)
             return operation.outcome
 
@@ -227,12 +237,22 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             check_quantisation(parse_config(manifest.config).architecture)
         return MeasureCompute(manifest.config, request.dtype, request.quick, request.again, request.quantisation)
 
-    async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
-        def is_saved(state: State) -> bool:
-            record = state.deployments.get(name)
-            return record is None or operation not in record.operations
+    def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
+        """The same call made before, which the disk has not answered yet."""
+        known = self._loop.state.pending_operation(name, operation.operation_id)
+        if known is not None:
+            check_same(operation.operation_id, known.fingerprint, operation.fingerprint)
+        return known
 
-        await self._loop.until(is_saved)
+    async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
+        """Until the call is on disk. Raises what the disk refused it with; the call has changed nothing then."""
+        operation_id = operation.operation_id
+        await answered(self._loop.until(lambda state: state.pending_operation(name, operation_id) is None))
+        refused = self._loop.state.refusal(operation_id)
+        if refused is not None:
+            raise type(refused)(
+                f"deployment {name} is as it was: {refused.message}", field=refused.field, reason=refused.reason
+            )
 
     def _view(self, record: DeploymentRecord) -> Deployment:
         view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))

@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import InternalError, UnavailableError
+from edgeshard.domain.errors import InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
@@ -122,7 +122,9 @@ class Coordinator:
 
     async def _save_traffic(self) -> None:
         changed = self.front.traffic.changed()
-        with suppress(InternalError):  # The disk refuses; what matters more says so, and the next time writes this too.
+        with suppress(
+            InternalError, ResourceExhaustedError
+        ):  # The disk refuses; what matters more says so, and the next time writes this too.
             if changed:
                 await self._store.save_traffic(changed)
                 self.front.traffic.saved(changed)

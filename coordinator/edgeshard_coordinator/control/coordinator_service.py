@@ -10,23 +10,21 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.commands import (
-    CommandProgress,
-    CommandResult,
-    ControlHello,
-    DumpPart,
-)
+from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, ControlMessage, DumpPart
 from edgeshard.domain.errors import (
     EdgeShardError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
     WireVersionError,
 )
-from edgeshard.domain.ids import NodeId
+from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.control import (
     agent_message_from_wire,
@@ -39,7 +37,6 @@ from edgeshard.wire.control import (
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
-from edgeshard_coordinator.control.hello import first_message
 from edgeshard_coordinator.control.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.tracing import Traces
@@ -124,7 +121,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if isinstance(item, EdgeShardError):
                 log.warning("control_stream_refused", node_id=node_id, reason=item.reason, error=item.message)
                 raise item
-            yield command_to_wire(*item)
+            if (message := self._message(connection, *item)) is not None:
+                yield message
+
+    def _message(
+        self, connection: ControlStream, operation_id: OperationId, command: ControlMessage
+    ) -> pb.ControlResponse | None:
+        """None for a command that cannot be sent: it counts as refused, since a message too large ends the stream."""
+        try:
+            message = command_to_wire(operation_id, command)
+            if is_sendable(message):
+                return message
+            why = f"has {message.ByteSize()} bytes, more than a message holds"
+        except (TypeError, ValueError) as error:
+            why = f"holds what no message can: {type(error).__name__}"
+        failure = InternalError(f"{type(command).__name__} for this box {why}", reason="COMMAND_NOT_SENT")
+        self._answered(connection.node_id, CommandResult(operation_id, failure))
+        return None
 
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
@@ -136,8 +149,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     self._take(connection, message)
                 except InvalidArgumentError as error:
                     log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
-        except grpc.aio.UsageError:
-            pass  # The call ended while this was reading.
+        except (grpc.aio.UsageError, grpc.aio.AbortError):
+            pass  # The call ended while this was reading, or was ended with an error.
         except Exception as error:
             log.warning("control_stream_broke", node_id=connection.node_id, error=type(error).__name__)
         finally:

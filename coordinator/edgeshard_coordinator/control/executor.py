@@ -12,6 +12,7 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.commands import (
     ActivateHead,
     Command,
+    KeepStandby,
     MeasureCompute,
     PrepareStage,
     ProbeLinks,
@@ -31,6 +32,7 @@ from edgeshard_coordinator.core.actions import (
     DropConnection,
     EndService,
     ForgetDeployment,
+    PlanStandby,
     ReleaseOrphans,
     Replan,
     SaveDeployment,
@@ -40,9 +42,16 @@ from edgeshard_coordinator.core.actions import (
     TellMeasured,
     TellStrangers,
 )
-from edgeshard_coordinator.core.events import DeploymentForgotten, DeploymentSaved, Event, Replanned, SaveFailed
+from edgeshard_coordinator.core.events import (
+    DeploymentForgotten,
+    DeploymentSaved,
+    Event,
+    Replanned,
+    SaveFailed,
+    StandbyPlanned,
+)
 from edgeshard_coordinator.core.measurements import Measurements
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, StandbyChoice, State
 
 log = structlog.get_logger()
 
@@ -112,6 +121,8 @@ class ActionExecutor:
                 self._front.end_service(action.deployment, action.epoch, action.failure, final=action.final)
             case Replan():
                 self._spawn(self._replan(action))
+            case PlanStandby():
+                self._spawn(self._plan_standby(action))
             case DropConnection():
                 log.warning("node_silent", node_id=action.node_id)
                 self._hub.close(action.node_id, action.connection)
@@ -153,6 +164,24 @@ class ActionExecutor:
             log.info("replanned", deployment=record.name, epoch=record.epoch, layers=stages)
         self._report(Replanned(record.name, record.uid, state.version, found, self._clock.now()))
 
+    async def _plan_standby(self, action: PlanStandby) -> None:
+        state = self._state()
+        record = state.deployments.get(action.deployment)
+        if record is None:
+            return
+        chosen: tuple[StandbyChoice, ...] = ()
+        try:
+            chosen = await self._planner.standbys(state, record)
+        except EdgeShardError as error:
+            log.warning("no_standby", deployment=record.name, reason=error.reason, why=error.message)
+        except Exception:
+            log.exception("standby_plan_crashed", deployment=record.name)
+        else:
+            kept = ",".join(f"{choice.node_name}={choice.layers}" for choice in chosen)
+            if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in chosen}:
+                log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=kept)
+        self._report(StandbyPlanned(record.name, record.uid, state.version, chosen, self._clock.now()))
+
     async def _forget(self, record: DeploymentRecord) -> None:
         try:
             await self._store.forget(record)
@@ -178,7 +207,7 @@ class ActionExecutor:
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)
-        self._report(SaveFailed(record.name, record.uid, error, SAVE_RETRY_S, self._clock.now()))
+        self._report(SaveFailed(record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._clock.now()))
 
     def _report(self, event: Event) -> None:
         if self._post is not None:
@@ -189,7 +218,7 @@ def _described(command: Command) -> dict[str, Any]:
     """A command for the log."""
     kind = type(command).__name__
     match command:
-        case PrepareStage() | ActivateHead() | ReleaseStage() | TraceSteps():
+        case PrepareStage() | ActivateHead() | ReleaseStage() | KeepStandby() | TraceSteps():
             return {"kind": kind, "deployment": command.deployment, "epoch": command.epoch}
         case MeasureCompute():
             return {"kind": kind, "dtype": command.dtype}

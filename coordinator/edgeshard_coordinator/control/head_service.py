@@ -10,12 +10,28 @@ import grpc
 import structlog
 
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import InvalidArgumentError, StaleEpochError, UnavailableError
-from edgeshard.domain.head import HeadAccepted, HeadFailed, HeadFinished, HeadHello, HeadMessage, HeadToken, HeadTokens
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    StaleEpochError,
+    UnavailableError,
+)
+from edgeshard.domain.head import (
+    HeadAccepted,
+    HeadCommand,
+    HeadFailed,
+    HeadFinished,
+    HeadHello,
+    HeadMessage,
+    HeadToken,
+    HeadTokens,
+)
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.rpc.hello import first_message
 from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
-from edgeshard_coordinator.control.hello import first_message
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.requests import Attachment, RequestFront
 from edgeshard_coordinator.core.events import HeadAttached, HeadDetached
@@ -52,7 +68,28 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         await context.send_initial_metadata(())
         reader = asyncio.create_task(self._read(attachment, request_iterator))
         while (item := await attachment.outgoing.get()) is not None:
-            yield head_command_to_wire(item)
+            if (message := self._message(attachment, item)) is not None:
+                yield message
+
+    def _message(self, attachment: Attachment, command: HeadCommand) -> pb.AttachResponse | None:
+        """None for a request that cannot be sent: it fails alone, since a refused message would end the stream."""
+        try:
+            message = head_command_to_wire(command)
+            too_large = not is_sendable(message)
+        except (TypeError, ValueError) as error:  # a value that no message holds
+            log.error("request_not_sent", request=command.request_id, error=type(error).__name__)
+            failure: EdgeShardError = InternalError("the request could not be sent to its head; the log says why")
+        else:
+            if not too_large:
+                return message
+            failure = InvalidArgumentError(
+                f"prompt: the request has {message.ByteSize()} bytes on its way to the head, more than a message "
+                "holds: shorten it",
+                field="prompt",
+                reason="REQUEST_TOO_LARGE",
+            )
+        self._front.on_failed(attachment, command.request_id, attachment.epoch, failure)
+        return None
 
     def _open(self, hello: HeadHello) -> Attachment:
         deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id

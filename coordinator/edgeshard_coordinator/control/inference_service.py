@@ -19,10 +19,10 @@ from edgeshard.domain.listening import ListenerHello, TokensRead
 from edgeshard.domain.site import ServedModel
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
+from edgeshard.rpc.hello import first_message
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
-from edgeshard_coordinator.control.hello import first_message
 from edgeshard_coordinator.control.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models

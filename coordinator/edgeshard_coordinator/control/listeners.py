@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, UnavailableError
 from edgeshard.domain.generation import Finished, Listener, Token
 from edgeshard.domain.listening import UNREAD_TOKENS, GenerationEnd, Heard
-from edgeshard_coordinator.control.running_request import RunningRequest
+from edgeshard_coordinator.control.running_request import MESSAGE_CHARACTERS, RunningRequest, characters_of
 
 MOST_TOKENS = 512
 """Of one message, which then stays far below gRPC's limit, with logprobs too."""
@@ -96,12 +96,14 @@ class ListenerStream:
         numbers: list[int] = []
         tokens: list[Token] = []
         ends: list[GenerationEnd] = []
-        while self._news and len(tokens) < MOST_TOKENS:
+        room, is_full = MESSAGE_CHARACTERS, False
+        while self._news and not is_full:
             number, followed = next(iter(self._news.items()))
             most = min(UNREAD_TOKENS - followed.sent_more, MOST_TOKENS - len(tokens))
-            events, ended = followed.request.take(most)
+            events, ended = followed.request.take(most, room)
             end: Finished | EdgeShardError | None = ended
             for event in events:
+                room -= characters_of(event)
                 if isinstance(event, Token):
                     numbers.append(number)
                     tokens.append(event)
@@ -113,7 +115,8 @@ class ListenerStream:
                 followed.has_end = True
                 followed.ended.set()
             # What is left waits for the client to read, or for the next message where this one is full.
-            if len(tokens) < MOST_TOKENS or not followed.request.backlog:
+            is_full = len(tokens) >= MOST_TOKENS or followed.request.next_characters > room
+            if not is_full or not followed.request.backlog:
                 del self._news[number]
         return Heard(tuple(numbers), tuple(tokens), tuple(ends))
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import DeadlineError, InvalidArgumentError
 from edgeshard.domain.ids import OperationId, check_id
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.state import ServedOperation
 
+DISK_LIMIT_S = 5.0
+"""A disk that says nothing for so long is not waited for."""
 Work = Callable[[ServedOperation], Awaitable[bytes]]
+AnswerT = TypeVar("AnswerT")
 
 
 class Operations:
@@ -46,7 +50,7 @@ class Operations:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _first(self, key: OperationId, fingerprint: str, work: Work) -> bytes:
-        served = await self._store.find_operation(key)
+        served = await answered(self._store.find_operation(key))
         if served is not None:
             check_same(key, served.fingerprint, fingerprint)
             return served.outcome
@@ -56,6 +60,20 @@ class Operations:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # Read the exception: asyncio would report it as unread when every caller has hung up.
+
+
+async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
+    """What the disk answers. Raises DeadlineError where it says nothing."""
+    try:
+        async with asyncio.timeout(DISK_LIMIT_S):
+            return await disk
+    except TimeoutError:
+        raise DeadlineError(
+            f"the disk of --state-dir has not answered for {DISK_LIMIT_S:g} s; a call takes effect when it does, "
+            "unless the coordinator ends before: make the same call again",
+            field="state-dir",
+            reason="NOT_SAVED_YET",
+        ) from None
 
 
 def fingerprint_of(request: Message) -> str:

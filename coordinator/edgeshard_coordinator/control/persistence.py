@@ -25,6 +25,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeI
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import ComputeProfile, LinkProfile
 from edgeshard.domain.traffic import Traffic
+from edgeshard.storage.blobs import full_disk
 from edgeshard_coordinator.core.deployments import restored_record
 from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
@@ -110,7 +111,8 @@ _TRAFFIC_BODY = TypeAdapter(Traffic)
 
 
 class StateStore:
-    """Every method raises InternalError (reason STATE_STORE) when the disk or the file refuses."""
+    """Every method raises ResourceExhaustedError (DISK_FULL) or InternalError (STATE_STORE) when the disk or the file
+    refuses."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -165,6 +167,8 @@ class StateStore:
             try:
                 return work()
             except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+                    raise full_disk(self._path, "the coordinator's state") from error
                 raise InternalError(
                     f"the coordinator's state file {self._path.name} cannot be used: {error}; "
                     "check the disk that --state-dir is on",
@@ -318,7 +322,13 @@ class _Transaction:
         return self._database
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._database.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._database.execute("COMMIT")
+        finally:
+            # Also after a commit that the disk refused: while its transaction is open, no other can begin.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
 
 
 def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) -> None:
@@ -345,7 +355,7 @@ def _saved(record: DeploymentRecord) -> _SavedDeployment:
         manifest_digest=record.manifest_digest,
         placement=record.placement,
         epoch=record.epoch,
-        phase=record.phase,
+        phase=record.phase_on_disk,
         ever_ready=record.ever_ready,
         failure=_SavedFailure(int(failure.code), failure.reason, failure.field, failure.message) if failure else None,
     )

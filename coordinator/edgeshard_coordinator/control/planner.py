@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.ids import DeploymentName, ModelName
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, ModelName, NodeId, NodeName
+from edgeshard.domain.loss import Loss
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.placing import Placer
-from edgeshard_coordinator.core.repair import Lost
-from edgeshard_coordinator.core.state import DeploymentRecord, State
+from edgeshard_coordinator.core.lengths import typical_request
+from edgeshard_coordinator.core.losses import Repaired, loss_of
+from edgeshard_coordinator.core.placing import Placer, checked_shape, sizes_of
+from edgeshard_coordinator.core.repair import Lost, without_most
+from edgeshard_coordinator.core.standby import choose
+from edgeshard_coordinator.core.state import DeploymentRecord, StandbyChoice, State
 
 
 class Planner:
@@ -42,13 +48,55 @@ class Planner:
             )
         )
 
-    async def repair(self, state: State, record: DeploymentRecord) -> Placement:
-        """A placement without the boxes that are away or failed the deployment."""
+    async def losses(self, record: DeploymentRecord, traffic: Traffic) -> tuple[Loss, ...]:
+        """What the death of each of its boxes would cost. Each is planned for as if it had happened."""
+        state = self._state()
         manifest, _ = self._models.get(record.manifest_digest)
-        traffic = self._traffic.of(record.name, record.model)
-        lost = Lost(record.avoided, frozenset(state.bad_links))
+        candidates, spec, placement = state.candidates(record.name), record.spec, record.placement
+        typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
+
+        def repaired(node_id: NodeId, name: NodeName) -> Repaired:
+            began = time.monotonic()
+            lost = Lost(frozenset({node_id}), frozenset(state.bad_links))
+            found: Placement | EdgeShardError
+            try:
+                found = self._placer.repair(spec, manifest, candidates, state.measured, traffic, placement, lost)
+            except EdgeShardError as error:
+                found = error
+            return Repaired(name, found, time.monotonic() - began)
+
         return await self._solver.run(
-            lambda: self._placer.repair(
-                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement, lost
+            lambda: tuple(
+                loss_of(state, record, repaired(stage.node_id, stage.node_name), candidates, typical)
+                for stage in placement.stages
             )
         )
+
+    async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
+        """The boxes that are to keep weights of others' layers."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        return await self._solver.run(
+            lambda: tuple(
+                choose(
+                    record.spec,
+                    record.placement,
+                    state.candidates(record.name),
+                    sizes_of(record.spec, manifest, record.placement),
+                    [entry.node_id for entry in record.standbys if entry.layers is not None],
+                )
+            )
+        )
+
+    async def repair(self, state: State, record: DeploymentRecord) -> Placement:
+        """A placement without the boxes that are away or failed the deployment, and over no bad link."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        traffic = self._traffic.of(record.name, record.model)
+        candidates = state.candidates(record.name)
+
+        def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
+            lost = Lost(record.avoided, frozenset(links))
+            return self._placer.repair(
+                record.spec, manifest, candidates, state.measured, traffic, record.placement, lost
+            )
+
+        return await self._solver.run(lambda: without_most(without, state.bad_links))

@@ -9,12 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Finished, Generation, GenerationEvent
+from edgeshard.domain.generation import Finished, Generation, GenerationEvent, Started
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import DeploymentName, RequestId
 
 if TYPE_CHECKING:
     from edgeshard_coordinator.control.requests import Attachment
+
+
+MESSAGE_CHARACTERS = 1 << 20
+"""Of text in one message, with the events of several requests or of one: gRPC bounds the bytes. A token has a few
+characters; one that completes what many began may have any number."""
 
 
 class RunningRequest:
@@ -90,13 +95,23 @@ class RunningRequest:
         self._error = self._error or error
         self.on_news()
 
-    def take(self, most: int) -> tuple[list[GenerationEvent], EdgeShardError | None]:
-        """At most so many events, and behind the last one the error that the request ended with. Finished counts for
-        nothing: it comes with the token before it."""
+    def take(
+        self, most: int, most_characters: int = MESSAGE_CHARACTERS
+    ) -> tuple[list[GenerationEvent], EdgeShardError | None]:
+        """At most so many events of so much text, and behind the last one the error that the request ended with.
+        Finished counts as no event: it comes with the token before it."""
         unread, taken = self._unread, list[GenerationEvent]()
         while unread and (len(taken) < most or isinstance(unread[0], Finished)):
+            most_characters -= characters_of(unread[0])
+            if most_characters < 0:
+                break
             taken.append(unread.popleft())
         return taken, None if unread else self._error
+
+    @property
+    def next_characters(self) -> int:
+        """Of the first event that nobody took; 0 where there is none."""
+        return characters_of(self._unread[0]) if self._unread else 0
 
     async def events(self) -> AsyncIterator[GenerationEvent]:
         """What the client gets, ending after Finished; raises the error the request ended with."""
@@ -126,3 +141,8 @@ class RunningRequest:
 
     def _nobody_waits(self) -> None:
         """Before anyone reads its events."""
+
+
+def characters_of(event: GenerationEvent) -> int:
+    """The text of an event, as far as an empty message has room for: what is longer goes alone."""
+    return 0 if isinstance(event, Started) else min(len(event.text), MESSAGE_CHARACTERS)

@@ -114,6 +114,15 @@ class Replan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanStandby:
+    """Choose boxes that keep weights for this deployment, from the state of `version`; answered by StandbyPlanned."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropConnection:
     """Close the control stream of a box that went silent."""
 
@@ -132,5 +141,6 @@ Action = (
     | TellMeasured
     | EndService
     | Replan
+    | PlanStandby
     | DropConnection
 )

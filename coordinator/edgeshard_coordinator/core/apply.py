@@ -12,11 +12,12 @@ from typing import TypeVar, assert_never
 from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
-from edgeshard_coordinator.core import boxes, deployments, eviction, measuring, suspicion
+from edgeshard_coordinator.core import boxes, deployments, eviction, measuring, standby, suspicion
 from edgeshard_coordinator.core.actions import (
     DropConnection,
     EndService,
     ForgetDeployment,
+    PlanStandby,
     ReleaseOrphans,
     Replan,
     SaveDeployment,
@@ -46,10 +47,13 @@ from edgeshard_coordinator.core.events import (
     ProfileReported,
     Replanned,
     SaveFailed,
+    StandbyPlanned,
     Ticked,
 )
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, RefusedOperation, ServedOperation, State
 
+REFUSED_KEPT = 64
+"""Operations that the disk refused; a call is told within a moment."""
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -114,6 +118,9 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return _forgotten(state, event)
         case Replanned():
             return _replanned(state, event)
+        case StandbyPlanned():
+            record = state.deployments.get(event.deployment)
+            return state if record is None else _with_record(state, standby.planned(state, record, event))
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
@@ -146,7 +153,8 @@ def _node_view(node: KnownNode) -> object:
 
 
 def _memory_view(record: DeploymentRecord) -> object:
-    return record.placement, record.phase is DeploymentPhase.FAILED
+    standbys = [(entry.node_id, entry.reserved_bytes) for entry in record.standbys]
+    return record.placement, record.phase is DeploymentPhase.FAILED, standbys
 
 
 def _with_record(state: State, record: DeploymentRecord) -> State:
@@ -166,15 +174,25 @@ def _deploy(state: State, event: DeployRequested) -> State:
         raise AbortedError(
             "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
         )
-    return _with_record(state, replace(record, operations=(event.operation,)))
+    state = _with_record(state, replace(record, operations=(event.operation,)))
+    return replace(state, refused=_without(state.refused, event.operation))
+
+
+def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
+    """The call is made again."""
+    return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 
 def _delete(state: State, event: DeleteRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None:
         raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
-    record = replace(record, operations=(*record.operations, event.operation))
-    return _with_record(state, deployments.delete(record))
+    state = replace(state, refused=_without(state.refused, event.operation))
+    # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
+    asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
+    if record.phase is not DeploymentPhase.DELETING:
+        asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
+    return _with_record(state, asked)
 
 
 # Boxes' answers
@@ -189,6 +207,8 @@ def _answered(state: State, event: CommandAnswered) -> State:
     record = _record_of(state, key)
     if record is None:
         return state  # Of a deployment that is gone, or the release of an orphan.
+    if key.kind is CommandKind.STANDBY:
+        return _with_record(state, standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
     if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
         return state  # Of an earlier epoch.
@@ -229,14 +249,28 @@ def _saved(state: State, event: DeploymentSaved) -> State:
     operations = () if event.revision == record.revision else record.operations
     saving = max(record.saving, event.revision)
     saved = replace(record, saved=event.revision, saved_epoch=event.epoch, saving=saving, operations=operations)
+    if 0 < record.delete_revision <= event.revision:
+        saved = deployments.deleted(saved)
     return _with_record(state, saved)
 
 
 def _save_failed(state: State, event: SaveFailed) -> State:
     record = state.deployments.get(event.deployment)
-    if record is None or record.uid != event.uid:
-        return state
-    retry = replace(record, saving=record.saved, forgetting=False, save_after=event.now + event.retry_after_s)
+    if record is None or record.uid != event.uid or event.revision < record.saving:
+        return state  # A newer write with all of this one is under way: its outcome counts.
+    refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
+    state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
+    if not record.saved:
+        # Nothing of it is on disk, so no box was told of it.
+        return replace(state, deployments={name: r for name, r in state.deployments.items() if name != record.name})
+    retry = replace(
+        record,
+        saving=record.saved,
+        forgetting=False,
+        save_after=event.now + event.retry_after_s,
+        operations=(),
+        delete_revision=0,
+    )
     return _with_record(state, retry)
 
 
@@ -256,7 +290,7 @@ def _replanned(state: State, event: Replanned) -> State:
 # Actions that were issued
 
 
-def _issued(state: State, event: ActionIssued) -> State:
+def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one line for each action
     action = event.action
     match action:
         case SendCommand():
@@ -276,6 +310,8 @@ def _issued(state: State, event: ActionIssued) -> State:
             return _with_record(state, replace(state.deployments[action.deployment], ended=None))
         case Replan():
             return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
+        case PlanStandby():
+            return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
         case ReleaseOrphans():
             return boxes.told_to_release(state, action)
         case TellStrangers():
@@ -293,4 +329,6 @@ def _sent(state: State, action: SendCommand, now: float) -> State:
         return measuring.sent(state, action, now)
     record = _record_of(state, action.command_key)
     assert record is not None  # what is asked for in a state is issued in it
+    if action.command_key.kind is CommandKind.STANDBY:
+        return _with_record(state, standby.sent(record, action.command_key.stage, action.connection))
     return _with_record(state, deployments.sent(record, action.command_key, action.connection))

@@ -223,6 +223,7 @@ def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) 
         attachment=0,
         adoptable=False,
         planned_for=-1,
+        standby_for=-1,
         loaded_bytes=0,
         deadline=now + state.timings.load_timeout_s,
     )
@@ -250,13 +251,11 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
     return _moved(broken, trigger)
 
 
-def delete(record: DeploymentRecord) -> DeploymentRecord:
-    """Deleting what is being deleted is granted again, for a repeat under another operation id."""
-    if record.phase is Phase.DELETING:
-        # A new revision, so that the operation reaches the disk.
-        return replace(record, revision=record.revision + 1)
+def deleted(record: DeploymentRecord) -> DeploymentRecord:
+    """The disk has it as deleting: now it is. No new revision, since the disk has this one."""
     gone = UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
-    return replace(_moved(_ended(record, gone), Trigger.DELETE), attachment=0, deadline=None)
+    phase = next_phase(record.phase, Trigger.DELETE)
+    return replace(_ended(record, gone), phase=phase, attachment=0, deadline=None, delete_revision=0)
 
 
 def answered(

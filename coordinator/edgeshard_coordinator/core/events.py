@@ -10,7 +10,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.actions import Action
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation
+from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, StandbyChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class DeployRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
+    """It takes effect when it is on disk."""
+
     deployment: DeploymentName
     operation: ServedOperation
     now: float
@@ -130,10 +132,11 @@ class DeploymentSaved:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
-    """The disk refused; the save is tried again after `retry_after_s`."""
+    """The disk refused `revision`. What must be saved is tried again after `retry_after_s`; calls that wait fail."""
 
     deployment: DeploymentName
     uid: str
+    revision: int
     failure: EdgeShardError
     retry_after_s: float
     now: float
@@ -156,6 +159,17 @@ class Replanned:
     uid: str
     version: int
     found: Placement | EdgeShardError
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyPlanned:
+    """The boxes that are to keep weights for a deployment, chosen from the state of `version`."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+    chosen: tuple[StandbyChoice, ...]
     now: float
 
 
@@ -192,6 +206,7 @@ Event = (
     | SaveFailed
     | DeploymentForgotten
     | Replanned
+    | StandbyPlanned
     | ActionIssued
     | Ticked
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
-from edgeshard.domain.deployment import EVERY_NODE, DeploymentSpec
+from edgeshard.domain.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import (
@@ -42,7 +42,8 @@ KV_BLOCK_TOKENS = 16
 class Candidate:
     """A box as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there.
 
-    Layers are placed on it when it is connected and not `starting` any more.
+    Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
+    of the deployment in question in memory.
     """
 
     node_id: NodeId
@@ -52,6 +53,7 @@ class Candidate:
     connected: bool
     facts: DeviceFacts
     starting: bool = False
+    warm: LayerRange | None = None
 
     @property
     def placeable(self) -> bool:
@@ -166,6 +168,14 @@ class StageSizes:
         return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]
 
 
+def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement) -> StageSizes:
+    """With the KV pool and the load of a placement that there is."""
+    shape = checked_shape(spec, manifest)
+    blocks = -(-(spec.max_context or shape.max_context) // placement.kv_block_tokens)
+    load = Load(placement.micro_batch, placement.micro_batches)
+    return StageSizes(spec, manifest, shape, load, max(1, placement.kv_blocks // blocks))
+
+
 def _unit_sizes(
     manifest: ModelManifest, shape: ModelShape, dtype: DType, ways: Collection[Quantisation | None]
 ) -> Mapping[Unit, _UnitSize]:
@@ -237,7 +247,13 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
     """Boxes by name; of two with one name the connected one. Every box the spec names must be there."""
     by_name = {node.name: node for node in sorted(candidates, key=lambda node: node.connected)}
     quantised = tuple(name for name in spec.quantisation if name != EVERY_NODE)
-    for field, names in (("exclude", spec.exclude), ("reserve", tuple(spec.reserve)), ("quantisation", quantised)):
+    standbys = tuple(name for name in spec.standby if name != AUTO_STANDBY)
+    for field, names in (
+        ("exclude", spec.exclude),
+        ("standby", standbys),
+        ("reserve", tuple(spec.reserve)),
+        ("quantisation", quantised),
+    ):
         for name in names:
             if name not in by_name:
                 raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_NODE")

@@ -46,9 +46,10 @@ from edgeshard_coordinator.core.placing import (
     StageSizes,
     checked_shape,
     place_stages,
+    sizes_of,
     usable_nodes,
 )
-from edgeshard_coordinator.core.repair import MOST_SPARES, Lost, survivors, ways
+from edgeshard_coordinator.core.repair import MOST_SPARES, Lost, cold_layers, survivors, ways
 
 _MIXED = "boxes that keep their weights in different ways are not planned together"
 
@@ -121,8 +122,9 @@ class PlanningPlacer:
                 placement = _Site(here, manifest, usable, measured, traffic).kept(broken)
                 if not lost.crosses([stage.node_id for stage in placement.stages]):
                     found.append(placement)
-        # The first come of those without figures: they touch the fewest boxes.
-        best = min(found, key=lambda placement: placement.predicted.rank if placement.predicted else 0.0, default=None)
+        # Weights that are in memory come before a better pace; and of those without figures the first, which touch the
+        # fewest boxes.
+        best = min(found, key=lambda placement: _cost(placement, broken, candidates), default=None)
         if best is None:
             best = self._without(spec, manifest, usable, _without_links(measured, lost), traffic, lost)
         return replace(best, note=f"{best.note} {_moved_bits(broken, best, candidates)}".strip())
@@ -176,6 +178,12 @@ class PlanningPlacer:
             return replace(site.by_memory(), note=_not_planned(spec, error.message))
 
 
+def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> tuple[bool, float]:
+    stood_by = any(node.warm is not None for node in candidates)
+    is_cold = stood_by and any(layers for _, layers in cold_layers(placement, broken, candidates))
+    return is_cold, placement.predicted.rank if placement.predicted else 0.0
+
+
 class _Site:
     """One question: a spec on a site. Raises what SimplePlacer raises for boxes that cannot be."""
 
@@ -210,9 +218,7 @@ class _Site:
 
     def kept(self, broken: Placement) -> Placement:
         """These layers with the KV pool and the load of a placement before, so that boxes keep what they hold."""
-        load = Load(broken.micro_batch, broken.micro_batches)
-        requests = max(1, broken.kv_blocks // -(-self._context // broken.kv_block_tokens))
-        sizes = StageSizes(self._spec, self._manifest, self._shape, load, requests)
+        load, sizes = Load(broken.micro_batch, broken.micro_batches), sizes_of(self._spec, self._manifest, broken)
         placement = place_stages(self._spec, sizes, self._nodes, self._spec.layers, load)
         with suppress(EdgeShardError):  # without measurements there are no figures
             figures = self.predicted_by_hand()

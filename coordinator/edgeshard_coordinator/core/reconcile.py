@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgeshard.domain.commands import ActivateHead, CommandKey, CommandKind, PrepareStage, ReleaseStage, StageCommand
+from edgeshard.domain.commands import (
+    ActivateHead,
+    CommandKey,
+    CommandKind,
+    KeepStandby,
+    PrepareStage,
+    ReleaseStage,
+    StageCommand,
+)
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import NodeId
-from edgeshard_coordinator.core import measuring, suspicion
+from edgeshard_coordinator.core import measuring, standby, suspicion
 from edgeshard_coordinator.core.actions import (
     Action,
     DropConnection,
     EndService,
     ForgetDeployment,
+    PlanStandby,
     ReleaseOrphans,
     Replan,
     SaveDeployment,
@@ -125,12 +134,24 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
     elif record.phase is Phase.WAITING:
         if record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
             yield Replan(record.name, record.uid, state.version)
+    elif record.phase is Phase.READY:
+        yield from _keep_standbys(state, record)
     elif record.phase is Phase.FAILED:
         yield from _release(state, record)
     elif record.phase is Phase.DELETING and not record.forgetting:
         yield from _release(state, record)
         if record.durable and now >= record.save_after and is_released(state, record):
             yield ForgetDeployment(record)
+
+
+def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    if standby.wants_plan(state, record):
+        yield PlanStandby(record.name, record.uid, state.version)
+    for entry in standby.due(state, record):
+        node = state.nodes[entry.node_id]
+        command = KeepStandby(record.spec, record.epoch, record.manifest_digest, node.name, entry.layers)
+        key = command_key(record, CommandKind.STANDBY, entry.number)
+        yield SendCommand(entry.node_id, node.connection, key, command)
 
 
 def is_released(state: State, record: DeploymentRecord) -> bool:

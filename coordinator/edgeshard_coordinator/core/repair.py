@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import ExplicitStage, Placement
+from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement
 from edgeshard_coordinator.core.placing import Candidate
 
+Link = tuple[NodeId, NodeId]
+"""Sender and receiver."""
 MOST_SPARES = 8
-"""Spare boxes that are tried for what was lost, those with the most free memory."""
+"""Spare boxes that are tried for what was lost, standbys and those with the most free memory."""
 MOST_WAYS = 256
 
 
@@ -21,7 +25,7 @@ class Lost:
     """What a placement must do without: boxes, and links from one box to another."""
 
     nodes: frozenset[NodeId] = frozenset()
-    links: frozenset[tuple[NodeId, NodeId]] = frozenset()
+    links: frozenset[Link] = frozenset()
 
     @property
     def ends(self) -> list[NodeId]:
@@ -57,9 +61,45 @@ def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost,
         for node in candidates
         if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
     ]
-    spare.sort(key=lambda node: (-node.free_bytes, node.name))
+    spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
     stages = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
     return Survivors(stages, kept, tuple(node.name for node in spare[:MOST_SPARES]))
+
+
+def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapping[Link, float]) -> Placement:
+    """The placement without all bad links or, if there is none, without those of them that were bad last.
+
+    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest. Raises what `without`
+    raises for no bad link at all, or where even that does not help.
+    """
+    links = sorted(bad_links, key=lambda pair: bad_links[pair])
+    try:
+        return without(links)
+    except EdgeShardError as error:
+        refused = error
+    with suppress(EdgeShardError):
+        without(())
+        for count in range(1, len(links)):
+            with suppress(EdgeShardError):
+                return without(links[count:])
+    raise refused
+
+
+def cold_layers(
+    placement: Placement, former: Placement, candidates: Sequence[Candidate]
+) -> list[tuple[PlacedStage, frozenset[int]]]:
+    """The stages of a placement that are not of the former one, each with the layers that its box has to load."""
+    held = {stage.node_id: stage.layers for stage in former.stages}
+    warm = {node.node_id: node.warm for node in candidates}
+    changed = [stage for stage in placement.stages if held.get(stage.node_id) != stage.layers]
+    return [
+        (stage, _indices(stage.layers) - _indices(held.get(stage.node_id)) - _indices(warm.get(stage.node_id)))
+        for stage in changed
+    ]
+
+
+def _indices(layers: LayerRange | None) -> frozenset[int]:
+    return frozenset() if layers is None else frozenset(range(layers.first, layers.end))
 
 
 def ways(left: Survivors) -> Iterator[tuple[ExplicitStage, ...]]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake
 from edgeshard_coordinator.core.measurements import Measurements
@@ -121,6 +122,14 @@ class ServedOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedOperation:
+    """A mutating call that the disk did not take: it changed nothing."""
+
+    operation_id: OperationId
+    failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
 class EndedService:
     """An epoch that stopped serving; its running requests are to fail with `failure`."""
 
@@ -145,6 +154,35 @@ class SuspectLink:
     since: float
     checked_at: float
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyChoice:
+    """A box and the layers it is to keep; `reserved_bytes` are for them, and for the stages when they run."""
+
+    node_id: NodeId
+    node_name: NodeName
+    layers: LayerRange
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """What a box is to keep in memory for a deployment: layers, or nothing any more. `number` is its command's.
+
+    Of its memory `reserved_bytes` count as taken.
+    """
+
+    number: int
+    node_id: NodeId
+    epoch: Epoch
+    layers: LayerRange | None
+    reserved_bytes: int = 0
+    sent: Progress = Progress()
+
+    @property
+    def is_warm(self) -> bool:
+        return self.layers is not None and self.sent.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +219,10 @@ class DeploymentRecord:
     """Boxes that failed to load it since it last was ready."""
     planned_for: int = -1
     """The version of the state that a placement without the lost boxes was last looked for in."""
+    standbys: tuple[Standby, ...] = ()
+    standby_for: int = -1
+    """The version of the state that they were last chosen in."""
+    standby_count: int = 0
     ended: EndedService | None = None
     revision: int = 1
     saving: int = 0
@@ -188,7 +230,9 @@ class DeploymentRecord:
     saved_epoch: Epoch = NO_EPOCH
     save_after: float = 0.0
     operations: tuple[ServedOperation, ...] = ()
-    """Saved in one transaction with the record, and dropped from here once that is done."""
+    """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
+    delete_revision: int = 0
+    """From this revision on the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
     forgetting: bool = False
 
     @property
@@ -211,6 +255,11 @@ class DeploymentRecord:
     @property
     def durable(self) -> bool:
         return self.saved == self.revision
+
+    @property
+    def phase_on_disk(self) -> DeploymentPhase:
+        """What the disk is told: a deletion takes effect when it is there."""
+        return DeploymentPhase.DELETING if self.delete_revision else self.phase
 
 
 def fresh_progress(placement: Placement) -> tuple[Progress, ...]:
@@ -242,6 +291,8 @@ class State:
     """Links that were at fault, by sender and receiver: until when to avoid them."""
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
+    refused: tuple[RefusedOperation, ...] = ()
+    """The newest ones, for the calls that wait to be told."""
     ticked_at: float | None = None
     """When the newest tick came; None before the first."""
     frozen_until: float = 0.0
@@ -263,6 +314,15 @@ class State:
         node = self.nodes.get(node_id)
         return node is not None and node.placeable
 
+    def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
+        """A call on a deployment that the disk has neither taken nor refused yet."""
+        record = self.deployments.get(name)
+        operations = () if record is None else record.operations
+        return next((operation for operation in operations if operation.operation_id == operation_id), None)
+
+    def refusal(self, operation_id: OperationId) -> EdgeShardError | None:
+        return next((item.failure for item in self.refused if item.operation_id == operation_id), None)
+
     def find_node(self, name_or_id: str) -> KnownNode | None:
         """By id, or by name; of two boxes with one name the connected one."""
         by_id = self.nodes.get(NodeId(name_or_id))
@@ -276,6 +336,7 @@ class State:
 
     def free_bytes(self, node: KnownNode) -> int:
         held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
+        held += sum(entry.reserved_bytes for entry in self._standbys() if entry.node_id == node.node_id)
         return max(0, node.facts.memory_budget_bytes - held)
 
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
@@ -286,6 +347,10 @@ class State:
         held: dict[NodeId, int] = {}
         for stage in self._placed(without):
             held[stage.node_id] = held.get(stage.node_id, 0) + held_bytes(stage)
+        for entry in self._standbys(without):
+            held[entry.node_id] = held.get(entry.node_id, 0) + entry.reserved_bytes
+        own = self.deployments.get(without) if without is not None else None
+        warm = {entry.node_id: entry.layers for entry in own.standbys if entry.is_warm} if own is not None else {}
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
         return tuple(
             Candidate(
@@ -296,6 +361,7 @@ class State:
                 connected=node.connected,
                 facts=node.facts,
                 starting=node.starting,
+                warm=warm.get(node.node_id),
             )
             for node in ordered
         )
@@ -305,12 +371,19 @@ class State:
             if record.phase is not DeploymentPhase.FAILED and record.name != without:
                 yield from record.placement.stages
 
+    def _standbys(self, without: DeploymentName | None = None) -> Iterator[Standby]:
+        for record in self.deployments.values():
+            if record.name != without:
+                yield from record.standbys
+
 
 def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
     """Whether a box holds a stage of an epoch that goes on without it."""
     record = state.deployments.get(stage.deployment)
     if record is None or record.phase is not DeploymentPhase.READY or stage.epoch >= record.epoch:
         return False
+    if stage.phase is StagePhase.STANDBY:
+        return False  # `core.standby` says what becomes of it
     return all(placed.node_id != node.node_id for placed in record.placement.stages)
 
 
@@ -348,7 +421,7 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         for placed in record.placement.stages
         if (node := state.nodes.get(placed.node_id)) is not None
         for status in node.stages
-        if status.deployment == record.name and status.epoch == record.epoch
+        if status.deployment == record.name and status.epoch == record.epoch and status.phase is not StagePhase.STANDBY
     ]
     return Deployment(
         record.spec, record.phase, record.epoch, record.placement, record.failure, tuple(stages), active_requests
@@ -393,6 +466,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
     _hold(record.epoch > state.retired.get(record.name, 0), f"{where}: its epoch was used before")
     _hold(0 <= record.saved_epoch <= record.epoch, f"{where}: an epoch is on disk that is not yet")
     _hold(record.saved <= record.saving <= record.revision, f"{where}: revisions are out of order")
+    _hold(record.delete_revision <= record.revision, f"{where}: it is deleted at a revision that is not yet")
     if any(progress.sent_on for progress in record.prepared):
         _hold(record.saved_epoch == record.epoch, f"{where}: a stage was prepared before its epoch was on disk")
     if record.activated.sent_on:

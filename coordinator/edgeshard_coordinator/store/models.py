@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
-from edgeshard.domain.errors import AlreadyExistsError, DataLossError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.site import MissingBlob
-from edgeshard.storage.blobs import BlobDirectory, blob_sizes, manifest_items, write_atomically
+from edgeshard.storage.blobs import (
+    TEMPORARY,
+    BlobDirectory,
+    blob_sizes,
+    free_bytes,
+    manifest_items,
+    write_atomically,
+)
 from edgeshard.wire.store import manifest_from_json, manifest_to_json, validate_manifest
 
 log = structlog.get_logger()
 
+KEPT_FREE_BYTES = 64 << 20
+"""Of the disk, when models are added: the coordinator's own state must always find room."""
 _PENDING_LIMIT = 16
 _ORPHAN_AGE_NS = 7 * 24 * 3600 * 10**9
 
@@ -30,15 +46,18 @@ class ModelStore:
     something incomplete, wherever the process dies.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kept_free_bytes: int = KEPT_FREE_BYTES) -> None:
         self.blobs = BlobDirectory(directory / "blobs")
         self._directory = directory
+        self._kept_free_bytes = kept_free_bytes
         self._lock = threading.Lock()
         # Replaced as a whole, never changed in place, so that readers need no lock.
         self._names: dict[ModelName, Digest] = {}
         self._manifests: dict[Digest, ModelManifest] = {}
         # Manifests someone is uploading for: only their blobs are accepted, and only in their size.
         self._pending: dict[Digest, dict[Digest, int]] = {}
+        self._knows_all_needs = True
+        """Whether no manifest is damaged, whose blobs nobody knows."""
 
     def open(self) -> None:
         """Read what is there. A damaged manifest is logged, its model unusable until it is added again."""
@@ -52,6 +71,7 @@ class ModelStore:
             except (OSError, UnicodeDecodeError, DataLossError) as error:
                 log.error("manifest_damaged", digest=digest, error=str(error))
         self._names, self._manifests = names, manifests
+        self._knows_all_needs = len(manifests) == len(set(names.values()))
         self._remove_strays()
 
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
@@ -87,7 +107,8 @@ class ModelStore:
         """Keep the manifest under its name when every blob is there; otherwise say what is missing and keep nothing.
 
         Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest that is wrong,
-        AlreadyExistsError when the name has other content.
+        AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for what is
+        missing.
         """
         sizes = validate_manifest(manifest)
         digest = manifest.digest()
@@ -95,6 +116,7 @@ class ModelStore:
             self._check_name_free(manifest.name, digest)
             missing = tuple(self._missing(sizes))
             if missing:
+                self._check_room(manifest.name, sum(blob.size - blob.received for blob in missing), sizes.keys())
                 pending = {of: other for of, other in self._pending.items() if of != digest} | {digest: sizes}
                 self._pending = dict(tuple(pending.items())[-_PENDING_LIMIT:])
                 return digest, missing
@@ -129,9 +151,18 @@ class ModelStore:
                 for blob in blob_sizes(manifest_items(removed)).keys() - self._needed_blobs():
                     self.blobs.remove(blob)
 
+    def room_bytes(self) -> int:
+        """What uploads may use of the disk."""
+        return max(0, free_bytes(self._directory) - self._kept_free_bytes)
+
     def expected_size(self, digest: Digest) -> int | None:
         """Bytes of a blob that a model being added needs; None for any other blob."""
         return next((sizes[digest] for sizes in self._pending.values() if digest in sizes), None)
+
+    def give_up(self, digest: Digest) -> None:
+        """Expect the blobs of models with this one no more, until somebody begins to add them again."""
+        with self._lock:
+            self._pending = {of: sizes for of, sizes in self._pending.items() if digest not in sizes}
 
     def _missing(self, sizes: dict[Digest, int]) -> Iterator[MissingBlob]:
         for digest, size in sizes.items():
@@ -158,6 +189,29 @@ class ModelStore:
                 reason="MODEL_EXISTS",
             )
 
+    def _check_room(self, name: ModelName, missing_bytes: int, own: Collection[Digest]) -> None:
+        """Before the first byte is sent: an upload that fills the disk would fail late, and others with it."""
+        if missing_bytes <= self.room_bytes():
+            return
+        self._remove_unneeded(own)
+        if missing_bytes > self.room_bytes():
+            raise ResourceExhaustedError(
+                f"model {name} needs {missing_bytes} bytes more on the disk of {self._directory}, which has "
+                f"{free_bytes(self._directory)} free, {self._kept_free_bytes} of them for the coordinator itself; free "
+                "space or move --state-dir",
+                field="state-dir",
+                reason="DISK_FULL",
+            )
+
+    def _remove_unneeded(self, own: Collection[Digest] = (), before_ns: int | None = None) -> None:
+        """Remove what arrived for models that were never completed, but for the blobs `own`; what is older only."""
+        if not self._knows_all_needs:
+            return
+        needed = self._needed_blobs().union(own)
+        for file in list(self.blobs.files()):
+            if file.digest not in needed and (before_ns is None or file.used_ns < before_ns):
+                self.blobs.remove(file.digest)
+
     def _needed_blobs(self) -> set[Digest]:
         needed: set[Digest] = set()
         for manifest in self._manifests.values():
@@ -167,21 +221,16 @@ class ModelStore:
         return needed
 
     def _remove_strays(self) -> None:
-        """Manifests without a name, temporary files, and what uploads given up long ago left behind."""
+        """Manifests without a name, temporary files, and what uploads left behind: all of it where the disk is short,
+        otherwise what was given up long ago, since an upload goes on where it stopped."""
         kept = {self._manifest_path(digest) for digest in self._names.values()}
-        for path in (self._directory / "manifests").glob("*"):
-            if path not in kept:
-                path.unlink()
-        if len(self._manifests) < len(set(self._names.values())):
-            # Which blobs the damaged manifest needs is unknown: keep them all for when the model is added again.
-            return
-        needed = self._needed_blobs()
-        files = list(self.blobs.files())
-        # Age is measured against the newest file, not the machine's clock, which may be wrong after a cold start.
-        newest = max((file.used_ns for file in files), default=0)
-        for file in files:
-            if file.digest not in needed and file.used_ns < newest - _ORPHAN_AGE_NS:
-                self.blobs.remove(file.digest)
+        strays = [path for path in (self._directory / "manifests").glob("*") if path not in kept]
+        for path in (*strays, *self._directory.glob(f"*{TEMPORARY}")):
+            path.unlink()
+        # The newest file counts where it is later: the machine's clock may be wrong after a cold start.
+        newest = max((file.used_ns for file in self.blobs.files()), default=0)
+        long_ago = max(newest, time.time_ns()) - _ORPHAN_AGE_NS
+        self._remove_unneeded(before_ns=long_ago if self.room_bytes() else None)
 
     def _manifest_path(self, digest: Digest) -> Path:
         return self._directory / "manifests" / f"{check_digest(digest)}.json"
@@ -199,4 +248,9 @@ class ModelStore:
             ) from None
 
     def _write_names(self, names: dict[ModelName, Digest]) -> None:
-        write_atomically(self._directory / "names.json", json.dumps(names, indent=1, sort_keys=True))
+        path, text = self._directory / "names.json", json.dumps(names, indent=1, sort_keys=True)
+        try:
+            write_atomically(path, text)
+        except ResourceExhaustedError:  # Deleting a model must be possible now of all times.
+            self._remove_unneeded()
+            write_atomically(path, text)

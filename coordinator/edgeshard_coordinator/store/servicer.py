@@ -9,12 +9,19 @@ from typing import Any
 
 import structlog
 
-from edgeshard.domain.errors import AbortedError, DataLossError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    AbortedError,
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.site import BlobHeader, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
-from edgeshard.storage.blobs import CHUNK_BYTES, in_thread, missing_blob
+from edgeshard.rpc.hello import first_message
+from edgeshard.storage.blobs import CHUNK_BYTES, full_disk, in_thread, missing_blob
 from edgeshard.wire.store import (
     blob_header_from_wire,
     blob_range_from_wire,
@@ -32,7 +39,8 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
 
     def __init__(self, store: ModelStore) -> None:
         self._store = store
-        self._uploading: set[Digest] = set()
+        self._uploading: dict[Digest, int] = {}
+        """Bytes that are still to come of each blob that is being sent."""
 
     async def RegisterModel(self, request: pb.RegisterModelRequest, context: Any) -> pb.RegisterModelResponse:
         def register() -> ModelRegistration:
@@ -45,7 +53,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         return model_registration_to_wire(await in_thread(register))
 
     async def PutBlob(self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobResponse:
-        first = await anext(request_iterator, None)
+        first = await first_message(request_iterator, "header", "an upload")
         if first is None or not first.HasField("header"):
             raise InvalidArgumentError("the first message of an upload must carry its header", field="header")
         header = blob_header_from_wire(first.header)
@@ -58,13 +66,26 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 reason="UPLOAD_IN_PROGRESS",
                 retry_after_s=0.5,
             )
-        self._uploading.add(digest)
+        self._uploading[digest] = 0
+        try:
+            await self._upload(digest, header, first, request_iterator)
+        finally:
+            del self._uploading[digest]
+        return pb.PutBlobResponse(size=header.size)
+
+    async def _upload(
+        self, digest: Digest, header: BlobHeader, first: pb.PutBlobRequest, rest: AsyncIterator[pb.PutBlobRequest]
+    ) -> None:
         try:
             await self._check_upload(digest, header)
-            await self._receive(digest, header, first, request_iterator)
+            await self._receive(digest, header, first, rest)
+        except ResourceExhaustedError:
+            self._store.give_up(digest)
+            raise
         finally:
-            self._uploading.discard(digest)
-        return pb.PutBlobResponse(size=header.size)
+            if self._store.expected_size(digest) is None:
+                # The disk is full: this upload, or one beside it, cannot be completed, and others need the room more.
+                await in_thread(self._store.blobs.forget_received, digest)
 
     async def _check_upload(self, digest: Digest, header: BlobHeader) -> None:
         expected = self._store.expected_size(digest)
@@ -85,6 +106,10 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 field="offset",
                 reason="WRONG_OFFSET",
             )
+        coming, room = header.size - header.offset, await asyncio.to_thread(self._store.room_bytes)
+        if coming + sum(self._uploading.values()) > room:
+            raise full_disk(self._store.blobs.path(digest), f"{coming} bytes of blob {digest}")
+        self._uploading[digest] = coming
 
     async def _receive(
         self,
@@ -103,6 +128,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
             if data:
                 await in_thread(blobs.write, digest, offset, data)
                 offset += len(data)
+                self._uploading[digest] = header.size - offset
             message = await anext(rest, None)
         if offset < header.size:
             # The bytes stay: the next upload begins where this one ended.

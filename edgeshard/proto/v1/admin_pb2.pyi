@@ -276,15 +276,43 @@ class Deployment(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ...) -> None: ...
 
 class Outlook(_message.Message):
-    __slots__ = ("expected", "better", "layers", "gain", "note")
+    __slots__ = ("expected", "better", "layers", "gain", "note", "losses")
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     BETTER_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     GAIN_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     expected: _common_pb2.Prediction
     better: _common_pb2.Prediction
     layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.ExplicitStage]
     gain: float
     note: str
-    def __init__(self, expected: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., better: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.ExplicitStage, _Mapping]]] = ..., gain: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
+    losses: _containers.RepeatedCompositeFieldContainer[Loss]
+    def __init__(self, expected: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., better: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.ExplicitStage, _Mapping]]] = ..., gain: _Optional[float] = ..., note: _Optional[str] = ..., losses: _Optional[_Iterable[_Union[Loss, _Mapping]]] = ...) -> None: ...
+
+class Loss(_message.Message):
+    __slots__ = ("node", "pause", "taken_by", "warm", "note")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    pause: Pause
+    taken_by: _containers.RepeatedCompositeFieldContainer[_common_pb2.ExplicitStage]
+    warm: bool
+    note: str
+    def __init__(self, node: _Optional[str] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., taken_by: _Optional[_Iterable[_Union[_common_pb2.ExplicitStage, _Mapping]]] = ..., warm: _Optional[bool] = ..., note: _Optional[str] = ...) -> None: ...
+
+class Pause(_message.Message):
+    __slots__ = ("detect_s", "plan_s", "load_s", "rebuild_s")
+    DETECT_S_FIELD_NUMBER: _ClassVar[int]
+    PLAN_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    REBUILD_S_FIELD_NUMBER: _ClassVar[int]
+    detect_s: float
+    plan_s: float
+    load_s: float
+    rebuild_s: float
+    def __init__(self, detect_s: _Optional[float] = ..., plan_s: _Optional[float] = ..., load_s: _Optional[float] = ..., rebuild_s: _Optional[float] = ...) -> None: ...

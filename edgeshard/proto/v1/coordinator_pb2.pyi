@@ -112,7 +112,7 @@ class LinkSuspected(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., recovered: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump")
+    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump", "standby")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class ControlResponse(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     prepare: PrepareStage
     activate: ActivateHead
@@ -129,7 +130,8 @@ class ControlResponse(_message.Message):
     probe: ProbeLinks
     trace: TraceSteps
     dump: TakeDump
-    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ...) -> None: ...
+    standby: KeepStandby
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ..., standby: _Optional[_Union[KeepStandby, _Mapping]] = ...) -> None: ...
 
 class PrepareStage(_message.Message):
     __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")
@@ -160,6 +162,20 @@ class ReleaseStage(_message.Message):
     deployment: str
     epoch: int
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class KeepStandby(_message.Message):
+    __slots__ = ("spec", "epoch", "manifest_digest", "node", "layers")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    spec: _common_pb2.DeploymentSpec
+    epoch: int
+    manifest_digest: str
+    node: str
+    layers: _common_pb2.LayerRange
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., epoch: _Optional[int] = ..., manifest_digest: _Optional[str] = ..., node: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ...) -> None: ...
 
 class MeasureCompute(_message.Message):
     __slots__ = ("config_json", "dtype", "quick", "again", "quantisation")

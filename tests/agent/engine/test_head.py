@@ -30,6 +30,8 @@ REQUEST = RequestId("r")
 class SlowTokenizer:
     """Encodes when told to."""
 
+    longest_token_bytes = 16
+
     def __init__(self) -> None:
         self.go = threading.Event()
         self.fault: Exception | None = None
@@ -52,7 +54,7 @@ class Rig:
         self.fault: Exception | None = None
         self.window, self.concurrency = window, concurrency
         self.failures: list[EdgeShardError] = []
-        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64))  # type: ignore[arg-type]
+        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64))  # type: ignore[arg-type]
 
     def epoch(self) -> Epoch:
         """A pipeline that has computed nothing yet."""
@@ -114,6 +116,39 @@ async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
     await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
     (refused,) = rig.out
     assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
+
+
+@pytest.mark.parametrize("what", ["a wrong result", "a fault in forming the next step"])
+async def test_a_head_that_fails_says_so_once(what: str) -> None:
+    """It computes nothing from then on, so somebody has to begin anew."""
+    rig = Rig()
+    rig.tokenizer.go.set()
+    await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
+    tokens = () if what == "a wrong result" else (SampledToken(0, 2, 7),)
+    if what == "a fault in forming the next step":
+        rig.fault = RuntimeError("cannot schedule new futures after shutdown")
+    rig.head.on_return(ReturnedStep(0, StepResult(tokens)))
+    (failure,) = rig.failures
+    assert isinstance(failure, InternalError)
+    rig.head.on_return(ReturnedStep(7, StepResult()))
+    rig.head.fail(UnavailableError("the next box is gone"))
+    assert rig.failures == [failure]
+
+
+async def test_a_request_cancelled_before_its_turn_to_be_tokenised_ends_as_cancelled() -> None:
+    rig = Rig()
+    tasks = [await begin(rig)]
+    for name in ("second", "third"):
+        start = StartRequest(RequestId(name), Generation("some text", 4))
+        tasks.append(asyncio.create_task(rig.head.start_request(start)))
+    await asyncio.sleep(0)
+    rig.head.cancel(RequestId("third"))
+    rig.tokenizer.go.set()
+    await asyncio.gather(*tasks)
+    assert [o for o in rig.out if o.request_id == "third"] == [
+        RequestEnd(RequestId("third"), FinishReason.CANCELLED, "")
+    ]
+    assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 2
 
 
 async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> None:
@@ -192,9 +227,11 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     """The seconds of the loop's longest turn meanwhile, and of it all."""
     tokenizer = Tokenizer.load(Path(edgeshard.__file__).parent / "demo_model" / "tokenizer.json")
     batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
-    scheduler = Scheduler(BlockAllocator(4, 16), Limits(64, 4), batching, Chunking(16), frozenset())
+    context = 100_000  # less than the prompt has, and more than could be told from its bytes
+    scheduler = Scheduler(BlockAllocator(4, 16), Limits(context, 4), batching, Chunking(16), frozenset())
     out: list[HeadOutput] = []
-    head = Head(Epoch(scheduler, lambda step: None, out.append), tokenizer, HeadLimits(4096, 64))
+    limits = HeadLimits(4096, 64, context)
+    head = Head(Epoch(scheduler, lambda step: None, out.append), tokenizer, limits)
     text = "Once upon a time there was a king who had three sons. " * 20_000
     began = time.perf_counter()
     task = asyncio.create_task(head.start_request(StartRequest(REQUEST, Generation(text, 4))))

@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,36 @@ from edgeshard_agent.core.machine import machine
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import host
-from edgeshard_agent.hosting.around import HostServices, LoadedModel, Progress, Tools, model_key
+from edgeshard_agent.hosting.around import (
+    ForHead,
+    HeldWeights,
+    HostServices,
+    LoadedModel,
+    Progress,
+    Tools,
+    model_key,
+    weights_key,
+)
 from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
-from edgeshard.domain.commands import Command, CommandResult, MeasureCompute, PrepareStage, ReleaseStage, TraceSteps
+from edgeshard.domain.commands import (
+    Command,
+    CommandResult,
+    KeepStandby,
+    MeasureCompute,
+    PrepareStage,
+    ReleaseStage,
+    TraceSteps,
+)
 from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.device import DeviceFacts, StageKey, StagePhase
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.model import LayerRange
@@ -56,6 +74,11 @@ class Node:
         self.alive_at_load: list[int] = []
         self.surveying: list[str] = []
         self.measurements = 0
+        self.manifest = Digest("0" * 64)
+        self.shared: list[set[int]] = []
+        """Layers that each load got from what was held."""
+        self.standby_may_load = asyncio.Event()
+        self.standby_may_load.set()
         self.surveyed = asyncio.Event()
         self.neighbour = "127.0.0.1:9"
         self.layers = LayerRange(0, 2)
@@ -66,7 +89,7 @@ class Node:
         self.hosting = Hosting(around, self._answered, self.reported.append)
 
     def start(self) -> None:
-        self.hosting.start(Tools(self.load, self.measuring, HostedStage), FACTS)
+        self.hosting.start(Tools(self.load, self.load_standby, self.measuring, HostedStage), FACTS)
 
     async def measuring(self, task: MeasuringTask) -> None:
         self.surveying.append(task.operation_id)
@@ -79,22 +102,42 @@ class Node:
             finally:
                 self.surveying.pop()
 
-    async def load(self, prepare: PrepareStage, progress: Progress) -> LoadedModel:
+    async def load(self, prepare: PrepareStage, progress: Progress, held: Sequence[HeldWeights]) -> LoadedModel:
         assert not self.surveying, "the memory of a measurement is not free yet"
         self.alive_at_load.append(sum(model() is not None for model in self.models))
         pin = self.cache.pin([BLOB])
         try:
-            weights = await self.worker.run(self._weights, prepare.placed.layers)
+            weights = await self.worker.run(self._weights, prepare.placed.layers, held)
         except BaseException:
             pin.release()
             raise
         self.models.append(weakref.ref(weights))
-        return LoadedModel(model_key(prepare), weights, None, frozenset(), pin)
+        return LoadedModel(model_key(prepare), weights, ForHead(None, frozenset()), pin, 0.0)
 
-    def _weights(self, layers: LayerRange) -> StageModel:
+    def _weights(self, layers: LayerRange, held: Sequence[HeldWeights]) -> StageModel:
+        self.shared.append({layer for item in held for layer in item.weights.shareable(layers)})
         return StageModel.load(
             SafetensorsDirectory(self._model), self._config, layers, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32,
-            kv_blocks=4, block_tokens=16, device="cpu",
+            kv_blocks=4, block_tokens=16, device="cpu", reuse=[item.weights for item in held],
+        )  # fmt: skip
+
+    async def load_standby(
+        self, command: KeepStandby, layers: LayerRange, progress: Progress, held: Sequence[HeldWeights]
+    ) -> HeldWeights:
+        pin = self.cache.pin([BLOB])
+        try:
+            await self.standby_may_load.wait()
+            weights = await self.worker.run(self._standby, layers, held)
+        except BaseException:
+            pin.release()
+            raise
+        return HeldWeights(weights_key(command), weights, None, pin, 0.0)
+
+    def _standby(self, layers: LayerRange, held: Sequence[HeldWeights]) -> StageWeights:
+        self.shared.append({layer for item in held for layer in item.weights.shareable(layers)})
+        return StageWeights.load(
+            SafetensorsDirectory(self._model), self._config, layers, dtype=DType.FLOAT32, device="cpu",
+            reuse=[item.weights for item in held],
         )  # fmt: skip
 
     def _answered(self, results: tuple[CommandResult, ...]) -> None:
@@ -106,7 +149,10 @@ class Node:
             PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), self.neighbour, cut, 0, 0) for i, cut in enumerate(cuts)
         )
         spec = DeploymentSpec(name=NAME, model="tiny", source="n0", dtype=DType.FLOAT32)
-        return PrepareStage(spec, Placement(placed, 16, 4, 1, 1), 0, Epoch(epoch), Digest("0" * 64))
+        return PrepareStage(spec, Placement(placed, 16, 4, 1, 1), 0, Epoch(epoch), self.manifest)
+
+    def standby(self, epoch: int, layers: LayerRange | None) -> KeepStandby:
+        return KeepStandby(self.prepare(epoch).spec, Epoch(epoch), self.manifest, NodeName("n0"), layers)
 
     def command(self, operation: str, command: Command) -> None:
         self.hosting.post(CommandReceived(OperationId(operation), command))
@@ -197,10 +243,10 @@ async def test_a_stage_that_cannot_start_after_its_load_leaves_nothing(node: Nod
 async def test_weights_that_are_not_used_again_are_gone_before_new_ones_come(node: Node, no_collector: None) -> None:
     node.command("p1", node.prepare(1))
     await node.answer("p1")
-    node.layers = LayerRange(0, 3)
+    node.manifest = Digest("1" * 64)
     node.command("p2", node.prepare(2))
     assert (await node.answer("p2")).failure is None
-    assert node.alive_at_load == [0, 0], "two stages' weights were in memory at once"
+    assert node.shared == [set(), set()] and node.alive_at_load == [0, 0], "two stages' weights were in memory at once"
 
 
 async def test_a_released_stage_gives_its_memory_back(node: Node, no_collector: None) -> None:
@@ -381,3 +427,77 @@ async def test_stages_live_on_when_the_control_stream_is_lost(node: Node) -> Non
     node.command("p1", node.prepare(1))
     await node.until(lambda: node.hosting.recorded()[0].unsent == ())
     assert len(node.models) == 1, "asked again over the next stream, it has it still"
+
+
+# -- standbys ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stage_takes_its_weights_from_a_standby(node: Node) -> None:
+    node.command("s", node.standby(1, LayerRange(0, 4)))
+    assert (await node.answer("s")).failure is None
+    (status,) = node.hosting.statuses()
+    assert (status.phase, status.layers, status.epoch) == (StagePhase.STANDBY, LayerRange(0, 4), 1)
+    assert status.parameter_bytes > 0 and status.key == StageKey(NAME, 0, standby=True)
+    node.command("p", node.prepare(2))
+    assert (await node.answer("p")).failure is None
+    assert node.shared == [set(), {0, 1}]
+    assert {status.phase for status in node.hosting.statuses()} == {StagePhase.READY, StagePhase.STANDBY}
+    node.command("none", node.standby(2, None))
+    node.command("r", ReleaseStage(NAME, Epoch(2)))
+    await node.answer("r")
+    await node.until(lambda: node.pins == 0 and not node.hosting.statuses())
+
+
+async def test_a_standby_follows_its_newest_command(node: Node) -> None:
+    node.command("s1", node.standby(1, LayerRange(0, 3)))
+    await node.answer("s1")
+    node.command("s2", node.standby(2, LayerRange(0, 3)))
+    assert (await node.answer("s2")).failure is None
+    assert len(node.shared) == 1, "the same weights were loaded again"
+    assert [status.epoch for status in node.hosting.statuses()] == [2]
+    node.command("s3", node.standby(2, LayerRange(1, 4)))
+    assert (await node.answer("s3")).failure is None
+    assert node.shared[1] == {1, 2} and node.pins == 1
+    node.command("late", node.standby(1, LayerRange(0, 1)))
+    failure = (await node.answer("late")).failure
+    assert failure is not None and failure.reason == "STALE_EPOCH"
+
+
+async def test_a_standby_goes_with_its_deployment(node: Node) -> None:
+    node.command("s", node.standby(3, LayerRange(2, 4)))
+    await node.answer("s")
+    node.command("old", ReleaseStage(NAME, Epoch(2)))
+    assert (await node.answer("old")).failure is None
+    assert node.pins == 1
+    node.command("r", ReleaseStage(NAME, Epoch(3)))
+    await node.until(lambda: node.pins == 0 and not node.hosting.statuses())
+
+
+async def test_a_stage_that_a_standby_does_not_serve_has_its_memory(node: Node) -> None:
+    node.command("s", node.standby(1, LayerRange(3, 4)))
+    await node.answer("s")
+    node.command("p", node.prepare(2))
+    assert (await node.answer("p")).failure is None
+    assert node.shared[1] == set() and node.pins == 1
+    assert [status.phase for status in node.hosting.statuses()] == [StagePhase.READY]
+
+
+async def test_a_stage_does_not_wait_for_a_standby_on_its_way(node: Node) -> None:
+    node.standby_may_load.clear()
+    node.command("s", node.standby(1, LayerRange(0, 4)))
+    await node.until(lambda: node.pins == 1)
+    node.command("p", node.prepare(2))
+    assert (await node.answer("p")).failure is None
+    assert node.pins == 1 and [status.phase for status in node.hosting.statuses()] == [StagePhase.READY]
+    node.standby_may_load.set()
+    node.command("s2", node.standby(2, LayerRange(2, 4)))
+    assert (await node.answer("s2")).failure is None
+
+
+async def test_a_stage_whose_layers_change_keeps_those_it_had(node: Node) -> None:
+    node.command("p1", node.prepare(1))
+    await node.answer("p1")
+    node.layers = LayerRange(0, 3)
+    node.command("p2", node.prepare(2))
+    assert (await node.answer("p2")).failure is None
+    assert node.shared == [set(), {0, 1}] and node.pins == 1

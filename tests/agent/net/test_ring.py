@@ -15,7 +15,7 @@ import grpc
 import pytest
 import torch
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.around import HostServices, LoadedModel, model_key
+from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, model_key
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
@@ -25,11 +25,13 @@ from edgeshard_agent.store.cache import BlobCache, Pin
 
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.device import StagePhase
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.step import ReturnedStep, StepResult
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import head_pb2, stage_pb2
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server
@@ -130,7 +132,7 @@ async def open_ring(
             kv_blocks=kv_blocks, block_tokens=16, device="cpu",
         )  # fmt: skip
         pin = Pin(BlobCache(directory, 1 << 20), [])
-        loaded = LoadedModel(model_key(prepare), weights, None, frozenset({95}), pin)
+        loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
         around = HostServices(NodeId(f"n{index}"), worker, servicers[index], channel, None, SystemClock(), lambda: None)
         stages.append(HostedStage(prepare, loaded, around, lambda d, e: broken.append(d)))
     try:
@@ -267,7 +269,7 @@ async def test_a_cancel_frees_every_stage(tiny_llama: Path, tmp_path: Path) -> N
         assert len(ring.front.tokens["r"]) < 200
 
 
-async def test_a_stage_that_cannot_run_a_step_fails_its_requests_with_a_typed_error(
+async def test_a_stage_that_cannot_run_a_step_breaks_its_epoch_and_its_requests_stay(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_ring(tiny_llama, [LayerRange(0, 4)], tmp_path) as ring:
@@ -276,9 +278,14 @@ async def test_a_stage_that_cannot_run_a_step_fails_its_requests_with_a_typed_er
             raise EdgeShardError("out of order")
 
         monkeypatch.setattr(ring.stages[0].loaded.model, "execute", refuse)
-        assert await ring.front.start("r", [3]) == "failed"
-        assert ring.broken == [DeploymentName("ring")]
-        assert await ring.front.start("later", [3]) == "failed"
+        head = ring.stages[0].head
+        assert head is not None
+        ended = ring.front.start("r", [3])
+        await ring.until(lambda: ring.broken == [DeploymentName("ring")])
+        later = ring.front.start("later", [3])
+        await ring.until(lambda: {held.request_id for held in head.held()} == {"r", "later"})
+        assert not ended.done() and not later.done()
+        assert ring.front.tokens["r"] == ring.front.tokens["later"] == []
 
 
 async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
@@ -307,3 +314,18 @@ async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
                     await link_sender._raise_end(call)
                 assert from_rpc_error(refused.value).reason == reason
         assert not ring.broken
+
+
+@pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 4)]], ids=len)
+async def test_a_head_that_fails_breaks_its_stage(tiny_llama: Path, tmp_path: Path, cuts: list[LayerRange]) -> None:
+    """It computes nothing more, and the coordinator would send it requests. Those that it has wait for an epoch."""
+    async with open_ring(tiny_llama, cuts, tmp_path) as ring:
+        stage = ring.stages[0]
+        assert await ring.front.start("long", [3, 4, 5], 1000) == "failed", "too long for the model"
+        assert not ring.broken and stage.status().phase is StagePhase.ACTIVE
+        ended = ring.front.start("r", [3, 4, 5], 200)
+        await ring.until(lambda: len(ring.front.tokens["r"]) > 2)
+        assert stage.head is not None
+        stage.head.on_return(ReturnedStep(10_000, StepResult()))
+        assert ring.broken == ["ring"] and stage.status().phase is StagePhase.FAILED
+        assert not ended.done() and RequestId("r") in {held.request_id for held in stage.head.held()}

@@ -23,7 +23,7 @@ from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import StaleEpochError
 from edgeshard.domain.generation import FinishReason, Token
-from edgeshard.domain.head import HeldRequest
+from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, RequestId
 from edgeshard.domain.model import LayerRange
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -154,6 +154,59 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
         kinds = [(await front.messages.get()) for _ in range(4)]
     assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
     assert [token.request_id for token in kinds[1].tokens.tokens] == ["r0", "r1", "r2"]
+    await stream.stop()
+    await channel.close()
+
+
+class Starting(Quiet):
+    """A head that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.started: list[StartRequest] = []
+
+    def start(self, start: StartRequest) -> None:
+        self.started.append(start)
+
+
+async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(server: Server) -> None:
+    front = CountingFront()
+    add_HeadServiceServicer_to_server(front, server.grpc)
+    channel = open_channel(await server.start(), None)
+    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream.start(Quiet())  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        await stream.attached.wait()
+        # Each of these can be sent, and all together cannot.
+        for number in range(3):
+            stream.emit(TokenOut(RequestId(f"r{number}"), Token(1, 7, "x" * (3 << 20))))
+        stream.emit(TokenOut(RequestId("large"), Token(1, 7, "x" * (9 << 20))))
+        stream.emit(RequestEnd(RequestId("large"), FinishReason.LENGTH, ""))
+        stream.emit(TokenOut(RequestId("small"), Token(1, 7, "x")))
+        messages = [(await front.messages.get()) for _ in range(6)]
+    kinds = [message.WhichOneof("message") for message in messages]
+    assert kinds == ["hello", "token", "token", "token", "failed", "token"]
+    assert (messages[4].failed.request_id, messages[4].failed.failure.reason) == ("large", "ANSWER_TOO_LARGE")
+    assert messages[5].token.request_id == "small"
+    await stream.stop()
+    await channel.close()
+
+
+async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_served(server: Server) -> None:
+    front = ring_module.Front()
+    add_HeadServiceServicer_to_server(front, server.grpc)
+    channel = open_channel(await server.start(), None)
+    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    head = Starting()
+    stream.start(head)  # type: ignore[arg-type]
+    both = head_pb2.Generation(prompt="text", prompt_tokens=[1])
+    refused = front.ended["both"] = asyncio.get_running_loop().create_future()
+    front.down.put_nowait(head_pb2.AttachResponse(start=head_pb2.StartRequest(request_id="both", generation=both)))
+    front.start("next", [1])
+    async with asyncio.timeout(60):
+        assert await refused == "failed"
+        while not head.started:  # noqa: ASYNC110 (a head has no event for it)
+            await asyncio.sleep(0.001)
+    assert head.started[0].request_id == "next"
     await stream.stop()
     await channel.close()
 

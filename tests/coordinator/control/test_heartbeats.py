@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control import hello
 from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.hub import ControlStream
 from edgeshard_coordinator.core.events import CommandAnswered, Event, HeartbeatsReceived
@@ -24,6 +23,7 @@ from edgeshard.domain.heartbeats import MOST_STAGES
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.model import LayerRange
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2_grpc
+from edgeshard.rpc import hello
 from edgeshard.wire.control import agent_message_to_wire, heartbeat_to_wire
 
 DEADLINE_S = 30.0

@@ -16,7 +16,7 @@ from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progre
 
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.dtypes import Quantisation
-from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError
+from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.profile import PROFILE_VERSION, LinkProfile
 from edgeshard.domain.traffic import NO_TRAFFIC
@@ -188,6 +188,22 @@ async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path, record: Depl
     await store.save_operation(ServedOperation(OperationId("op-2"), "print", b""))
     await store.close()
     assert not (await reopened(path)).deployments
+
+
+async def test_a_full_disk_is_named_with_its_bytes_and_takes_writes_again_when_there_is_room(
+    tmp_path: Path, record: DeploymentRecord
+) -> None:
+    store = StateStore(tmp_path / "state.sqlite")
+    await store.open("one", Timings())
+    database, large = store._open_database, replace(record, failure=DataLossError("x" * 100_000))
+    await store._run(lambda: database.execute("PRAGMA max_page_count=1"))  # no page more than there are
+    with pytest.raises(ResourceExhaustedError, match=r"bytes are free") as caught:
+        await store.save(large)
+    assert caught.value.reason == "DISK_FULL" and str(tmp_path) in caught.value.message
+    await store._run(lambda: database.execute("PRAGMA max_page_count=1000"))
+    await store.save(large)
+    await store.close()
+    assert NAME in (await reopened(tmp_path / "state.sqlite")).deployments
 
 
 async def test_the_disk_is_asked_for_full_durability(tmp_path: Path) -> None:

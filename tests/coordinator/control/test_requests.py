@@ -264,7 +264,9 @@ async def test_lengths_of_what_was_served_are_counted_and_outlive_the_deployment
         return (await site.admin.GetDeployment(request, timeout=DEADLINE_S)).deployment
 
     _, head = await site.deployed()
-    assert (await shown(outlook=True)).traffic.requests == 0 and not (await shown(outlook=True)).HasField("outlook")
+    unused = await shown(outlook=True)
+    assert unused.traffic.requests == 0 and not unused.outlook.HasField("expected") and not unused.outlook.note
+    assert [loss.node for loss in unused.outlook.losses] == ["a", "b", "c"]
     waiting = site.generate("r0")
     await head.next_start()
     for request_id, count in (("r1", 2), ("r2", 0)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from edgeshard_coordinator.core.repair import Lost
+
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.ids import DeploymentName, Epoch
@@ -26,20 +28,21 @@ async def test_a_box_that_says_nothing_is_lost_without_any_further_event(open_si
     assert site.state.is_connected(a.node_id) and not site.state.is_connected(b.node_id)
 
 
-async def test_a_link_is_at_fault_once_both_boxes_were_heard(open_site: Callable[..., Any]) -> None:
+async def test_a_link_is_at_fault_once_both_boxes_were_heard_and_is_gone_round(open_site: Callable[..., Any]) -> None:
     site = await open_site(suspect_wait_s=0.1, suspect_silence_s=LONG_S, suspect_limit_s=LONG_S)
-    (a, b, _), head = await site.deployed()
-    b.held.add(PrepareStage)
+    (a, b, c), head = await site.deployed()
+    for agent in (a, b, c):
+        agent.held.add(PrepareStage)
     await a.say(SUSPECTED)
     await site.until(lambda state: bool(state.suspects))
     for agent in (a, b):
         await agent.heartbeat()
     await head.ended()
-    await b.take_pending()
+    await site.until(lambda state: state.deployments["tale"].epoch == 2)
     record = site.state.deployments["tale"]
-    assert record.epoch == 2 and record.failure.reason == "LINK_STALLED"
-    assert "from box a to box b" in record.failure.message
+    assert record.failure.reason == "LINK_STALLED" and "from box a to box b" in record.failure.message
     assert set(site.state.bad_links) == {(a.node_id, b.node_id)} and not site.state.suspects
+    assert not Lost(links=frozenset(site.state.bad_links)).crosses([stage.node_id for stage in record.placement.stages])
 
 
 async def test_a_recovery_clears_the_suspicion(open_site: Callable[..., Any]) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.placing import Candidate
 from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.repair import MOST_WAYS, Lost, Survivors, survivors, ways
+from edgeshard_coordinator.core.repair import MOST_WAYS, Lost, Survivors, survivors, ways, without_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import ExplicitStage, Placement, check_cover
@@ -119,3 +119,31 @@ def test_without_memory_anywhere_it_says_what_is_short(repaired: Any) -> None:
     boxes = [box("a", free_bytes=1 << 10), box("b", connected=False), box("c", free_bytes=1 << 10)]
     with pytest.raises(ResourceExhaustedError):
         repaired(boxes, lost())
+
+
+def test_of_bad_links_the_newest_are_gone_round_where_not_all_can_be() -> None:
+    pairs = [(NodeId(name), NodeId("z")) for name in "abc"]
+    bad = dict(zip(pairs, (3.0, 1.0, 2.0), strict=True))
+    asked: list[set[Any]] = []
+
+    def without(links: Any) -> Any:
+        asked.append(set(links))
+        if len(links) > 1:
+            raise UnavailableError("no way", reason="NO_LINK")
+        return tuple(links)
+
+    found: Any = without_most(without, bad)
+    assert found == (pairs[0],)
+    assert asked == [set(pairs), set(), {pairs[2], pairs[0]}, {pairs[0]}]
+
+
+def test_without_a_way_even_over_bad_links_it_is_not_looked_for_again_and_again() -> None:
+    asked: list[Any] = []
+
+    def without(links: Any) -> Any:
+        asked.append(links)
+        raise UnavailableError(f"no box is left, {len(links)}", reason="NO_NODE")
+
+    with pytest.raises(UnavailableError, match="left, 2"):
+        without_most(without, {(NodeId("a"), NodeId("b")): 1.0, (NodeId("b"), NodeId("a")): 2.0})
+    assert len(asked) == 2

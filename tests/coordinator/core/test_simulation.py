@@ -331,9 +331,9 @@ class World:
     def write(self, action: SaveDeployment | ForgetDeployment, fails: bool) -> None:
         record = action.record
         if fails:
-            self.feed(SaveFailed(record.name, record.uid, InternalError("disk full"), 1.0, self.now))
+            self.feed(SaveFailed(record.name, record.uid, record.revision, InternalError("disk full"), 1.0, self.now))
         elif isinstance(action, SaveDeployment):
-            self.saved[record.name] = record
+            self.saved[record.name] = replace(record, phase=record.phase_on_disk)
             self.feed(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self.now))
         else:
             self.saved.pop(record.name, None)

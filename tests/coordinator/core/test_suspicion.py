@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import DropConnection, EndService
+from edgeshard_coordinator.core.actions import DropConnection, EndService, Replan
 from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import (
     ActionIssued,
@@ -59,6 +59,7 @@ class Site:
         self.state = State(instance="test")
         self.dropped: list[tuple[float, NodeId]] = []
         self.failures: list[tuple[float, EdgeShardError]] = []
+        self.replans = 0
         self.period_s = dict.fromkeys(BOXES, period_s)
         self.next_s = {name: START + 0.1 * number for number, name in enumerate(BOXES)}
         self.connections = 0
@@ -91,6 +92,7 @@ class Site:
                     self.dropped.append((self.now, action.node_id))
                 if isinstance(action, EndService):
                     self.failures.append((self.now, action.failure))
+                self.replans += isinstance(action, Replan)
                 self.state = apply(self.state, ActionIssued(action, self.now))
                 validate_state(self.state)
 
@@ -160,7 +162,7 @@ def test_a_link_between_boxes_that_both_answer_is_at_fault(site: Site) -> None:
     assert TIMINGS.suspect_wait_s <= at - reported <= TIMINGS.suspect_wait_s + 2 * TICK_S
     assert failure.reason == "LINK_STALLED" and failure.retry_after_s == 1.0
     assert "from box a to box b" in failure.message and "nothing came back" in failure.message
-    assert not site.dropped and site.phase == (Phase.LOADING, 4), "it is tried again at once"
+    assert not site.dropped and site.phase == (Phase.WAITING, 3) and site.replans == 1, "it is planned again at once"
     assert not site.state.suspects
     assert site.state.bad_links == {AB: pytest.approx(at + TIMINGS.bad_link_s)}
 

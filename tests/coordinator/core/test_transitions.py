@@ -116,10 +116,13 @@ def happen(state: State, what: str, make_registration: Any) -> State:
         "tick after the deadline": Ticked(now=61.0),
         "attached at an older epoch": HeadAttached(NodeId("id-a"), NAME, Epoch(2), 9, now=1.0),
         "attached by another box": HeadAttached(NodeId("id-b"), NAME, Epoch(3), 9, now=1.0),
-        "delete": DeleteRequested(NAME, OPERATION, now=1.0),
     }
     if what in events:
         return apply(state, events[what])
+    if what == "delete":
+        asked = apply(state, DeleteRequested(NAME, OPERATION, now=1.0))
+        record = asked.deployments[NAME]
+        return apply(asked, DeploymentSaved(NAME, "u1", record.revision, record.epoch, now=1.0))
     if what == "all prepared":
         return answer(state, "prepare", 3)
     if what == "prepare failed":

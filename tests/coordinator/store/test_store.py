@@ -28,6 +28,7 @@ from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.model import FileInfo, ModelManifest
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
+from edgeshard.rpc import hello
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import blob_locations, build_manifest, open_checkpoint, read_chunks
 from edgeshard.wire.status import from_rpc_error
@@ -201,6 +202,17 @@ async def test_only_expected_bytes_are_accepted(
         await stub.PutBlob(iter([pb.PutBlobRequest(data=b"1")]))
 
 
+async def test_an_upload_that_says_nothing_ends(
+    run_store: RunStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hello, "HELLO_TIMEOUT_S", 0.05)
+    server = await run_store()
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await ModelStoreServiceStub(connect(server.address)).PutBlob(timeout=60)
+    error = from_rpc_error(ended.value)
+    assert (error.field, error.reason) == ("header", "NO_HELLO")
+
+
 @pytest.mark.parametrize("path", ["../names.json", "..", "/etc/passwd", "a" * 63, "a" * 64 + "/", "", "A" * 64])
 async def test_a_read_takes_digests_only(run_store: RunStore, connect: Connect, path: str) -> None:
     server = await run_store()
@@ -329,6 +341,9 @@ def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
         t.sha256 for t in good.tensors if t.stored_bytes != good.tensors[1].stored_bytes and t != good.tensors[1]
     )
     missing = manifest_to_wire(replace(good, tensors=good.tensors[1:]))
+    large, settings = manifest_to_wire(good), manifest_to_wire(good)
+    next(f for f in large.files if f.name == "tokenizer.json").size = (64 << 20) + 1
+    next(f for f in settings.files if f.name == "generation_config.json").size = (1 << 20) + 1
     many = good.config_json.replace('"num_hidden_layers": 2', '"num_hidden_layers": 2000000000')
     return {
         "a path as name": (change(name="../tiny"), "name"),
@@ -346,6 +361,8 @@ def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
         "a missing tensor": (missing, name),
         "a path as file": (unnamed, "files"),
         "two sizes of one blob": (sized, ""),
+        "a large tokenizer": (large, "tokenizer.json"),
+        "a large generation config": (settings, "generation_config.json"),
         "nothing": (pb.Manifest(), "name"),
     }
 

@@ -1,0 +1,94 @@
+"""What a box keeps in memory for stages that others may lose: one range of layers for each deployment. Pure.
+
+The executor makes what is held equal to the newest command, so that a command may come again or be replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgeshard.domain.commands import KeepStandby
+from edgeshard.domain.errors import EdgeShardError, StaleEpochError
+from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """`wanted` is the newest command, `begun` the newest that the executor was given. `operations` wait for it."""
+
+    wanted: KeepStandby
+    begun: KeepStandby | None = None
+    operations: tuple[OperationId, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        return self.begun == self.wanted and not self.operations
+
+
+@dataclass(frozen=True, slots=True)
+class SetStandby:
+    """Action: hold these weights, and no others, for the deployment. Answered by StandbySet."""
+
+    command: KeepStandby
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySet:
+    """Event: what the command wants is held, or why not; then nothing is."""
+
+    command: KeepStandby
+    error: EdgeShardError | None = None
+
+
+Standbys = dict[DeploymentName, Standby]
+Answers = tuple[tuple[OperationId, EdgeShardError | None], ...]
+
+
+def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -> tuple[Standbys, Answers]:
+    """A command came: the standbys with it, and what is answered at once."""
+    known = standbys.get(command.deployment)
+    if known is None:
+        return {**standbys, command.deployment: Standby(command, None, (operation_id,))}, ()
+    if operation_id in known.operations:
+        return standbys, ()
+    if command.epoch < known.wanted.epoch:
+        low = f"epoch {command.epoch} is below {known.wanted.epoch}"
+        return standbys, ((operation_id, StaleEpochError(low, field="epoch")),)
+    if known.is_done and command == known.wanted:
+        return standbys, ((operation_id, None),)
+    superseded = StaleEpochError("a newer command for this standby took its place", reason="SUPERSEDED")
+    if command == known.wanted:
+        return {**standbys, command.deployment: replace(known, operations=(*known.operations, operation_id))}, ()
+    changed = Standby(command, known.begun, (operation_id,))
+    return {**standbys, command.deployment: changed}, tuple((former, superseded) for former in known.operations)
+
+
+def released(standbys: Standbys, deployment: DeploymentName, epoch: Epoch) -> tuple[Standbys, Answers]:
+    """The deployment is released up to this epoch: so is what is kept for it."""
+    known = standbys.get(deployment)
+    if known is None or known.wanted.epoch > epoch or known.wanted.layers is None:
+        return standbys, ()
+    gone = StaleEpochError(f"deployment {deployment} was released", reason="SUPERSEDED")
+    nothing = replace(known, wanted=replace(known.wanted, layers=None), operations=())
+    return {**standbys, deployment: nothing}, tuple((operation, gone) for operation in known.operations)
+
+
+def due(standbys: Standbys) -> list[SetStandby]:
+    return [SetStandby(known.wanted) for known in standbys.values() if known.begun != known.wanted]
+
+
+def begun(standbys: Standbys, action: SetStandby) -> Standbys:
+    command = action.command
+    return {**standbys, command.deployment: replace(standbys[command.deployment], begun=command)}
+
+
+def ended(standbys: Standbys, event: StandbySet) -> tuple[Standbys, Answers]:
+    """The executor is done with a command; of one that was replaced meanwhile nothing changes."""
+    command = event.command
+    known = standbys.get(command.deployment)
+    if known is None or known.wanted != command:
+        return standbys, ()
+    answers = tuple((operation, event.error) for operation in known.operations)
+    if event.error is not None or command.layers is None:
+        return {name: other for name, other in standbys.items() if name != command.deployment}, answers
+    return {**standbys, command.deployment: replace(known, operations=())}, answers

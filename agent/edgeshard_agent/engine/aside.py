@@ -1,0 +1,58 @@
+"""A thread beside the compute thread, for work that may take its time and must not hold up a step."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from edgeshard_agent.engine.worker import ComputeThread
+
+T = TypeVar("T")
+NICE = 5
+"""On a core that a step uses too, such a thread gets a quarter. Less would be worse: it holds Python's lock at times,
+and whoever waits for that waits for a thread that hardly ever runs."""
+
+
+class _Stopped(Exception):
+    """Nobody waits for this work any more."""
+
+
+class AsideThread:
+    """One thread of a low priority, with one core of torch's. Work that is cancelled stops where it next asks."""
+
+    def __init__(self, worker: ComputeThread) -> None:
+        self._worker = worker
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[[Callable[[int], None]], T]) -> T:
+        """`work` is given what it is to call now and then, with any number."""
+        if self._executor is None:
+            # The number of torch's threads goes over from the newest thread that set it to threads that begin after.
+            await self._worker.run(lambda: None)
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=_prepare)
+        stopped = threading.Event()
+
+        def go_on(_: int) -> None:
+            if stopped.is_set():
+                raise _Stopped
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work, go_on)
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _prepare() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

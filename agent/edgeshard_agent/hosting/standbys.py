@@ -1,0 +1,108 @@
+"""Weights that this box keeps for stages that others may lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from edgeshard.domain.commands import KeepStandby, PrepareStage
+from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.ids import DeploymentName
+from edgeshard.domain.model import LayerRange
+from edgeshard_agent.hosting.around import HeldWeights, LoadStandby, weights_key
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Entry:
+    command: KeepStandby
+    layers: LayerRange
+    held: HeldWeights | None = None
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+
+    def progress(self, fetched_bytes: int, total_bytes: int) -> None:
+        self.fetched_bytes, self.total_bytes = fetched_bytes, total_bytes
+
+
+class Standbys:
+    """At most one range of layers for each deployment. `changed` is called when the coordinator should hear of it."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._entries: dict[DeploymentName, _Entry] = {}
+
+    async def set(self, command: KeepStandby, load: LoadStandby) -> None:
+        """Hold what the command names, and nothing else for its deployment. Raises what loading raises.
+
+        Cancelled, it holds nothing. One call at a time for each deployment.
+        """
+        deployment, layers = command.deployment, command.layers
+        entry = self._entries.get(deployment)
+        if layers is None:
+            self.drop(deployment)
+            return
+        if entry is not None and entry.held is not None and entry.held.serves(command, layers):
+            entry.command, entry.layers = command, layers
+            self._changed()
+            return
+        former = self._taken(deployment, layers) if entry is not None and _same_weights(entry, command) else None
+        self.drop(deployment)
+        entry = self._entries[deployment] = _Entry(command, layers)
+        try:
+            entry.held = await load(command, layers, entry.progress, [former] if former is not None else [])
+        finally:
+            if former is not None:
+                former.pin.release()
+            if entry.held is None:
+                self._entries.pop(deployment, None)
+            self._changed()
+        log.info("standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held.load_s, 3))
+
+    def usable(self, prepare: PrepareStage) -> HeldWeights | None:
+        """What is held of the layers of a stage; if none of it serves, it is dropped: the stage needs the memory."""
+        entry = self._entries.get(prepare.deployment)
+        if entry is None or entry.held is None:
+            return None
+        if entry.held.key == weights_key(prepare) and entry.held.weights.shareable(prepare.placed.layers):
+            return entry.held
+        self.drop(prepare.deployment)
+        return None
+
+    def drop(self, deployment: DeploymentName) -> None:
+        entry = self._entries.pop(deployment, None)
+        if entry is not None and entry.held is not None:
+            entry.held.pin.release()
+            self._changed()
+
+    def statuses(self) -> tuple[StageStatus, ...]:
+        return tuple(_status(entry) for entry in self._entries.values())
+
+    def _taken(self, deployment: DeploymentName, layers: LayerRange) -> HeldWeights | None:
+        """What is held of these layers, which is no standby any more; the rest goes."""
+        held = self._entries.pop(deployment).held
+        if held is not None:
+            held.weights.keep(layers)
+        return held
+
+
+def _same_weights(entry: _Entry, command: KeepStandby) -> bool:
+    return entry.held is not None and entry.held.key == weights_key(command)
+
+
+def _status(entry: _Entry) -> StageStatus:
+    held, command = entry.held, entry.command
+    return StageStatus(
+        deployment=command.deployment,
+        epoch=command.epoch,
+        stage=0,
+        layers=entry.layers,
+        phase=StagePhase.STANDBY,
+        parameter_bytes=0 if held is None else held.weights.parameter_bytes,
+        fetched_bytes=entry.fetched_bytes,
+        total_bytes=entry.total_bytes,
+        load_s=0.0 if held is None else held.load_s,
+    )

@@ -1,0 +1,123 @@
+"""What the head's box reads of a model beside its tensors: bounded, off the event loop, and typed when it is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting import loading
+from edgeshard_agent.hosting.around import LoadedModel
+from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.store.cache import BlobCache
+
+from edgeshard.client.models import add_model
+from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError
+from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.storage import checkpoint
+from tests.support.tokenizers import PANICS, write_tokenizer
+
+SETTINGS = "generation_config.json"
+
+
+class Box:
+    """A model in a coordinator's store, and a loader that fetches from it. `files` are those of the model."""
+
+    def __init__(self, server: Any, channel: grpc.aio.Channel, directory: Path, cache: BlobCache) -> None:
+        self.server = server
+        self.files = directory
+        self._channel = channel
+        self._worker = ComputeThread(1)
+        self._loader = StageLoader(cache, channel, self._worker, AsideThread(self._worker), "cpu", 0.0)
+
+    async def add(self) -> Digest:
+        return await add_model(self._channel, self.files, "tiny")
+
+    async def load(self, digest: Digest) -> LoadedModel:
+        placed = PlacedStage(0, NodeId("n"), NodeName("n"), "127.0.0.1:9", LayerRange(0, 2), 0, 0)
+        spec = DeploymentSpec(name="tale", model="tiny", source="n", dtype=DType.FLOAT32)
+        placement = Placement((placed,), kv_block_tokens=16, kv_blocks=4, micro_batch=1, micro_batches=1)
+        return await self._loader.load(PrepareStage(spec, placement, 0, Epoch(1), digest), lambda done, total: None)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+@pytest.fixture
+async def box(
+    run_store: Callable[..., Awaitable[Any]],
+    connect: Callable[[str], grpc.aio.Channel],
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+) -> AsyncIterator[Box]:
+    server = await run_store()
+    cache = BlobCache(tmp_path / "cache", 1 << 30)
+    await cache.start()
+    box = Box(server, connect(server.address), make_checkpoint(), cache)
+    write_tokenizer(box.files / "tokenizer.json")
+    yield box
+    box.close()
+
+
+async def test_a_tokenizer_that_panics_while_it_is_read_fails_the_load(box: Box) -> None:
+    write_tokenizer(box.files / "tokenizer.json", **PANICS["load"])
+    with pytest.raises(DataLossError) as caught:
+        await box.load(await box.add())
+    assert caught.value.field == "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", '{"eos_token_id": [null]}', '{"eos_token_id": ["x"]}', '{"a": ' + "[" * 200_000, "{"],
+    ids=lambda text: text[:30],
+)
+async def test_settings_that_cannot_be_read_fail_the_load_by_name(box: Box, text: str) -> None:
+    (box.files / SETTINGS).write_text(text)
+    with pytest.raises(DataLossError) as caught:
+        await box.load(await box.add())
+    assert caught.value.field == SETTINGS
+
+
+async def test_settings_are_read_off_the_event_loop(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    (box.files / SETTINGS).write_text(json.dumps({"eos_token_id": [3, 4]}))
+    threads: list[threading.Thread] = []
+
+    class Json:
+        @staticmethod
+        def loads(text: str) -> Any:
+            threads.append(threading.current_thread())
+            return json.loads(text)
+
+    monkeypatch.setattr(loading, "json", Json)
+    loaded = await box.load(await box.add())
+    assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
+    assert threads and threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(("name", "size"), [(SETTINGS, 1 << 20), ("tokenizer.json", 64 << 20)])
+async def test_a_file_that_is_too_large_is_refused_when_it_is_added_and_where_it_is_loaded(
+    box: Box, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    with (box.files / name).open("r+b") as file:
+        file.truncate(size + 1)
+    with pytest.raises(InvalidArgumentError) as caught:
+        await box.add()
+    assert caught.value.field == name and str(size) in caught.value.message
+    assert box.server.servicer.put_bytes == 0
+    with monkeypatch.context() as of_an_older_version:
+        of_an_older_version.setattr(checkpoint, "_FILE_LIMITS", {})
+        digest = await box.add()
+    with pytest.raises(InvalidArgumentError) as caught:
+        await box.load(digest)
+    assert caught.value.field == name and not box.server.servicer.reads, "nothing is fetched of it"

@@ -1,0 +1,89 @@
+"""A result brings the tokens that its step was formed for: one that is missing would be waited for for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_agent.scheduler import draft
+from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.scheduler import HeadStep
+
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.step import SampledToken, StepResult
+from tests.support.rig import Rig, expected
+
+
+def begun(rig: Rig) -> tuple[HeadStep, StepResult]:
+    """A step of two requests whose tokens are due, and its result."""
+    rig.submit("one", [1, 2], 4)
+    rig.submit("other", [3], 4)
+    step = rig.formed_step()
+    return step, rig.stages[0].run(step)
+
+
+WRONG: dict[str, Any] = {
+    "one missing": lambda tokens: tokens[:1],
+    "all missing": lambda tokens: (),
+    "one twice": lambda tokens: (*tokens, tokens[0]),
+    "one twice and one missing": lambda tokens: (tokens[0], tokens[0]),
+    "one of nobody": lambda tokens: (*tokens, SampledToken(77, 3, 5)),
+    "another position": lambda tokens: (replace(tokens[0], position=1), *tokens[1:]),
+    "another request's": lambda tokens: (replace(tokens[0], request=77), *tokens[1:]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_result_with_other_tokens_than_were_due_is_refused_by_its_step(what: str) -> None:
+    rig = Rig()
+    step, result = begun(rig)
+    with pytest.raises(InternalError, match=f"step {step.number} ") as caught:
+        rig.scheduler.on_result(step.number, StepResult(WRONG[what](result.tokens)), 0.0)
+    assert caught.value.reason == "WRONG_RESULT"
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_token_of_a_request_that_ended_meanwhile_may_come_or_not(comes: bool) -> None:
+    rig = Rig()
+    step, result = begun(rig)
+    assert rig.cancel("one")
+    tokens = result.tokens if comes else tuple(t for t in result.tokens if t.request != step.plan.spans[0].request)
+    assert len(tokens) == 1 + comes
+    rig.events += rig.scheduler.events(rig.scheduler.on_result(step.number, StepResult(tokens), 0.0))
+    rig.run_all()
+    assert rig.tokens("other") == expected([3], 4) and not rig.tokens("one")
+    rig.check_empty()
+
+
+def test_a_step_within_a_prompt_owes_nothing() -> None:
+    rig = Rig(chunking=Chunking(5, least_tokens=2))
+    rig.submit("long", list(range(12)), 2)
+    steps = [rig.formed_step(), rig.formed_step()]
+    results = [rig.stages[0].run(step) for step in steps]
+    assert [result.tokens for result in results] == [(), ()]
+    for step, result in zip(steps, results, strict=True):
+        assert not rig.scheduler.on_result(step.number, result, 0.0)
+    with pytest.raises(InternalError):
+        step = rig.formed_step()
+        assert rig.stages[0].run(step).tokens
+        rig.scheduler.on_result(step.number, StepResult(), 0.0)
+
+
+def test_requests_whose_seen_tokens_do_not_go_in_one_message_go_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft, "MOST_SEEN_TOKENS", 10)
+    rig = Rig(blocks=60, chunking=Chunking(100, least_tokens=2))
+    prompts = {f"r{n}": [n * 10 + i for i in range(6)] for n in range(4)} | {"large": list(range(20, 40))}
+    for name, prompt in prompts.items():
+        rig.submit(name, prompt, 3, sampling=Sampling(repetition_penalty=1.5))
+    rig.submit("plain", [1, 2], 3)
+    rig.run_all()
+    seen = [[len(span.seen_tokens) for span in step.plan.spans if span.seen_tokens] for step in rig.steps]
+    assert all(sum(counts) <= 10 or len(counts) == 1 for counts in seen)
+    assert sum(sum(counts) for counts in seen) == 4 * 6 + 20, "the stages are told of each token"
+    for name, prompt in {**prompts, "plain": [1, 2]}.items():
+        assert rig.tokens(name) == expected(prompt, 3)
+    rig.check_empty()

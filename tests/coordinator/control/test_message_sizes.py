@@ -1,0 +1,103 @@
+"""A message that gRPC would refuse costs its own request and nobody else's: streams are shared."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.control.listeners import ListenerStream
+
+from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InternalError, InvalidArgumentError
+from edgeshard.domain.generation import FinishReason, Generation, Started, Token
+from edgeshard.domain.head import StartRequest
+from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.proto.v1 import head_pb2, inference_pb2
+from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, is_sendable
+from edgeshard.wire.listening import heard_to_wire
+from tests.support.scripted_agent import DEADLINE_S
+
+UNSENDABLE: dict[str, tuple[StartRequest, type]] = {
+    "too large": (
+        StartRequest(RequestId("large"), Generation("x" * (4 << 20)), (2**32 - 1,) * (1 << 20)),
+        InvalidArgumentError,
+    ),
+    "of no numbers of the wire": (StartRequest(RequestId("large"), Generation((2**40,))), InternalError),
+}
+
+
+async def running(site: Any, head: Any, name: str) -> Any:
+    call = site.generate(name)
+    await head.next_start()
+    await head.accept(name)
+    assert (await site.read(call)).HasField("started")
+    return call
+
+
+async def test_a_request_just_below_the_limit_of_grpc_is_refused_by_name_and_others_go_on(
+    site: Any, failing: Any
+) -> None:
+    _, head = await site.deployed()
+    other = await running(site, head, "other")
+    request = inference_pb2.GenerateRequest(model="tale", generation=head_pb2.Generation(max_new_tokens=8))
+    request.generation.prompt = "x" * (MESSAGE_LIMIT_BYTES - 40 - request.ByteSize())
+    assert MESSAGE_LIMIT_BYTES - 64 < request.ByteSize() < MESSAGE_LIMIT_BYTES
+    async with failing(InvalidArgumentError) as caught:
+        await site.inference.Generate(request, timeout=DEADLINE_S).read()
+    assert caught[0].field == "prompt" and caught[0].reason == "PROMPT_TOO_LONG"
+    await head.token("other", 3, 10)
+    assert (await site.read(other)).token.token == 10
+
+
+@pytest.mark.parametrize("what", UNSENDABLE)
+async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, failing: Any, what: str) -> None:
+    """Whatever it grew by on its way."""
+    start, kind = UNSENDABLE[what]
+    _, head = await site.deployed()
+    other = await running(site, head, "other")
+    large = await running(site, head, "large")
+    site.coordinator.front._attachments["tale"].outgoing.put_nowait(start)
+    async with failing(kind):
+        await site.read(large)
+    await head.token("other", 3, 10)
+    assert (await site.read(other)).token.token == 10
+    assert site.coordinator.front.active_requests("tale") == 1
+
+
+@pytest.mark.parametrize("longest", [3 << 20, 7 << 20])
+async def test_texts_that_gathered_go_in_messages_that_can_be_sent(site: Any, longest: int) -> None:
+    """Of several requests and of one; what a message has no room for is not lost, and the end comes last."""
+    _, head = await site.deployed(concurrency=4)
+    stream, names, expected = ListenerStream(), ("r1", "r2", "r3"), list[tuple[int, int]]()
+    for number, name in enumerate(names):
+        request = site.coordinator.front.start("tale", Generation("once"), RequestId(name))
+        site.coordinator.front.on_accepted(request.attachment, request.request_id, head.epoch, (1, 2, 3))
+        assert isinstance(await request.first(), Started)
+        for position, size in ((3, 4), (4, longest), (5, longest), (6, 4)):
+            token = Token(position, 7, "x" * size)
+            site.coordinator.front.on_token(request.attachment, request.request_id, head.epoch, token)
+            expected.append((number, position))
+        front = site.coordinator.front
+        front.on_finished(request.attachment, request.request_id, head.epoch, FinishReason.LENGTH, "")
+        stream.follow(number, request)
+    heard, ended = list[tuple[int, int]](), list[int]()
+    stream.finish()
+    async for message in stream.heard():
+        assert is_sendable(heard_to_wire(message)), "gRPC would end the stream of all requests of this client"
+        heard += [(number, token.position) for number, token in zip(message.numbers, message.tokens, strict=True)]
+        ended += [end.number for end in message.ends]
+    assert sorted(heard) == expected and all(a < b for a, b in pairwise(h for h in heard if h[0] == 1))
+    assert sorted(ended) == [0, 1, 2]
+
+
+async def test_a_command_that_cannot_be_sent_is_refused_and_the_box_stays(site: Any) -> None:
+    (agent,) = await site.connected("a")
+    connection = site.state.nodes[agent.node_id].connection
+    keys = [CommandKey(uid, Epoch(0), CommandKind.MEASURE, 0).operation_id for uid in ("large", "small")]
+    for key, size in zip(keys, (9 << 20, 1), strict=True):
+        command = MeasureCompute({"comment": "x" * size}, DType.FLOAT32, quick=True, again=False)
+        site.coordinator._hub.send(agent.node_id, connection, key, command)
+    await agent.until(lambda agent: bool(agent.operation_ids))
+    assert agent.operation_ids == [keys[1]] and site.state.nodes[agent.node_id].connection == connection
