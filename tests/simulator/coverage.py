@@ -53,6 +53,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     "DeleteDeploymentResponse": _ANSWER,
     "GetDeploymentRequest": _CALL,
     "GetDeploymentResponse": _ANSWER,
+    "ControlResponse standby": {},
     "ControlResponse trace": {},
     "ControlResponse dump": {},
     "ControlRequest dump": {},

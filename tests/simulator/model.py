@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from edgeshard_agent.engine.worker import step_hangs
-from edgeshard_agent.hosting.around import LoadedModel, model_key
+from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.architectures import expected_tensors, parse_config
-from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError, NotFoundError
 from edgeshard.domain.generation import FinishReason, Generation, Sampling
@@ -171,6 +171,10 @@ class SimModel:
         self.released = True
         self.pool.release()
 
+    def retire(self) -> SimWeights:
+        self.release()
+        return SimWeights(self.layers)
+
     def execute(self, plan: StepPlan, inputs: Any = None) -> StageOutput:
         if self.released:
             self._violate("a step ran on a stage that was released")
@@ -207,6 +211,25 @@ class SimModel:
         return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][:end]
 
 
+class SimWeights:
+    """Of a standby, or of a stage that runs no more."""
+
+    def __init__(self, layers: LayerRange) -> None:
+        self.layers = layers
+        self.parameter_bytes = 1000 * len(layers)
+
+    def keep(self, layers: LayerRange) -> None:
+        """Those that both have."""
+        first, end = max(self.layers.first, layers.first), min(self.layers.end, layers.end)
+        self.layers = LayerRange(first, max(first, end))
+
+    def shareable(self, layers: LayerRange) -> frozenset[int]:
+        return frozenset(range(self.layers.first, self.layers.end)) & frozenset(range(layers.first, layers.end))
+
+    def release(self) -> None:
+        pass
+
+
 class SimPin:
     """In place of the pin on cached blobs."""
 
@@ -218,7 +241,17 @@ def loaded(prepare: PrepareStage, violate: Callable[[str], None]) -> LoadedModel
     model: Any = SimModel(prepare, violate)
     pin: Any = SimPin()
     tokenizer: Any = SimTokenizer()
-    return LoadedModel(model_key(prepare), model, tokenizer if prepare.stage == 0 else None, frozenset({END}), pin)
+    for_head = ForHead(tokenizer, frozenset({END})) if prepare.stage == 0 else None
+    return LoadedModel(model_key(prepare), model, for_head, pin, 0.1)
+
+
+def held(command: KeepStandby, layers: LayerRange) -> HeldWeights:
+    """A standby."""
+    weights: Any = SimWeights(layers)
+    pin: Any = SimPin()
+    tokenizer: Any = SimTokenizer()
+    for_head = None if layers.first else ForHead(tokenizer, frozenset({END}))
+    return HeldWeights(weights_key(command), weights, for_head, pin, 0.1)
 
 
 class SimWorker:

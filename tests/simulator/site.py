@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost, MeasuringTask
-from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools
+from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedModel, Tools
 from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
@@ -21,16 +21,17 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.state import Timings
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import ControlMessage, PrepareStage, Registration, TakeDump
+from edgeshard.domain.commands import ControlMessage, KeepStandby, PrepareStage, Registration, TakeDump
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.model import LayerRange
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from tests.simulator.calls import SimServer
 from tests.simulator.channel import SimChannel
 from tests.simulator.disk import Disk, SimStore
 from tests.simulator.loop import Process, SimClock, VirtualLoop
-from tests.simulator.model import SimModels, SimWorker, loaded
+from tests.simulator.model import SimModels, SimWorker, held, loaded
 from tests.simulator.network import Network
 from tests.simulator.watch import Watch
 
@@ -124,7 +125,7 @@ class Box:
         self.process.call_later(self._dice.choice((0.0, 0.05, 0.6)), self._started)
 
     def _started(self) -> None:
-        self.hosting.start(Tools(self._load, self._measure, self._wire), self.facts)
+        self.hosting.start(Tools(self._load, self._load_standby, self._measure, self._wire), self.facts)
         self.process.spawn(self._check.run())
 
     def _on_command(self, operation_id: OperationId, command: ControlMessage) -> None:
@@ -133,13 +134,23 @@ class Box:
         else:
             self.hosting.post(CommandReceived(operation_id, command))
 
-    async def _load(self, prepare: PrepareStage, progress: Callable[[int, int], None]) -> LoadedModel:
+    async def _load(
+        self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights]
+    ) -> LoadedModel:
         await asyncio.sleep(self._dice.choice((0.02, 0.1, 0.4)))
         progress(1, 2)
         await asyncio.sleep(self._dice.choice((0.01, 0.2)))
         if self._troubles.load_fails():
             raise DataLossError("a tensor does not match its digest", field="tensors")
         return loaded(prepare, self._watch.violate)
+
+    async def _load_standby(
+        self, command: KeepStandby, layers: LayerRange, progress: Callable[[int, int], None], _: Sequence[HeldWeights]
+    ) -> HeldWeights:
+        await asyncio.sleep(self._dice.choice((0.05, 0.5)))
+        if self._troubles.load_fails():
+            raise DataLossError("a tensor does not match its digest", field="tensors")
+        return held(command, layers)
 
     async def _measure(self, task: MeasuringTask) -> None:
         raise InternalError("nothing is measured here")

@@ -177,6 +177,8 @@ class World:
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         places = 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4))
         tale = {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": places}
+        if dice.random() < (1.0 if self.fates.wants("standby") else 0.2):
+            tale["standby"] = ("auto",)
         self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
         if dice.random() < 0.15:
             self.specs.append({**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2})
