@@ -88,6 +88,8 @@ def chosen(history: int, sampling: Sampling, position: int) -> int:
 class SimTokenizer:
     """A character for each of the first 64 tokens, half a character for the others but the end."""
 
+    longest_token_bytes = 2
+
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 64 for character in text]
 

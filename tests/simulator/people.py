@@ -86,7 +86,7 @@ class Application:
                         world.watch.failed(request_id, error)
                         world.judge(request_id, error, limit)
                     break
-                world.watch.hold(not wrong or error.reason != "INTERNAL", f"{request_id}: {error.message}")
+                world.watch.hold(error.reason != "INTERNAL", f"{request_id}: {error.message}")
             if limit is not None and world.calm_since is None:
                 break
             await asyncio.sleep(dice.uniform(0.1, 0.5))
