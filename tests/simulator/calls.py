@@ -73,7 +73,8 @@ class Call:
         """The client hears of the end."""
         if self._status is not None:
             return
-        if status[0] is UNAVAILABLE and not status[2] and self.network.dice.random() < 0.5:
+        local = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+        if not status[2] and (status[0] in local or (status[0] is UNAVAILABLE and self.network.dice.random() < 0.5)):
             self._incoming.clear()  # gRPC may lose what it had not handed out
         self._status = status
         if self.connection is not None:

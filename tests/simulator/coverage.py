@@ -39,7 +39,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     "Link frame": {},
     "Link beacon": {},
     "GenerateRequest": _ONCE,
-    "GenerateResponse started": {},
+    "GenerateResponse started": {"twice": "said once in a call; a client that comes back gets it again"},
     "GenerateResponse token": {},
     "GenerateResponse finished": {},
     "ListenRequest listener": {},
