@@ -130,7 +130,8 @@ class World:
             "DEPLOYMENT_NOT_READY": deleted or limit is not None,
             "LISTENER_LOST": limit is not None,
         }
-        real = causes.get(error.reason, False)
+        # Another deployment of the name may have taken it over, and failed before it was ready.
+        real = causes.get(error.reason, deleted)
         self.watch.hold(real, f"{request_id} ended with {error.reason} without a cause: {error.message}")
 
     strange = False
