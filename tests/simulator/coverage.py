@@ -121,6 +121,7 @@ _ATTACHED = "a head is taken only while it is awaited; the phase must change bet
 _REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
 _REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
 RARE: dict[tuple[str, str], str] = {
+    ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
     ("loading", "HeadAttached"): _ATTACHED,
     ("waiting", "HeadAttached"): _ATTACHED,
     ("failed", "HeadAttached"): _ATTACHED,

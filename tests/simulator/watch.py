@@ -28,6 +28,7 @@ from edgeshard_coordinator.core.events import (
     LinkReported,
     Replanned,
     SaveFailed,
+    StandbyPlanned,
 )
 from edgeshard_coordinator.core.state import DeploymentRecord, State, validate_state
 
@@ -55,7 +56,7 @@ def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
             pass
         case SaveFailed(name) | DeploymentForgotten(name) | Replanned(name):
             pass
-        case ActionIssued() | DeployRequested():
+        case ActionIssued() | DeployRequested() | StandbyPlanned():
             return ()
         case _:
             return records.values()
