@@ -85,5 +85,8 @@ chaos-long: $(STAMP) ## the coordinator is killed around each write, boxes resta
 	@EDGESHARD_CHAOS_RESTARTS=100 EDGESHARD_CHAOS_DISCONNECTS=1000 \
 		$(BIN)/python -m pytest -q tests/chaos/test_restarts.py tests/chaos/test_disconnects.py $(ARGS)
 
+sim: $(STAMP) ## 10,000 seeds of the whole system in simulated time, with all that can go wrong (20 minutes); ARGS="--first 7"
+	@$(BIN)/python -m tests.simulator.run --seeds 10000 --jobs $(JOBS) --coverage $(ARGS)
+
 chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

@@ -34,6 +34,7 @@ TARGETS = (
     "chaos",
     "chaos-long",
     "chaos-quick",
+    "sim",
     "format",
 )
 

@@ -38,6 +38,9 @@ log = structlog.get_logger()
 # A coordinator that stops reading must not fill this box's memory. The journal has what was not sent.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
+STALE_RETRY_S = 2.0
+"""After a refusal of the epoch. It is over, as a command is about to say; or that coordinator lacks part of its disk,
+and the next one goes on with the epoch."""
 # Tokens of one message, and characters of their text, which then stays far below gRPC's limit, with logprobs too.
 MAX_TOKENS = 512
 MAX_CHARACTERS = 1 << 20
@@ -91,6 +94,7 @@ class HeadStream:
     async def _run(self, head: Head) -> None:
         stub = HeadServiceStub(self._channel)
         while True:
+            pause_s = RETRY_S
             call: Attach = stub.Attach()
             try:
                 await self._serve(call, head)
@@ -98,7 +102,7 @@ class HeadStream:
                 typed = from_rpc_error(error)
                 log.info("head_stream_lost", deployment=self._deployment, why=typed.message)
                 if typed.reason == StaleEpochError.default_reason:
-                    return  # the coordinator goes on with another epoch
+                    pause_s = STALE_RETRY_S
             except EdgeShardError as error:
                 log.warning("head_stream_refused", deployment=self._deployment, why=error.message)
             except asyncio.InvalidStateError:
@@ -112,7 +116,7 @@ class HeadStream:
                 head.stream_lost()
                 self._unsent.clear()
                 self._overflow.clear()
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
 
     async def _serve(self, call: Attach, head: Head) -> None:
         hello = HeadHello(self._node_id, self._deployment, self._epoch, head.held())

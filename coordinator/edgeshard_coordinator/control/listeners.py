@@ -88,7 +88,7 @@ class ListenerStream:
                 yield heard
 
     def _has_news(self, followed: Followed) -> None:
-        if not followed.has_end:
+        if not followed.has_end and self._followed.get(followed.number) is followed:
             self._news[followed.number] = followed
             self._wake.set()
 

@@ -45,7 +45,8 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         epoch=record.epoch,
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
         adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
-        ever_ready=record.ever_ready,
+        # All its stages were prepared: it may have served since, though the disk did not hear of it.
+        ever_ready=record.ever_ready or record.phase is Phase.ACTIVATING,
         failure=record.failure,
         prepared=fresh,
         released=fresh,
@@ -112,9 +113,9 @@ def _holds(stages: tuple[StageStatus, ...], record: DeploymentRecord, index: int
 
 def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
     """Go on with the epoch that the boxes hold: nothing is prepared again, and the head, which may be at work, is
-    activated once more."""
+    activated once more. So it may have served already."""
     prepared = tuple(replace(progress, done=True) for progress in record.prepared)
-    adopted = replace(record, adoptable=False, prepared=prepared)
+    adopted = replace(record, adoptable=False, prepared=prepared, ever_ready=True)
     return _activating(_moved(adopted, Trigger.ADOPTED), deadline)
 
 

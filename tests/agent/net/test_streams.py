@@ -21,6 +21,7 @@ from edgeshard import WIRE_VERSION
 from edgeshard.domain.commands import CommandResult, Registration
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import StaleEpochError
 from edgeshard.domain.generation import FinishReason, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, RequestId
@@ -36,6 +37,7 @@ from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageService
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract, FrameReader
+from edgeshard.wire.status import abort
 from tests.agent.net import test_ring as ring_module
 
 CUTS = [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]
@@ -101,6 +103,38 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
             stream.emit(TokenOut(RequestId("r"), Token(1, 2, "x")))
             await asyncio.sleep(0)
     assert not task.done(), f"the head stream gave up after {front.attached} streams: {task!r}"
+    await stream.stop()
+    await channel.close()
+
+
+class ForgetfulFront(HeadServiceServicer):
+    """Knows nothing of the epoch at first, as a coordinator on a wrong disk."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.taken = asyncio.Event()
+
+    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+        if self.refused < 2:
+            self.refused += 1
+            await abort(context, StaleEpochError("does not await this head", field="epoch"))
+        await context.send_initial_metadata(())
+        self.taken.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_head_that_is_refused_comes_back_for_a_coordinator_that_awaits_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its activate was answered long ago, so that no command would have it dial again."""
+    monkeypatch.setattr(attach, "STALE_RETRY_S", 0.01)
+    front = ForgetfulFront()
+    add_HeadServiceServicer_to_server(front, server.grpc)
+    channel = open_channel(await server.start(), None)
+    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream.start(Quiet())  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        await front.taken.wait()
     await stream.stop()
     await channel.close()
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
+from edgeshard_coordinator.control.listeners import ListenerStream
+from edgeshard_coordinator.control.running_request import RunningRequest
 
 from edgeshard.client import Client
 from edgeshard.domain.errors import (
@@ -17,7 +19,8 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from edgeshard.domain.generation import Finished, GenerationEvent, Token
+from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Token
+from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.listening import UNREAD_TOKENS
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from tests.support.scripted_agent import DEADLINE_S
@@ -153,6 +156,16 @@ async def test_a_request_that_leaves_takes_no_other_with_it(site: Any) -> None:
         answer = await asyncio.wait_for(staying, DEADLINE_S)
     assert [event.token for event in answer if isinstance(event, Token)] == [20, 21]
     assert isinstance(answer[-1], Finished)
+
+
+async def test_nothing_is_said_of_a_request_whose_call_is_over() -> None:
+    """Its last token may have come between: an end without it would be a wrong answer."""
+    stream = ListenerStream()
+    request = RunningRequest(RequestId("r"), DeploymentName("tale"), Generation("once"))
+    stream.leave(stream.follow(1, request))
+    request.deliver(Finished(FinishReason.STOP, "", 1, 1))
+    stream.finish()
+    assert [heard async for heard in stream.heard()] == []
 
 
 async def test_a_long_answer_is_read_beyond_the_window(site: Any) -> None:

@@ -503,6 +503,27 @@ def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
     world.check_settled()
 
 
+@pytest.mark.parametrize("saved", [Phase.LOADING, Phase.ACTIVATING])
+def test_what_may_have_served_is_kept_though_the_disk_did_not_hear_of_it(
+    make_manifest: Any, make_registration: Any, saved: Phase
+) -> None:
+    """The disk has an earlier phase when the coordinator crashes. Where it says no more than that stages were loading,
+    boxes that hold all of them say the rest."""
+    world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
+    name = DeploymentName("tale")
+    world.saved[name] = replace(world.saved[name], phase=saved, ever_ready=False)
+    world.restart()
+    if saved is Phase.LOADING:
+        for index, node in enumerate(world.nodes.values()):
+            world.connect(node)
+            held = (StageStatus(name, Epoch(1), index, LayerRange(0, 1), StagePhase.READY),)
+            world.feed(HeartbeatsReceived((Heartbeat(node.node_id, "0", held, 0),), world.now))
+        assert world.state.deployments[name].phase is Phase.ACTIVATING
+        world.vanish(world.nodes["c"])
+    record = world.state.deployments[name]
+    assert record.phase is Phase.WAITING and record.ever_ready
+
+
 @pytest.mark.parametrize("disk", ["empty", "older"])
 def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
     make_manifest: Any, make_registration: Any, disk: str

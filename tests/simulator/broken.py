@@ -1,0 +1,194 @@
+"""Cores that are broken on purpose: each is caught within 200 seeds, as `python -m tests.simulator.broken` shows.
+
+Each is the product with one thing wrong that somebody could write by mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import edgeshard_coordinator.core.deployments
+import edgeshard_coordinator.core.reconcile
+from edgeshard_agent.engine.head import Head
+from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
+from edgeshard_agent.net.attach import HeadStream
+from edgeshard_agent.scheduler.scheduler import Scheduler
+from edgeshard_coordinator.control.admin_service import AdminServicer
+from edgeshard_coordinator.control.requests import Attachment, RequestFront
+
+import tests.simulator.disk
+from edgeshard.domain.errors import AlreadyExistsError
+from edgeshard.domain.generation import Token
+from edgeshard.domain.head import HeadMessage, StartRequest
+from edgeshard.domain.ids import Epoch, RequestId
+from tests.simulator.setup import collected, say, steady, work_alone
+
+Broken = Callable[[], Any]
+LIMIT = 200
+
+
+def second_start_refused() -> Any:
+    """A coordinator that comes back for a request which the head has is told that there is one."""
+    start = Head.start
+
+    def refusing(self: Head, request: StartRequest) -> None:
+        if self._journal.find(request.request_id) is None:
+            start(self, request)
+        else:
+            known = AlreadyExistsError("there is a request of this id", field="request_id")
+            self._epoch.emit(RequestRefused(request.request_id, known))
+
+    return mock.patch.object(Head, "start", refusing)
+
+
+def last_token_torn_from_its_end() -> Any:
+    """The last token goes alone, and the end behind it."""
+
+    def one_by_one(self: HeadStream) -> HeadMessage:
+        return self._message(self._unsent.popleft())
+
+    return mock.patch.object(HeadStream, "_take", one_by_one)
+
+
+def empty_store_releases_live_stages() -> Any:
+    """What the disk knows nothing of is taken for deleted."""
+    module = edgeshard_coordinator.core.reconcile
+    unclaimed = module._unclaimed
+
+    def all_orphans(state: Any, node: Any) -> Any:
+        orphans, strangers = unclaimed(state, node)
+        return (*orphans, *(held for held in strangers if held not in node.released)), ()
+
+    return mock.patch.object(module, "_unclaimed", all_orphans)
+
+
+def head_sends_before_it_has() -> Any:
+    """An output goes to the coordinator first, and into the journal a moment later."""
+
+    def say(self: Head, output: HeadOutput) -> None:
+        self._epoch.emit(output)
+        asyncio.get_running_loop().call_soon(self._journal.record, output, self._now())
+
+    return mock.patch.object(Head, "_say", say)
+
+
+def token_taken_at_any_position() -> Any:
+    """Whatever a head says comes next."""
+    on_token = RequestFront.on_token
+
+    def taking(self: RequestFront, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
+        request = attachment.requests.get(request_id)
+        if request is not None and request.next_position is not None:
+            token = replace(token, position=request.next_position)
+        return on_token(self, attachment, request_id, epoch, token)
+
+    return mock.patch.object(RequestFront, "on_token", taking)
+
+
+def restart_gives_an_epoch_again() -> Any:
+    """The disk is an epoch behind what boxes were told."""
+    restored = edgeshard_coordinator.core.deployments.restored_record
+
+    def behind(record: Any) -> Any:
+        back = restored(record)
+        epoch = Epoch(max(1, back.epoch - 1))
+        return replace(back, epoch=epoch, saved_epoch=epoch, adoptable=False)
+
+    return mock.patch.object(tests.simulator.disk, "restored_record", behind)
+
+
+def replay_counts_anew() -> Any:
+    """What was said of a request before counts as its prompt."""
+    submit = Scheduler.submit
+
+    def counting(
+        self: Scheduler,
+        request_id: Any,
+        generation: Any,
+        prompt: Any,
+        text: Any,
+        emitted: Any = (),
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        return submit(self, request_id, generation, [*prompt, *emitted], text, (), *rest, **more)
+
+    return mock.patch.object(Scheduler, "submit", counting)
+
+
+def acknowledged_before_it_is_on_disk() -> Any:
+    """The operator's call returns as soon as the state has it."""
+
+    async def at_once(self: AdminServicer, name: object, operation: object) -> None:
+        return
+
+    return mock.patch.object(AdminServicer, "_saved", at_once)
+
+
+def head_goes_on_a_token_too_far() -> Any:
+    """A coordinator that comes back misses the first token behind those that it has."""
+
+    def follow(self: Head, entry: Entry, count: int) -> None:
+        for output in entry.outputs_behind(count + 1):
+            self._epoch.emit(output)
+        entry.followed = True
+
+    return mock.patch.object(Head, "_follow", follow)
+
+
+ALL: dict[str, Broken] = {
+    function.__name__: function
+    for function in (
+        second_start_refused,
+        last_token_torn_from_its_end,
+        empty_store_releases_live_stages,
+        head_sends_before_it_has,
+        token_taken_at_any_position,
+        restart_gives_an_epoch_again,
+        replay_counts_anew,
+        acknowledged_before_it_is_on_disk,
+        head_goes_on_a_token_too_far,
+    )
+}
+
+
+@contextmanager
+def breaking(name: str) -> Iterator[None]:
+    with ALL[name]():
+        yield
+
+
+def first_caught(name: str, seeds: Sequence[int]) -> tuple[int, str] | None:
+    """The first seed that notices, and what it says."""
+    with breaking(name):
+        for outcome in collected(seeds):
+            if outcome.violations:
+                return outcome.seed, outcome.violations[0]
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(ALL), help="those to try")
+    options = parser.parse_args()
+    work_alone()
+    all_caught = True
+    for name in options.names:
+        caught = first_caught(name, range(LIMIT))
+        all_caught = all_caught and caught is not None
+        seed, what = caught or (None, "")
+        say(json.dumps({"core": name, "seed": seed, "caught": what}))
+    return 0 if all_caught else 1
+
+
+if __name__ == "__main__":
+    steady("tests.simulator.broken")
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Which phases, triggers and messages are to be met, and what cannot be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from edgeshard_coordinator.core.transitions import TRANSITIONS
+
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+
+WAYS = ("drop", "twice")
+_CALL = {"call": "of one request and one answer: the request comes again, later"}
+_ONCE = {"twice": "gRPC sends it once in a call; a client that comes back sends another"}
+_STREAM = {"twice": "each is of one box, and a stream says each once"}
+_ANSWER = {"twice": "an answer to one request"}
+
+MESSAGES: dict[str, dict[str, str]] = {
+    "RegisterRequest": _CALL,
+    "RegisterResponse": _ANSWER,
+    "ControlRequest hello": {},
+    "ControlRequest result": {},
+    "ControlRequest suspected": {},
+    "ControlRequest heartbeat": {},
+    "ControlRequest heartbeat_change": {},
+    "ControlResponse prepare": {},
+    "ControlResponse activate": {},
+    "ControlResponse release": {},
+    "AttachRequest hello": {},
+    "AttachRequest accepted": {},
+    "AttachRequest token": {},
+    "AttachRequest tokens": {},
+    "AttachRequest finished": {},
+    "AttachRequest failed": {},
+    "AttachResponse start": {},
+    "AttachResponse cancel": {},
+    "AttachResponse forget": {},
+    "Link hello": {},
+    "Link welcome": {},
+    "Link frame": {},
+    "Link beacon": {},
+    "GenerateRequest": _ONCE,
+    "GenerateResponse started": {"twice": "said once in a call; a client that comes back gets it again"},
+    "GenerateResponse token": {},
+    "GenerateResponse finished": {},
+    "ListenRequest listener": {},
+    "ListenRequest read": {},
+    "ListenResponse": {},
+    "InferenceServiceCancelRequest": _CALL,
+    "InferenceServiceCancelResponse": _ANSWER,
+    "DeployRequest": _CALL,
+    "DeployResponse": _ANSWER,
+    "DeleteDeploymentRequest": _CALL,
+    "DeleteDeploymentResponse": _ANSWER,
+    "GetDeploymentRequest": _CALL,
+    "GetDeploymentResponse": _ANSWER,
+    "ControlResponse standby": {},
+    "ControlResponse trace": {},
+    "ControlResponse dump": {},
+    "ControlRequest dump": {},
+    "TraceRequest": _ONCE,
+    "TraceResponse": _STREAM,
+    "DumpRequest": _ONCE,
+    "DumpResponse": _STREAM,
+    "PlanRequest": _CALL,
+    "PlanResponse": _ANSWER,
+    "ListDeploymentsRequest": _CALL,
+    "ListDeploymentsResponse": _ANSWER,
+    "ListNodesRequest": _CALL,
+    "ListNodesResponse": _ANSWER,
+    "GetNodeRequest": _CALL,
+    "GetNodeResponse": _ANSWER,
+    "GetSiteRequest": _CALL,
+    "GetSiteResponse": _ANSWER,
+    "ListModelsRequest": _CALL,
+    "ListModelsResponse": _ANSWER,
+    "InferenceServiceListModelsRequest": _CALL,
+    "InferenceServiceListModelsResponse": _ANSWER,
+}
+"""Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
+_MEASURED = "nothing is measured here: measurements are of machines"
+_STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
+ABSENT = {
+    "ControlRequest progress": _MEASURED,
+    "ControlResponse measure": _MEASURED,
+    "ControlResponse probe": _MEASURED,
+    "ReportProfileRequest": _MEASURED,
+    "ReportProfileResponse": _MEASURED,
+    "ProbeRequest": _MEASURED,
+    "ProbeResponse": _MEASURED,
+    "ProfileRequest": _MEASURED,
+    "ProfileResponse": _MEASURED,
+    "HeartbeatRequest": "of agents from before heartbeats came on the control stream",
+    "HeartbeatResponse": "of agents from before heartbeats came on the control stream",
+    "DeleteModelRequest": _STORED,
+    "DeleteModelResponse": _STORED,
+    "RegisterModelRequest": _STORED,
+    "RegisterModelResponse": _STORED,
+    "PutBlobRequest": _STORED,
+    "PutBlobResponse": _STORED,
+    "GetManifestRequest": _STORED,
+    "GetManifestResponse": _STORED,
+    "ReadBlobRequest": _STORED,
+    "ReadBlobResponse": _STORED,
+    "Link padding": "of the lab, whose links pretend to be slow",
+    "Link timing": "of steps in several parts, and the steps here are small",
+}
+"""Kinds that are not sent here, and why."""
+
+EVENTS = (
+    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
+    "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
+    "DeploymentForgotten", "Replanned", "Ticked",
+)  # fmt: skip
+"""What the coordinator's state is told of a deployment or of its boxes. There are no measurements here."""
+_FORGOTTEN = "only what is being deleted is forgotten"
+NEVER: dict[tuple[str, str], str] = {
+    (str(phase), "DeploymentForgotten"): _FORGOTTEN for phase in Phase if phase is not Phase.DELETING
+}
+"""Phases in which an event cannot come, and why."""
+_ATTACHED = "a head is taken only while it is awaited; the phase must change between two turns of the loop"
+_REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
+_REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
+RARE: dict[tuple[str, str], str] = {
+    ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
+    ("loading", "HeadAttached"): _ATTACHED,
+    ("waiting", "HeadAttached"): _ATTACHED,
+    ("failed", "HeadAttached"): _ATTACHED,
+    ("deleting", "HeadAttached"): _ATTACHED,
+    ("activating", "Replanned"): _REPLANNED,
+    ("ready", "Replanned"): _REPLANNED,
+    ("failed", "Replanned"): _REPLANNED,
+    ("deleting", "Replanned"): _REPLANNED,
+    ("loading", "LinkReported"): _REPORTED,
+    ("activating", "LinkReported"): _REPORTED,
+    ("failed", "LinkReported"): _REPORTED,
+    ("deleting", "LinkReported"): _REPORTED,
+}
+"""Events that may come in a phase and hardly do, and why: they are not asked for."""
+SEEDS, TIMES = 10_000, 100
+"""In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
+
+
+def wanted() -> list[tuple[str, str, str]]:
+    """What is to be met: of transitions, of events, and of messages."""
+    known = NEVER.keys() | RARE.keys()
+    transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
+    events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
+    messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
+    return [*transitions, *events, *messages]
+
+
+def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
+    """What was met in too few seeds, in words."""
+    need = TIMES * seeds / SEEDS * (1.0 if seeds >= SEEDS else 0.5)
+    few = [(met[key], key) for key in wanted() if met[key] < need]
+    known = set(wanted()) | {("event", *pair) for pair in RARE}
+    strange = [key for key in met if key[2] != "sent" and key not in known]
+    unknown = [key for key in met if key[2] == "sent" and key[1] not in MESSAGES]
+    return [
+        *(
+            f"{' / '.join(key)} was met in {count} of {seeds} seeds, which is below {need:g}"
+            for count, key in sorted(few)
+        ),
+        *(f"{' / '.join(key)} was met, which is not in the tables of coverage.py" for key in [*strange, *unknown]),
+    ]
+
+
+def minima(met: Counter[tuple[str, str, str]]) -> list[str]:
+    """The least met of each table."""
+    lines = []
+    for table in ("transition", "event", "message"):
+        count, key = min((met[key], key) for key in wanted() if key[0] == table)
+        lines.append(f"least met {table}: {' / '.join(key[1:])}, in {count} seeds")
+    return lines

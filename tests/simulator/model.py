@@ -1,0 +1,290 @@
+"""A model without weights: a token is a function of everything before it, of the seed and of the position.
+
+The tables of KV memory are the product's own. In place of keys and values a slot keeps the hash of all tokens up to it,
+and nothing is ever cleared: whoever reads a slot that is not its own computes with another's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from edgeshard_agent.engine.worker import step_hangs
+from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
+from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.stage import StageOutput
+from edgeshard_agent.scheduler.text import TextStream
+
+from edgeshard.architectures import expected_tensors, parse_config
+from edgeshard.domain.commands import KeepStandby, PrepareStage
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import InternalError, NotFoundError
+from edgeshard.domain.generation import FinishReason, Generation, Sampling
+from edgeshard.domain.ids import Digest, ModelName
+from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.step import SampledToken, StepPlan
+from tests.simulator.loop import Process
+
+VOCABULARY = 97
+END = 96
+LAYERS = 6
+MAX_CONTEXT = 128
+_FIRST_HASH = 17
+_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": LAYERS,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": MAX_CONTEXT,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "eos_token_id": END,
+}
+
+
+@lru_cache
+def manifest(name: str = "tiny") -> ModelManifest:
+    tensors = tuple(
+        TensorInfo(f"model.{t.name}".replace("model.lm_head", "lm_head"), DType.FLOAT32, t.shape, Digest("a" * 64))
+        for t in expected_tensors(_CONFIG).values()
+    )
+    return ModelManifest(ModelName(name), "llama", json.dumps(_CONFIG), tensors, ())
+
+
+class SimModels:
+    """The model store: one model."""
+
+    def __init__(self) -> None:
+        self._manifest = manifest()
+        self._digest = self._manifest.digest()
+
+    def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
+        if name_or_digest not in (self._manifest.name, self._digest):
+            raise NotFoundError(f"model {name_or_digest} is unknown", field="model")
+        return self._manifest, self._digest
+
+    def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
+        return ((self._manifest, self._digest),)
+
+    def delete(self, name: str) -> None:
+        raise AssertionError("nobody deletes models here")
+
+
+def chained(before: int, token: int) -> int:
+    return (before * 31 + token + 1) % 999983
+
+
+def chosen(history: int, sampling: Sampling, position: int) -> int:
+    return (history * 7 + sampling.seed * 13 + position * 5) % VOCABULARY
+
+
+class SimTokenizer:
+    """A character for each of the first 64 tokens, half a character for the others but the end."""
+
+    longest_token_bytes = 2
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(character) % 64 for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(_BYTES[token] for token in ids).decode("utf-8", "replace")
+
+
+_BYTES = [
+    *(bytes([48 + token]) for token in range(64)),
+    *(b"\xc3" if token % 2 else bytes([0x80 + token % 64]) for token in range(64, END)),
+    b"",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request gets that nothing disturbs. `texts` is what has been said behind so many tokens."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    final_text: str
+    reason: FinishReason
+
+
+def answer(generation: Generation) -> Answer:
+    tokenizer = SimTokenizer()
+    prompt = generation.prompt
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    history, text, said = _FIRST_HASH, TextStream(tokenizer.decode, ids, generation.stop_strings), ""
+    for token in ids:
+        history = chained(history, token)
+    tokens: list[int] = []
+    texts = [""]
+    while True:
+        token = chosen(history, generation.sampling, len(ids) + len(tokens))
+        tokens.append(token)
+        history = chained(history, token)
+        said += "" if token == END or token in generation.stop_tokens else text.push(token)
+        texts.append(said)
+        if token == END or token in generation.stop_tokens or text.stopped:
+            reason = FinishReason.STOP
+        elif len(tokens) == generation.max_new_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            continue
+        return Answer(tuple(ids), tuple(tokens), tuple(texts), text.finish(), reason)
+
+
+class SimModel:
+    """What `StageModel` is for a stage: `violate` hears of a step that needs what the stage has not."""
+
+    def __init__(self, prepare: PrepareStage, violate: Callable[[str], None]) -> None:
+        placement, layers = prepare.placement, prepare.placed.layers
+        self.shape = parse_config(manifest().config)
+        self.layers = layers
+        self.dtype = DType.FLOAT32
+        self.parameter_bytes = prepare.placed.parameter_bytes
+        self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
+        self._violate = violate
+        self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
+        self._sampling: dict[int, Sampling] = {}
+        self.released = False
+        self.broken = False
+        """Whether the next step fails."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.layers.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.layers.end == LAYERS
+
+    def reset(self) -> None:
+        for request in self.pool.requests:
+            self.pool.free(request)
+        self._sampling.clear()
+
+    def release(self) -> None:
+        self.released = True
+        self.pool.release()
+
+    def retire(self) -> SimWeights:
+        self.release()
+        return SimWeights(self.layers)
+
+    def execute(self, plan: StepPlan, inputs: Any = None) -> StageOutput:
+        if self.released:
+            self._violate("a step ran on a stage that was released")
+        if self.broken:
+            self.broken = False
+            raise InternalError("a step failed", reason="STEP_FAILED")
+        self.pool.commit(self.pool.check(plan))
+        for request in plan.frees:
+            self._sampling.pop(request, None)
+        given = [] if inputs is None else inputs.tolist()
+        at, rows, sampled = 0, list[list[float]](), list[SampledToken]()
+        for span in plan.spans:
+            if span.sampling is not None:
+                self._sampling[span.request] = span.sampling
+            slots = self._slots_of(span.request, span.end_position)
+            history = self._slots[slots[span.first_position - 1]] if span.first_position else _FIRST_HASH
+            for slot in slots[span.first_position :]:
+                token, told = (given[at], None) if self.is_first else (int(given[at][0]), int(given[at][1]))
+                history = chained(history, token)
+                if told is not None and told != history:
+                    self._violate(f"a stage of layers {self.layers} lacks KV that the stage before it has")
+                self._slots[slot] = history
+                rows.append([float(token), float(history), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+                at += 1
+            if span.sample:
+                token = chosen(history, self._sampling[span.request], span.end_position)
+                sampled.append(SampledToken(span.request, span.end_position, token))
+        if self.is_last:
+            return StageOutput(None, tuple(sampled))
+        return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
+
+    def _slots_of(self, request: int, end: int) -> list[int]:
+        size = self.pool.block_tokens
+        return [block * size + i for block in self.pool.table(request).blocks for i in range(size)][:end]
+
+
+class SimWeights:
+    """Of a standby, or of a stage that runs no more."""
+
+    def __init__(self, layers: LayerRange) -> None:
+        self.layers = layers
+        self.parameter_bytes = 1000 * len(layers)
+
+    def keep(self, layers: LayerRange) -> None:
+        """Those that both have."""
+        first, end = max(self.layers.first, layers.first), min(self.layers.end, layers.end)
+        self.layers = LayerRange(first, max(first, end))
+
+    def shareable(self, layers: LayerRange) -> frozenset[int]:
+        return frozenset(range(self.layers.first, self.layers.end)) & frozenset(range(layers.first, layers.end))
+
+    def release(self) -> None:
+        pass
+
+
+class SimPin:
+    """In place of the pin on cached blobs."""
+
+    def release(self) -> None:
+        pass
+
+
+def loaded(prepare: PrepareStage, violate: Callable[[str], None]) -> LoadedModel:
+    model: Any = SimModel(prepare, violate)
+    pin: Any = SimPin()
+    tokenizer: Any = SimTokenizer()
+    for_head = ForHead(tokenizer, frozenset({END})) if prepare.stage == 0 else None
+    return LoadedModel(model_key(prepare), model, for_head, pin, 0.1)
+
+
+def held(command: KeepStandby, layers: LayerRange) -> HeldWeights:
+    """A standby."""
+    weights: Any = SimWeights(layers)
+    pin: Any = SimPin()
+    tokenizer: Any = SimTokenizer()
+    for_head = None if layers.first else ForHead(tokenizer, frozenset({END}))
+    return HeldWeights(weights_key(command), weights, for_head, pin, 0.1)
+
+
+class SimWorker:
+    """In place of the compute thread: calls in order, each after some time."""
+
+    def __init__(self, process: Process, seconds: Callable[[], float]) -> None:
+        self._process = process
+        self._seconds = seconds
+        self._free_at = 0.0
+        self.hangs = False
+
+    def submit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+        loop = self._process.loop
+        self._free_at = max(self._free_at, loop.now) + self._seconds()
+        loop.call_global(self._free_at, lambda: function(*args, **kwargs), context=self._process.context)
+
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if self.hangs:
+            raise step_hangs()
+        future = self._process.loop.create_future()
+
+        def call() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(function(*args, **kwargs))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.submit(call)
+        return await future
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,277 @@
+"""What must hold at every event, and what was met of phases, triggers and messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from edgeshard_agent.core.actions import Action as BoxAction
+from edgeshard_agent.core.actions import CloseStage
+from edgeshard_agent.engine.journal import HeadOutput
+from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.scheduler.scheduler import TokenOut
+from edgeshard_coordinator.control.coordinator import Coordinator
+from edgeshard_coordinator.control.running_request import RunningRequest
+from edgeshard_coordinator.core.actions import Action, SendCommand
+from edgeshard_coordinator.core.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentForgotten,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    LinkReported,
+    Replanned,
+    SaveFailed,
+    StandbyPlanned,
+)
+from edgeshard_coordinator.core.state import DeploymentRecord, State, validate_state
+
+from edgeshard.domain.commands import CommandKey, PrepareStage
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.generation import Finished, GenerationEvent, Started, Token
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from tests.simulator.disk import Disk
+from tests.simulator.model import Answer
+
+STANDING = (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING)
+
+
+def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
+    """The deployments that an event is about; one of a box is about all of them."""
+    records = state.deployments
+    match event:
+        case CommandAnswered(_, result):
+            key = CommandKey.parse(result.operation_id)
+            return [record for record in records.values() if record.uid == key.uid]
+        case LinkReported(_, suspected):
+            name = suspected.deployment
+        case DeleteRequested(name) | HeadAttached(_, name) | HeadDetached(name) | DeploymentSaved(name):
+            pass
+        case SaveFailed(name) | DeploymentForgotten(name) | Replanned(name):
+            pass
+        case ActionIssued() | DeployRequested() | StandbyPlanned():
+            return ()
+        case _:
+            return records.values()
+    return [records[name]] if name in records else ()
+
+
+class Watch:
+    """Hears of everything that happens. The first violation ends the run."""
+
+    def __init__(self, disk: Disk, now: Callable[[], float]) -> None:
+        self.violations: list[str] = []
+        self.disk = disk
+        """The right one, whatever the coordinator runs on."""
+        self.met: Counter[tuple[str, str, str]] = Counter()
+        self.now = now
+        self.coordinator: Coordinator | None = None
+        self.hostings: dict[NodeId, Hosting] = {}
+        self.answers: dict[RequestId, Answer] = {}
+        self.clients: dict[RequestId, int] = {}
+        """Tokens that each request's client has."""
+        self.ends: Counter[RequestId] = Counter()
+        self.ready: dict[DeploymentName, list[tuple[float, Phase]]] = {}
+        self.on_phase: Callable[[DeploymentName, Phase], None] = lambda name, phase: None
+        self.tokens = 0
+        """Taken by the coordinator, of all requests."""
+        self.on_token: Callable[[int], None] = lambda count: None
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._prepared: dict[tuple[DeploymentName, Epoch], tuple[str, str]] = {}
+
+    def violate(self, what: str) -> None:
+        self.violations.append(what)
+
+    def hold(self, condition: bool, what: str) -> None:
+        if not condition:
+            self.violate(what)
+
+    # The coordinator
+
+    def coordinator_starts(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        loop, executor, front = coordinator.loop, coordinator._executor, coordinator.front
+        apply, perform, on_token = loop._apply, executor.perform, front.on_token
+
+        def watched_apply(event: Event) -> None:
+            before = loop.state
+            for record in concerned(before, event):
+                self.met["event", str(record.phase), type(event).__name__] = 1
+            apply(event)
+            self.on_event(event)
+            self._state_changed(before, loop.state)
+
+        def watched_perform(action: Action) -> None:
+            if isinstance(action, SendCommand) and isinstance(action.command, PrepareStage):
+                self._prepares(action.command, loop.state)
+            perform(action)
+
+        def watched_token(attachment: Any, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
+            request = attachment.requests.get(request_id)
+            taken = on_token(attachment, request_id, epoch, token)
+            if taken and request is not None:
+                asyncio.get_running_loop().call_soon(self._ends_with_its_token, request)
+                self._token_counts(attachment, request_id, epoch)
+                self.tokens += 1
+                self.on_token(self.tokens)
+            return taken
+
+        loop._apply = watched_apply  # type: ignore[method-assign]
+        executor.perform = watched_perform  # type: ignore[method-assign]
+        front.on_token = watched_token  # type: ignore[method-assign]
+
+    def coordinator_ends(self) -> None:
+        self.coordinator = None
+
+    def _state_changed(self, before: State, after: State) -> None:
+        try:
+            validate_state(after)
+        except InternalError as error:
+            self.violate(error.message)
+        if before.deployments is after.deployments:
+            return
+        for name, record in after.deployments.items():
+            former = before.deployments.get(name)
+            if former is record:
+                continue
+            if former is None or former.phase is not record.phase:
+                self.ready.setdefault(name, []).append((self.now(), record.phase))
+                self.on_phase(name, record.phase)
+            if former is not None and former.uid == record.uid:
+                self.hold(record.epoch >= former.epoch, f"the epoch of {name} fell from {former.epoch}")
+
+    def _prepares(self, command: PrepareStage, state: State) -> None:
+        key = command.deployment, command.epoch
+        record = state.deployments[command.deployment]
+        mine = record.uid, state.instance
+        self.hold(
+            self._prepared.setdefault(key, mine) == mine,
+            f"epoch {command.epoch} of {command.deployment} was given out twice",
+        )
+        if state.instance not in self.strangers:
+            saved = self.disk.deployments.get(command.deployment)
+            self.hold(
+                saved is not None and saved.epoch >= command.epoch,
+                f"epoch {command.epoch} of {command.deployment} is prepared before it is on disk",
+            )
+
+    strangers: frozenset[str] = frozenset()
+    """Coordinators that run on another disk."""
+
+    def _token_counts(self, attachment: Any, request_id: RequestId, epoch: Epoch) -> None:
+        assert self.coordinator is not None
+        request = attachment.requests.get(request_id)
+        wanted = self.answers.get(request_id)
+        if request is None or wanted is None:
+            return
+        emitted = tuple(request.emitted)
+        self.hold(emitted == wanted.tokens[: len(emitted)], f"the coordinator took a wrong token of {request_id}")
+        hosting = self.hostings.get(attachment.node_id)
+        head = None if hosting is None else hosting._heads.get(attachment.deployment)
+        entry = None if head is None else head._journal.find(request_id)
+        if entry is not None and entry.accepted is not None:
+            self.hold(len(entry.tokens) >= len(emitted), f"the coordinator has more of {request_id} than its head")
+
+    def _ends_with_its_token(self, request: RunningRequest) -> None:
+        """Who has the last token of a request has its end."""
+        wanted = self.answers.get(request.request_id)
+        is_last = wanted is not None and len(request.emitted) == len(wanted.tokens)
+        runs = self.coordinator is not None and self.coordinator.front._requests.get(request.request_id) is request
+        self.hold(not (is_last and runs), f"the last token of {request.request_id} came without its end")
+
+    # Boxes
+
+    def box_starts(self, node_id: NodeId, hosting: Hosting) -> None:
+        self.hostings[node_id] = hosting
+        apply, start = hosting._apply, hosting._start
+
+        def watched_apply(event: Any) -> None:
+            before = hosting._state.slots
+            apply(event)
+            for name, slot in hosting._state.slots.items():
+                former = before.get(name)
+                self.hold(former is None or slot.epoch >= former.epoch, f"the epoch of {name} fell on a box")
+
+        def watched_start(action: BoxAction) -> None:
+            slot = hosting._state.slots.get(action.deployment) if isinstance(action, CloseStage) else None
+            if isinstance(action, CloseStage) and slot is not None and slot.releases:  # else its load failed
+                self._releases(node_id, action.deployment, slot.epoch)
+            start(action)
+
+        hosting._apply = watched_apply  # type: ignore[method-assign]
+        hosting._start = watched_start  # type: ignore[method-assign]
+
+    def box_ends(self, node_id: NodeId) -> None:
+        self.hostings.pop(node_id, None)
+
+    def _releases(self, node_id: NodeId, name: DeploymentName, epoch: Epoch) -> None:
+        """A box lets go of a stage: nobody may count on it."""
+        saved = self.disk.deployments.get(name)
+        if saved is None or saved.phase not in STANDING or saved.epoch > epoch:
+            return
+        if self._is_over(self._live(name), node_id):
+            return
+        stands = any(stage.node_id == node_id for stage in saved.placement.stages)
+        self.hold(not stands, f"a stage of {name} is released and {name} stands on the disk at epoch {saved.epoch}")
+
+    def _live(self, name: DeploymentName) -> DeploymentRecord | None:
+        return None if self.coordinator is None else self.coordinator.loop.state.deployments.get(name)
+
+    @staticmethod
+    def _is_over(record: DeploymentRecord | None, node_id: NodeId) -> bool:
+        """The coordinator has decided, and the disk is about to hear of it."""
+        if record is None:
+            return False
+        return record.phase not in STANDING or all(stage.node_id != node_id for stage in record.placement.stages)
+
+    def emits(self, hosting: Hosting, name: DeploymentName, output: HeadOutput) -> None:
+        """A head hands an output to its stream: it must have it."""
+        head = hosting._heads.get(name)
+        entry = None if head is None else head._journal.find(output.request_id)
+        if entry is not None and isinstance(output, TokenOut):
+            self.hold(output in entry.tokens, f"a token of {output.request_id} is sent before the head has it")
+
+    # Clients
+
+    def heard(self, request_id: RequestId, tokens: list[int], text: str, event: GenerationEvent) -> None:
+        wanted = self.answers[request_id]
+        self.hold(not self.ends[request_id], f"{request_id} goes on behind its end")
+        match event:
+            case Started():
+                self.hold(not tokens and request_id not in self.clients, f"{request_id} started twice")
+                self.hold(event.prompt_tokens == wanted.prompt, f"{request_id} has another prompt")
+                self.clients[request_id] = 0
+            case Token():
+                count = len(tokens)
+                self.clients[request_id] = count
+                right = tuple(tokens) == wanted.tokens[:count]
+                self.hold(right, f"{request_id} got {event.token} as token {count}, which is wrong")
+                self.hold(event.position == len(wanted.prompt) + count - 1, f"{request_id} got a wrong position")
+                said = wanted.texts[count] if count < len(wanted.texts) else ""
+                self.hold(text == said, f"{request_id} has another text behind {count} tokens")
+                self._client_counts(request_id, count)
+            case Finished():
+                self.ends[request_id] += 1
+                if event.reason == "cancelled":
+                    return
+                self.hold(tuple(tokens) == wanted.tokens, f"{request_id} ended with {len(tokens)} tokens")
+                self.hold(event.reason == wanted.reason, f"{request_id} ended with {event.reason}")
+                self.hold(event.text == wanted.final_text, f"{request_id} ended with another text")
+                counts = event.prompt_token_count, event.new_token_count
+                self.hold(counts == (len(wanted.prompt), len(tokens)), f"{request_id} was counted as {counts}")
+
+    def _client_counts(self, request_id: RequestId, count: int) -> None:
+        running = None if self.coordinator is None else self.coordinator.front._requests.get(request_id)
+        if running is not None:
+            self.hold(len(running.emitted) >= count, f"the client has more of {request_id} than the coordinator")
+
+    def failed(self, request_id: RequestId, error: EdgeShardError) -> None:
+        self.hold(not self.ends[request_id], f"{request_id} failed behind its end")
+        self.ends[request_id] += 1

@@ -1,0 +1,332 @@
+"""One seed: a site, people who use it, and what goes wrong; then a calm in which everything must come right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import edgeshard_agent.hosting.host
+import edgeshard_agent.net.link_sender
+import edgeshard_coordinator.control.listeners
+import edgeshard_coordinator.control.planner
+from edgeshard_coordinator.core.transitions import next_phase
+
+import edgeshard.client.connection
+import edgeshard.client.listening
+from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, RequestId
+from tests.simulator.channel import SimChannel
+from tests.simulator.disk import Disk
+from tests.simulator.faults import Fates, plan
+from tests.simulator.loop import CURRENT, SimFuture, SimTask, VirtualLoop
+from tests.simulator.network import Network
+from tests.simulator.people import Application, Operator, Visitor
+from tests.simulator.site import Boss, Box, Troubles
+from tests.simulator.watch import Watch
+
+TROUBLED_S = 8.0
+"""How long things go wrong."""
+CALM_S = 100.0
+"""By then everything has come right."""
+MOST_STEPS = 400_000
+
+
+@dataclass
+class Outcome:
+    seed: int
+    violations: list[str]
+    met: dict[tuple[str, str, str], int]
+    virtual_s: float
+    steps: int
+    finished: int = 0
+
+
+class World:
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None, quiet: bool = False) -> None:
+        self.seed = seed
+        self._trace = trace
+        self.dice = random.Random(f"world {seed}")
+        self.loop = VirtualLoop(random.Random(f"threads {seed}"))
+        self.disk = Disk()
+        self.watch = Watch(self.disk, lambda: self.loop.now)
+        self.fates = Fates(seed, self.watch, quiet)
+        self.network = Network(self.loop, random.Random(f"network {seed}"), self.fates.of, self.note)
+        self.troubles = Troubles(random.Random(f"troubles {seed}"))
+        self.boxes: dict[str, Box] = {}
+        self.boss: Boss | None = None
+        self.runs = 0
+        self.on_another_disk = False
+        self.calm_since: float | None = None
+        self.apps: list[Application | Visitor] = []
+        self.operator: Operator | None = None
+        self.specs: list[dict[str, Any]] = []
+        self.names: tuple[str, ...] = ()
+        self.quiet = quiet
+        self._acknowledged: dict[DeploymentName, Epoch] = {}
+
+    def note(self, what: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.loop.now:9.4f} {what}")
+
+    # What happens to processes
+
+    def start_box(self, name: str) -> None:
+        self.runs += 1
+        self.boxes[name] = Box(
+            self.network, name, self.runs, self.watch, self.troubles, random.Random(f"box {self.seed} {self.runs}")
+        )
+
+    def start_boss(self, disk: Disk | None = None) -> None:
+        self.runs += 1
+        self.on_another_disk = disk is not None
+        dice = random.Random(f"boss {self.seed} {self.runs}")
+        self.boss = Boss(self.network, disk or self.disk, self.watch, self.troubles, dice)
+
+    def crash_box(self, name: str, silently: bool) -> None:
+        box = self.boxes.pop(name, None)
+        if box is not None:
+            box.crash(self.network, silently)
+
+    def crash_boss(self, silently: bool) -> None:
+        boss, self.boss = self.boss, None
+        if boss is not None:
+            boss.crash(self.network, silently)
+
+    # What people want to know
+
+    def model_of(self, request_id: RequestId) -> str:
+        return str(self.specs[sum(map(ord, request_id.rsplit("-", 1)[0])) % len(self.specs)]["name"])
+
+    def acknowledged(self, name: DeploymentName, epoch: Epoch) -> None:
+        known = self.disk.deployments.get(name)
+        there = known is not None or name in self.disk.retired
+        self.watch.hold(there, f"{name} was acknowledged and is not on the disk")
+
+    def delete_acknowledged(self, name: DeploymentName) -> None:
+        known = self.disk.deployments.get(name)
+        gone = known is None or known.phase is Phase.DELETING
+        self.watch.hold(gone, f"{name} was said to be deleted and stands on the disk")
+
+    def judge(self, request_id: RequestId, error: EdgeShardError, limit: float | None) -> None:
+        """An error that a client got behind its start: its cause must be a real one."""
+        name = DeploymentName(self.model_of(request_id))
+        assert self.operator is not None
+        deleted = name in self.operator.deleted
+        causes = {
+            "DEADLINE_EXCEEDED": limit is not None,
+            "NOT_RECOVERED": self._was_away(name, limit) or deleted,
+            "DEPLOYMENT_DELETED": deleted,
+            "MODEL_NOT_SERVED": deleted or self.strange,
+            "DEPLOYMENT_FAILED": deleted or self.troubles.disk_failed,
+            "UNAVAILABLE": limit is not None,
+            "DEPLOYMENT_NOT_READY": deleted or limit is not None,
+            "LISTENER_LOST": limit is not None,
+        }
+        # Another deployment of the name may have taken it over, and failed before it was ready.
+        real = causes.get(error.reason, deleted)
+        self.watch.hold(real, f"{request_id} ended with {error.reason} without a cause: {error.message}")
+
+    strange = False
+    """Whether the coordinator ever ran on another disk."""
+
+    def _was_away(self, name: DeploymentName, limit: float | None) -> bool:
+        """Whether it had no head for as long as a request is parked."""
+        least = 29.0 if limit is None else 0.0
+        away, since = 0.0, 0.0
+        for at, phase in [*self.watch.ready.get(name, []), (self.loop.now, Phase.READY)]:
+            if phase is Phase.READY:
+                away = max(away, at - since)
+            since = at if phase is Phase.READY else since
+        return away >= least
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """What an application or the operator did is over, in a way that they know."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.watch.violate(f"an application met {error!r}")
+
+    @property
+    def all_done(self) -> bool:
+        assert self.operator is not None
+        if self.operator.busy or any(app.open for app in self.apps):
+            return False
+        boss = self.boss
+        if boss is None:
+            return False
+        records = boss.coordinator.loop.state.deployments
+        ready = all(name in records and records[name].phase is Phase.READY for name in self.operator.wanted)
+        return ready and all(record.phase is Phase.READY for record in records.values())
+
+    # The run
+
+    def begin(self) -> None:
+        dice = self.dice
+        count = dice.choice((3, 4, 4, 4))
+        self.names = ("a", "b", "c", "d")[:count]
+        self.start_boss()
+        for name in self.names:
+            self.start_box(name)
+        shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
+        layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
+        base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
+        places = 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4))
+        tale = {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": places}
+        if dice.random() < (1.0 if self.fates.wants("standby") else 0.2):
+            tale["standby"] = ("auto",)
+        self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
+        if dice.random() < 0.15:
+            self.specs.append({**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2})
+        self.operator = Operator(self, random.Random(f"operator {self.seed}"))
+        for spec in self.specs:
+            self.operator.process.call_later(dice.uniform(0.3, 1.0), self.operator.deploy, spec)
+        apps = 3 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 2, 3))
+        for number in range(apps):
+            asks = random.Random(f"app {self.seed} {number}")
+            self.apps.append(Application(self, f"app{number}", asks, dice.choice((1, 2, 3, 4))))
+        looked_at = ("Plan", "List", "Node", "Site", "Models", "Trace", "trace", "Dump", "dump")
+        if dice.random() < (1.0 if self.fates.wants(*looked_at) else 0.1):
+            self.apps.append(Visitor(self, random.Random(f"visitor {self.seed}")))
+        if not self.quiet:
+            plan(self)
+
+    def calm(self) -> None:
+        """Nothing goes wrong from now on, and whoever was down comes up."""
+        self.calm_since = self.loop.now
+        if self.troubles.disk_failed and self.operator is not None:
+            self.operator.look_after(self.specs)
+        self.note("calm")
+        self.fates.off = True
+        self.troubles.disk = self.troubles.load = 0.0
+        self.network.slow.clear()
+        for a, b in list(self.network.parted):
+            self.network.heal(a, b)
+        if self.boss is not None and (self.on_another_disk or self.boss.stopping):
+            self.crash_boss(silently=False)
+        if self.boss is None:
+            self.start_boss()
+        for name in self.names:
+            if name not in self.boxes:
+                self.start_box(name)
+        processes = [*(box.process for box in self.boxes.values()), *(app.process for app in self.apps)]
+        if self.operator is not None:
+            processes.append(self.operator.process)
+        if self.boss is not None:
+            processes.append(self.boss.process)
+        for process in processes:
+            if process.frozen:
+                process.thaw()
+
+    def run(self) -> Outcome:
+        with _running(self.loop), patched(self):
+            self.begin()
+            self._until(TROUBLED_S, lambda: False)
+            if not self.watch.violations:
+                self.calm()
+                self._until(self.loop.now + CALM_S, lambda: self.all_done)
+            if not self.watch.violations:
+                self._check_settled()
+        return Outcome(
+            self.seed,
+            self.watch.violations,
+            dict(self.watch.met),
+            self.loop.now,
+            self.loop.steps,
+            sum(self.watch.ends.values()),
+        )
+
+    def _until(self, when: float, is_over: Callable[[], bool]) -> None:
+        violations, loop, count = self.watch.violations, self.loop, 0
+        while loop.step(when):
+            if violations:
+                return
+            count += 1
+            if count % 64 == 0 and is_over():
+                return
+            if loop.steps > MOST_STEPS:
+                self.watch.violate("it goes round in circles")
+
+    def _check_settled(self) -> None:
+        hold = self.watch.hold
+        assert self.operator is not None
+        for app in self.apps:
+            hold(not app.open, f"{app.name} waits for an answer after {CALM_S:g} s of calm")
+        hold(not self.operator.busy, "the operator waits for the coordinator")
+        assert self.boss is not None
+        state = self.boss.coordinator.loop.state
+        for name in self.operator.wanted:
+            record = state.deployments.get(name)
+            phase = "nowhere" if record is None else f"{record.phase} ({record.failure})"
+            hold(record is not None and record.phase is Phase.READY, f"{name} is {phase} after {CALM_S:g} s of calm")
+        if self.watch.violations:
+            return
+        self._until(self.loop.now + 3.0, lambda: False)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        """Nobody asks for anything: no stage holds KV, no head and no coordinator a request."""
+        hold = self.watch.hold
+        assert self.boss is not None
+        hold(not self.boss.coordinator.front._requests, "the coordinator keeps a request that has ended")
+        for box in self.boxes.values():
+            for stage in box.hosting.stages():
+                pool: Any = stage.loaded.model.pool
+                hold(not pool.requests, f"a stage on {box.name} keeps KV of requests that have ended")
+            for head in box.hosting._heads.values():
+                hold(head.is_idle, f"the head on {box.name} is busy with nothing")
+
+
+@contextmanager
+def _running(loop: VirtualLoop) -> Iterator[None]:
+    former = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(former)
+
+
+class _Solver:
+    """In place of `control.solver.Solver`: a thread that takes its time."""
+
+    def __init__(self) -> None:
+        self._dice = random.Random(1)
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(self._dice.uniform(0.002, 0.05))
+        return work()
+
+
+@contextmanager
+def patched(world: World) -> Iterator[None]:
+    """The edges of the product: channels, planning threads, and what is random."""
+    ids = random.Random(f"ids {world.seed}")
+    random.seed(world.seed)
+    SimTask.count = SimFuture.count = 0
+
+    def open_channel(target: str, *_: object, **__: object) -> SimChannel:
+        return SimChannel(world.network, CURRENT.get(), target)
+
+    def watched_phase(phase: Any, trigger: Any) -> Any:
+        world.watch.met["transition", str(phase), str(trigger)] = 1
+        return next_phase(phase, trigger)
+
+    with ExitStack() as stack:
+        for module in (edgeshard_agent.net.link_sender, edgeshard.client.connection):
+            stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
+        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.planner, "Solver", _Solver))
+        stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.next_phase", watched_phase))
+        # The moment at which garbage is looked for must not be part of a run.
+        stack.enter_context(mock.patch.object(edgeshard_agent.hosting.host, "gc", SimpleNamespace(collect=lambda: 0)))
+        # So that clients tell how far they have read, though answers are short.
+        stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
+        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.listeners, "UNREAD_TOKENS", 8))
+        made = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)  # noqa: E731
+        stack.enter_context(mock.patch.object(uuid, "uuid4", made))
+        yield
