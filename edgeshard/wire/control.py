@@ -24,6 +24,7 @@ from edgeshard.domain.commands import (
     Registration,
     ReleaseStage,
     TakeDump,
+    Term,
     TraceSteps,
 )
 from edgeshard.domain.errors import InvalidArgumentError
@@ -127,6 +128,14 @@ def heartbeat_change_to_wire(change: HeartbeatChange) -> pb.HeartbeatChange:
         others_share=change.others_share,
         urgent=change.urgent,
     )
+
+
+def registered_to_wire(wire_version: int, term: Term) -> pb.RegisterResponse:
+    return pb.RegisterResponse(wire_version=wire_version, site=term.site, term=term.number)
+
+
+def term_from_wire(message: pb.RegisterResponse) -> Term:
+    return Term(message.site, message.term)
 
 
 def heartbeat_change_from_wire(message: pb.HeartbeatChange) -> HeartbeatChange:

@@ -36,6 +36,7 @@ from edgeshard.wire.control import (
     command_from_wire,
     registration_to_wire,
     report_to_wire,
+    term_from_wire,
 )
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
@@ -159,7 +160,7 @@ class ControlClient:
     async def _register(self) -> None:
         registration = self._registration
         answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
-        self._follow(Term(answer.site, answer.term))
+        self._follow(term_from_wire(answer))
         self._told_started = not registration.starting
         log.info("registered", coordinator=self._target, starting=registration.starting)
         self._check_placeable()

@@ -31,6 +31,7 @@ from edgeshard.wire.control import (
     command_to_wire,
     heartbeat_from_wire,
     is_heartbeat,
+    registered_to_wire,
     registration_from_wire,
     report_from_wire,
 )
@@ -71,8 +72,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
-        term = self._loop.state.term
-        return pb.RegisterResponse(wire_version=WIRE_VERSION, site=term.site, term=term.number)
+        return registered_to_wire(WIRE_VERSION, self._loop.state.term)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         """Of agents from before heartbeats came on the control stream."""
