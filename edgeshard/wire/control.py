@@ -130,8 +130,8 @@ def heartbeat_change_to_wire(change: HeartbeatChange) -> pb.HeartbeatChange:
     )
 
 
-def registered_to_wire(wire_version: int, term: Term) -> pb.RegisterResponse:
-    return pb.RegisterResponse(wire_version=wire_version, site=term.site, term=term.number)
+def term_to_wire(term: Term) -> pb.RegisterResponse:
+    return pb.RegisterResponse(site=term.site, term=term.number)
 
 
 def term_from_wire(message: pb.RegisterResponse) -> Term:

