@@ -32,8 +32,8 @@ from edgeshard.wire.control import (
     heartbeat_from_wire,
     is_heartbeat,
     registration_from_wire,
-    term_to_wire,
     report_from_wire,
+    term_to_wire,
 )
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
