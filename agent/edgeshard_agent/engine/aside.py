@@ -46,10 +46,6 @@ class AsideThread:
             stopped.set()
             raise
 
-    def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-
 
 def _prepare() -> None:
     import torch

@@ -179,9 +179,7 @@ class Hosting:
         former = self._tasks.get(subject)
 
         async def run() -> None:
-            if former is not None and not former.done():
-                former.cancel()
-                await asyncio.gather(former, return_exceptions=True)
+            await _end(former)
             try:
                 self.post(await work())
             except Exception:
@@ -191,12 +189,6 @@ class Hosting:
         task = self._tasks[subject] = asyncio.create_task(run(), name=f"hosting-{subject}")
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
-
-    async def _end_task(self, subject: str) -> None:
-        task = self._tasks.get(subject)
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _load_stage(self, prepare: PrepareStage) -> Event:
         deployment, epoch = prepare.deployment, prepare.epoch
@@ -226,7 +218,7 @@ class Hosting:
         """Load what this box has not in memory yet, of its former stage or as a standby."""
         former = await self._retired(prepare)
         try:
-            await self._end_task(_standby_task(prepare.deployment))
+            await _end(self._tasks.get(_standby_task(prepare.deployment)))
             held = [item for item in (former, self._standbys.usable(prepare)) if item is not None]
             return await self._tools.load(prepare, loading.progress, held)
         finally:
@@ -241,13 +233,14 @@ class Hosting:
             await self._drop(prepare.deployment)
             return None
         del self._stages[prepare.deployment]
+        pin = former.loaded.pin
         try:
             retired = await self._around.worker.run(former.loaded.retired, prepare.placed.layers)
+            del former
+            await self._around.worker.run(gc.collect)
         except BaseException:
-            former.loaded.pin.release()
+            pin.release()
             raise
-        del former
-        await self._around.worker.run(gc.collect)
         return retired
 
     async def _set_standby(self, command: KeepStandby) -> Event:
@@ -339,6 +332,13 @@ class Hosting:
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
         self.post(StageBroke(deployment, epoch))
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, if there is one that runs, and wait for its end."""
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _standby_task(deployment: DeploymentName) -> str:
