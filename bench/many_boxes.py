@@ -48,7 +48,7 @@ from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.head import HeadHello
 from edgeshard.domain.ids import DeploymentName, NodeId, NodeName, OperationId
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
-from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, open_channel
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.wire.head import head_message_to_wire
 
@@ -108,7 +108,7 @@ class Box:
         self.name = NodeName(f"n{number}")
         self.silent = asyncio.Event()
         self._node_id = NodeId(f"id-{number}")
-        self._channel = open_channel(address, None)
+        self._channel = open_channel(address, None, keepalive_s=CONTROL_KEEPALIVE_S)
         self._held: dict[DeploymentName, StageStatus] = {}
         self._steps = 0
         self._tasks: list[asyncio.Task[None]] = []

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -25,7 +26,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.imports import lasting_imports
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
-from edgeshard.rpc.channel import CONTROL_PING_TIMEOUT_S, open_channel
+from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import check_secure, split_address
 from edgeshard_agent.core.events import CommandReceived
@@ -85,8 +86,9 @@ async def serve(settings: AgentSettings) -> None:
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
-    control = open_channel(settings.coordinator, tls, "coordinator", CONTROL_PING_TIMEOUT_S, MAX_RETRY_S)
-    data, store = (open_channel(settings.coordinator, tls, "coordinator") for _ in range(2))
+    to_coordinator = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
+    control = to_coordinator(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
+    data, store = to_coordinator(), to_coordinator()
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
     await cache.start()
     address = await server.start()

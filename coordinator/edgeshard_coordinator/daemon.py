@@ -15,6 +15,7 @@ from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.logs import configure_logging
+from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 
 LIBRARIES = ("grpcio", "protobuf", "pydantic")
 """Whose versions a dump names."""
+WINDOW_BYTES = 4 << 20
+"""A model's upload over a path of 100 ms may come with 40 MB/s."""
 STOP_LIMIT_S = 1.8
 """An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
 
@@ -63,7 +66,7 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
     coordinator = Coordinator(
-        Server(settings.listen, settings.tls()),
+        Server(settings.listen, settings.tls(), CONTROL_KEEPALIVE_S, WINDOW_BYTES),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),

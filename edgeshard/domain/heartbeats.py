@@ -9,9 +9,10 @@ from edgeshard.domain.commands import Heartbeat, HeartbeatChange
 from edgeshard.domain.device import StageStatus
 from edgeshard.domain.errors import InvalidArgumentError
 
-HOLDING_INTERVAL_S = 0.5
-IDLE_INTERVAL_S = 1.0
-"""Seconds between the heartbeats of a box that holds a stage, and of one that holds none."""
+HOLDING_INTERVAL_S = 0.9
+IDLE_INTERVAL_S = 1.8
+"""Seconds between the heartbeats of a box that holds a stage, and of one that holds none: less than the keepalive of a
+quiet connection, which then never sends a ping."""
 MOST_STAGES = 4096
 """Stages of one box. A box with memory for a few layers holds a few; more are a fault or an attack."""
 MEMORY_NOTICED = 1 / 32

@@ -15,15 +15,12 @@ MESSAGE_LIMIT_BYTES = 8 << 20
 """gRPC refuses a message that is larger, and on a stream the refusal ends the stream: ask `is_sendable` before."""
 _PASSED_ON_BYTES = 64 << 10
 KEEPALIVE_S = 1.0
+CONTROL_KEEPALIVE_S = 2.0
+"""Between boxes and their coordinator, where heartbeats come more often and so spare the ping."""
 CONTROL_PING_TIMEOUT_S = 15.0
 """Longer than a box may be silent: one that stands still for a moment keeps its control stream."""
 
-# Without data a ping every second. Where even TCP does not acknowledge it, as when a cable was pulled, the link counts
-# as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP does and the other
-# side's gRPC does not answer, as behind a proxy or when the process stands still, gRPC waits a minute. A channel may
-# wait less (`ping_timeout_s`) if it carries little: behind bulk on a slow link the answer takes as long as the bulk.
-KEEPALIVE_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -64,15 +61,21 @@ def open_channel(
     field: str = "address",
     ping_timeout_s: float | None = None,
     reconnect_s: float = 2.0,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> grpc.aio.Channel:
     """A channel to `host:port`. Plaintext is refused beyond loopback (DeniedError naming `field`).
 
-    A peer that leaves a ping unanswered for `ping_timeout_s` counts as gone; None leaves it at gRPC's minute. Attempts
-    to connect come at least every `reconnect_s`; a call made between them fails without one.
+    `keepalive_s` without data a ping is sent. Where even TCP does not acknowledge it, as when a cable was pulled, the
+    link counts as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP does
+    and the other side's gRPC does not answer, as behind a proxy or when the process stands still, the peer counts as
+    gone after `ping_timeout_s`; None leaves it at gRPC's minute. It may be short for a channel that carries little:
+    behind bulk on a slow link the answer takes as long as the bulk. Attempts to connect come at least every
+    `reconnect_s`; a call made between them fails without one.
     """
     check_secure(target, tls, field)
     options: list[tuple[str, int | str]] = [
-        *KEEPALIVE_OPTIONS,
+        *COMMON_OPTIONS,
+        ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
         ("grpc.service_config", _SERVICE_CONFIG),
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow link.

@@ -11,19 +11,26 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.rpc.channel import KEEPALIVE_OPTIONS
+from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
 from edgeshard.wire.status import abort
 
 log = structlog.get_logger()
 
 _OPTIONS = [
-    *KEEPALIVE_OPTIONS,
+    *COMMON_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
 ]
+
+
+def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, int]]:
+    options = [*_OPTIONS, ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
+    if window_bytes is not None:
+        options += [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
+    return options
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -87,12 +94,16 @@ class Server:
     """A grpc.aio server with the project's options, error mapping and health service.
 
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
+    `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
+    gRPC measure each path with pings, nearly one for every message where messages come one by one.
     """
 
-    def __init__(self, listen: str, tls: TlsFiles | None) -> None:
+    def __init__(
+        self, listen: str, tls: TlsFiles | None, keepalive_s: float = KEEPALIVE_S, window_bytes: int | None = None
+    ) -> None:
         self._listen = listen
         self._tls = tls
-        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(keepalive_s, window_bytes))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

@@ -21,7 +21,7 @@ from tests.simulator.loop import Process, VirtualLoop
 if TYPE_CHECKING:
     from tests.simulator.calls import Call, SimServer
 
-KEEPALIVE_S = (2.0, 2.6)
+KEEPALIVE_S = (2.0, 3.6)
 """Until a connection whose peer is cut off counts as lost."""
 ROOM = 24
 """Messages that may wait to be sent before a writer waits."""

@@ -117,6 +117,7 @@ class Coordinator:
 
     async def _expire(self) -> None:
         while True:
+            await self.front.occupied.wait()
             await asyncio.sleep(EXPIRY_S)
             self.front.expire()
 

@@ -72,6 +72,8 @@ class RequestFront:
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
+        self.occupied = asyncio.Event()
+        """Set while there are requests, so that an idle coordinator need not look at them."""
         self._last_number = 0
         self._closed: EdgeShardError | None = None
         self.dropped_messages = 0
@@ -252,6 +254,7 @@ class RequestFront:
         request = RunningRequest(request_id, record.name, generation, client, emitted, deadline)
         request.parked_at = self._now()
         self._requests[request_id] = request
+        self.occupied.set()
         if attachment is not None:
             self._hand_over(request, attachment)
         return request
@@ -382,3 +385,5 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
+            if not self._requests:
+                self.occupied.clear()
