@@ -28,7 +28,7 @@ demo: $(STAMP) ## a coordinator and three agents tell a story
 	@$(BIN)/edgectl demo $(ARGS)
 
 test: $(STAMP) ## the whole test suite; ARGS="tests/storage -x" narrows it
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 retest: $(STAMP) ## what failed in the last run once more, alone; more than 3 failures are not run again
 	@$(BIN)/python tools/retest.py

@@ -22,6 +22,16 @@ from edgeshard.planning.shapes import model_from_config
 
 pytest_plugins = ("tests.support.stores",)
 
+ROOT = Path(__file__).parent
+LONG_ROOMS = ("simulator", "chaos", "system", "house")
+"""Their files take up to minutes each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that at the end of a run no core waits for the last of them."""
+    rooms = {room: place for place, room in enumerate(LONG_ROOMS)}
+    items.sort(key=lambda item: rooms.get(item.path.relative_to(ROOT.parent).parts[1], len(rooms)))
+
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:

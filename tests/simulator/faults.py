@@ -20,7 +20,14 @@ from tests.simulator.watch import Watch
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
-TARGETS = [(kind, way) for kind in MESSAGES for way in WAYS if way not in MESSAGES[kind]]
+_SELDOM_MET = ("ControlResponse trace",)
+"""A trace is asked for by who looks around, and sent only while the deployment is ready."""
+TARGETS = [
+    (kind, way)
+    for kind in (*MESSAGES, *_SELDOM_MET, *_SELDOM_MET, *_SELDOM_MET)
+    for way in WAYS
+    if way not in MESSAGES[kind]
+]
 
 SELDOM = (
     "suspected",
