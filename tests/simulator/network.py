@@ -166,10 +166,11 @@ class Pipe:
             room.set_result(None)
 
     def flush(self) -> None:
+        """What is held comes at once, before what is still under way."""
         held, self._held = self._held, []
-        self._under_way -= len(held)
+        loop = self.connection.network.loop
         for item in held:
-            self.send(item)
+            loop.call_global(loop.now, self._came, item, context=self.receiver.context)
 
 
 @dataclass(frozen=True, slots=True)
