@@ -20,11 +20,11 @@ from tests.simulator.watch import Watch
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
-_SELDOM_MET = ("ControlResponse trace",)
-"""A trace is asked for by who looks around, and sent only while the deployment is ready."""
+_SELDOM_MET = ("ControlResponse trace", "TraceResponse", "ControlRequest suspected", "ControlResponse standby")
+"""These come only if something else went wrong, or in a deployment that is ready: half the seeds for them see none."""
 TARGETS = [
     (kind, way)
-    for kind in (*MESSAGES, *_SELDOM_MET, *_SELDOM_MET, *_SELDOM_MET)
+    for kind in (*MESSAGES, *_SELDOM_MET)
     for way in WAYS
     if way not in MESSAGES[kind]
 ]
@@ -50,20 +50,21 @@ SELDOM = (
 
 
 class Fates:
-    """What becomes of messages: each seed has one kind that meets a given end, and some have others beside it."""
+    """What becomes of messages: each seed has two kinds that meet a given end, and some have others beside them."""
 
     def __init__(self, seed: int, watch: Watch, quiet: bool) -> None:
         self.off = quiet
         self._dice = random.Random(f"fates {seed}")
         self._watch = watch
-        self._kind, self._way = TARGETS[seed % len(TARGETS)]
-        self._left = 1 if self.wants(*SELDOM) else self._dice.choice((1, 1, 2, 3, 6))
+        self._targets = {TARGETS[seed % len(TARGETS)], TARGETS[seed * 31 % len(TARGETS)]}
+        left = 1 if self.wants(*SELDOM) else self._dice.choice((1, 1, 2, 3, 6))
+        self._left = dict.fromkeys(self._targets, left)
         self._drop = self._dice.choice((0.0, 0.0, 0.0005, 0.003))
         self._twice = self._dice.choice((0.0, 0.0, 0.002, 0.02))
 
     def wants(self, *kinds: str) -> bool:
         """Whether the seed is for a kind of message that begins so, or has this in it."""
-        return any(kind in self._kind for kind in kinds)
+        return any(kind in target for target, _ in self._targets for kind in kinds)
 
     def of(self, kind: str, again: bool) -> str:
         """`again` asks whether the request of a call comes once more, later; else a message on a stream is sent."""
@@ -78,10 +79,11 @@ class Fates:
 
     def _chosen(self, kind: str, again: bool) -> str:
         is_call = kind in MESSAGES and "call" in MESSAGES[kind]
-        if kind == self._kind and (self._way == "twice" and is_call) == again:
-            self._left -= 1
-            if self._left == 0:
-                return self._way
+        for way in WAYS:
+            if (kind, way) in self._left and (way == "twice" and is_call) == again:
+                self._left[kind, way] -= 1
+                if self._left[kind, way] == 0:
+                    return way
         if again:
             return "twice" if self._dice.random() < self._twice else ""
         draw = self._dice.random()
@@ -107,7 +109,7 @@ class Plan:
             "partition": (4, self.partition),
             "reset": (4, self.reset),
             "clock jumps": (2, self.clock_jumps),
-            "disk fails": (2, self.disk_fails),
+            "disk fails": (3, self.disk_fails),
             "load fails": (2, self.load_fails),
             "step fails": (2, self.step_fails),
             "slow": (2, self.slow),
@@ -276,7 +278,10 @@ class Plan:
         self.at(self.dice.uniform(2.1, 3.0), "the coordinator is back", self._boss_back)
 
     def another_disk(self) -> None:
+        """Once: of two at a time, the first one's end would let the operator go on at the second."""
         world = self.world
+        if world.strange:
+            return
         world.strange = True
         world.crash_boss(silently=False)
         assert world.operator is not None
