@@ -513,6 +513,7 @@ def test_what_may_have_served_is_kept_though_the_disk_did_not_hear_of_it(
     name = DeploymentName("tale")
     world.saved[name] = replace(world.saved[name], phase=saved, ever_ready=False)
     world.restart()
+    assert world.state.deployments[name].ever_ready, "if a box is lost before they do, it must wait for another"
     if saved is Phase.LOADING:
         for index, node in enumerate(world.nodes.values()):
             world.connect(node)
