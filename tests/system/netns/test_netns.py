@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from edgeshard.domain.identity import Role
+
 pytestmark = pytest.mark.netns
 
 NEW_TOKENS = 24
@@ -183,7 +185,8 @@ def test_a_network_that_cannot_be_made_leaves_nothing(namespaces: ModuleType) ->
 
 def strangers_tls(site: Any, name: str, trusts_the_site: bool) -> Any:
     """A certificate of the other authority; its holder trusts the site's authority, or only that other one."""
-    tls = site.other_authority.issue(name, site.network.address("operator"))
+    role, id = (Role.AGENT, "d") if name.startswith("agent") else (Role.OPERATOR, "operator")
+    tls = site.other_authority.of(role, id)
     return type(tls)(site.tls["operator"].ca, tls.cert, tls.key) if trusts_the_site else tls
 
 
