@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from cryptography import x509
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -26,7 +24,3 @@ def principal_of(certificate_pem: bytes) -> Principal:
             reason="NO_ROLE",
         )
     return principal_from_uri(uris[0])
-
-
-def valid_until(certificate_pem: bytes) -> datetime:
-    return x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc

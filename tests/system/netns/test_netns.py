@@ -143,7 +143,9 @@ def test_an_agent_of_another_authority_never_registers(site: Any, intruders: Any
 
 def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
     """Past the library's own checks: bare gRPC clients against every listener. With a certificate, the same gets in."""
-    targets = (site.coordinator, *site.agents.values())
+    names = {site.coordinator: "coordinator.coordinator.site"}
+    names |= {address: f"{name}.agent.site" for name, address in site.agents.items()}
+    targets = tuple("=".join(pair) for pair in names.items())
     tls = site.tls["operator"]
     trust, pair = ("--trust", str(tls.ca)), ("--cert", str(tls.cert), "--key", str(tls.key))
     script = str(Path(__file__).with_name("bare_client.py"))
