@@ -20,6 +20,7 @@ import structlog
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.commands import ControlMessage, Registration, TakeDump
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
@@ -74,6 +75,8 @@ async def serve(settings: AgentSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
     check_name(settings.name, "name")
     tls = settings.tls()
+    if tls is not None:
+        tls.check_is(Role.AGENT, settings.name)
     node_id = persistent_node_id(settings.state_dir)
     # Refused before anything listens and would have to be stopped.
     check_secure(settings.listen, tls, "listen")

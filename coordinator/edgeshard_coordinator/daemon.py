@@ -11,6 +11,7 @@ import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import Role
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
@@ -57,6 +58,9 @@ async def serve(settings: CoordinatorSettings) -> None:
 
 
 async def _assemble(settings: CoordinatorSettings) -> Coordinator:
+    tls = settings.tls()
+    if tls is not None:
+        tls.check_is(Role.COORDINATOR, "coordinator")
     models = ModelStore(settings.state_dir / "models")
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,7 +70,7 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
     coordinator = Coordinator(
-        Server(settings.listen, settings.tls(), CONTROL_KEEPALIVE_S, WINDOW_BYTES),
+        Server(settings.listen, tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),

@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli import debug, delete, demo, deploy, describe, generate, get, lab, model, plan, profile, trace
+from edgeshard.cli import (
+    certificate,
+    debug,
+    delete,
+    demo,
+    deploy,
+    describe,
+    generate,
+    get,
+    lab,
+    model,
+    plan,
+    profile,
+    trace,
+)
 from edgeshard.cli.connect import Connect
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
@@ -70,6 +84,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="init", no_args_is_help=True, short_help="Make a site's authority.")(certificate.init)
+app.command(name="certificate", no_args_is_help=True, short_help="Make the files of a process.")(
+    certificate.certificate
 )
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.domain.ids import NodeName
 from edgeshard.rpc.tls import TlsFiles, check_secure
 
 MESSAGE_LIMIT_BYTES = 8 << 20
@@ -62,8 +64,10 @@ def open_channel(
     ping_timeout_s: float | None = None,
     reconnect_s: float = 2.0,
     keepalive_s: float = KEEPALIVE_S,
+    box: NodeName | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`. Plaintext is refused beyond loopback (DeniedError naming `field`).
+    """A channel to `host:port`, to the box of that name, or to the coordinator. Over TLS whoever answers must have that
+    one's certificate, whatever the address. Plaintext is refused beyond loopback (DeniedError naming `field`).
 
     `keepalive_s` without data a ping is sent. Where even TCP does not acknowledge it, as when a cable was pulled, the
     link counts as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP does
@@ -89,6 +93,9 @@ def open_channel(
         options.append(("grpc.http2.ping_timeout_ms", int(ping_timeout_s * 1000)))
     if tls is None:
         return grpc.aio.insecure_channel(target, options)
+    site = tls.principal().site
+    peer = coordinator_of(site) if box is None else Principal(site, Role.AGENT, box)
+    options.append(("grpc.ssl_target_name_override", peer.dns_name))
     return grpc.aio.secure_channel(target, tls.channel_credentials(), options)
 
 

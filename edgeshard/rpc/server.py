@@ -11,6 +11,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.rpc.access import check_access
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
 from edgeshard.wire.status import abort
@@ -33,8 +34,12 @@ def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, in
     return options
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a typed error raised by a servicer into its status, and any other exception into INTERNAL, logged."""
+class GuardInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses callers whose role may not call a method (`access.py`). Turns a typed error raised by a servicer into its
+    status, and any other exception into INTERNAL, logged. `site` is the server's own, None in plaintext."""
+
+    def __init__(self, site: str | None) -> None:
+        self._site = site
 
     async def intercept_service(
         self,
@@ -49,15 +54,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
             if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**{kind: _guard_stream(behaviour, method)})
+                return handler._replace(**{kind: _guard_stream(behaviour, method, self._site)})
             if inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: _guard_unary(behaviour, method)})
+                return handler._replace(**{kind: _guard_unary(behaviour, method, self._site)})
         return handler
 
 
-def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+def _guard_unary(
+    behaviour: Callable[..., Awaitable[Any]], method: str, site: str | None
+) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
         try:
+            check_access(context, method, site)
             return await behaviour(request, context)
         except EdgeShardError as error:
             await abort(context, error)
@@ -70,9 +78,12 @@ def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Calla
     return call
 
 
-def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+def _guard_stream(
+    behaviour: Callable[..., AsyncIterator[Any]], method: str, site: str | None
+) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
+            check_access(context, method, site)
             async for response in behaviour(request, context):
                 yield response
         except EdgeShardError as error:
@@ -103,7 +114,11 @@ class Server:
     ) -> None:
         self._listen = listen
         self._tls = tls
-        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_options(keepalive_s, window_bytes))
+        guard = GuardInterceptor(None if tls is None else tls.principal().site)
+        self.grpc = grpc.aio.server(
+            interceptors=[guard],
+            options=_options(keepalive_s, window_bytes),
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 

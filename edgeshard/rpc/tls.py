@@ -1,27 +1,34 @@
-"""Static mutual TLS, and the rule that nothing off loopback is plaintext."""
+"""Mutual TLS by files, and the rule that nothing off loopback is plaintext."""
 
 from __future__ import annotations
 
 import ipaddress
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.identity import Principal, Role
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the authority that signs every process of a site, and this process's certificate and key."""
+    """PEM files: the authority that signs every process of a site, and this process's certificate and key.
+
+    The certificate says who the process is: `edgeshard://SITE/ROLE/ID` among its alternative names, and the DNS name
+    `ID.ROLE.SITE`, by which others verify it.
+    """
 
     ca: Path
     cert: Path
     key: Path
 
     def check(self) -> None:
-        """Raise InvalidArgumentError naming a file of the wrong kind, or a key that belongs to another certificate."""
+        """Raise InvalidArgumentError naming a file of the wrong kind, a key that belongs to another certificate, or a
+        certificate that does not say who the process is; DeniedError for a key that others can read."""
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             if b"-----BEGIN " not in _read(path, field):
                 raise InvalidArgumentError(f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE")
@@ -37,6 +44,34 @@ class TlsFiles:
             raise InvalidArgumentError(
                 f"--tls-cert {self.cert} with --tls-key {self.key}: {why}", field="tls-cert", reason="TLS_FILE"
             ) from None
+        if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
+            raise DeniedError(
+                f"--tls-key {self.key} can be read by others: run chmod 600 {self.key}",
+                field="tls-key",
+                reason="KEY_MODE",
+            )
+        self.principal()
+
+    def principal(self) -> Principal:
+        """Who the process is. Raises InvalidArgumentError with reason NO_ROLE where the certificate does not say."""
+        from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
+
+        try:
+            return principal_of(_read(self.cert, "tls-cert"))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"--tls-cert {self.cert}: {error.message}", field="tls-cert", reason=error.reason
+            ) from None
+
+    def check_is(self, role: Role, id: str) -> None:
+        """Raise InvalidArgumentError for the certificate of anybody else, whom nobody would take this process for."""
+        principal = self.principal()
+        if (principal.role, principal.id) != (role, id):
+            raise InvalidArgumentError(
+                f"--tls-cert {self.cert} is of {principal}, and this is {role} {id}",
+                field="tls-cert",
+                reason="NOT_MINE",
+            )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         self.check()

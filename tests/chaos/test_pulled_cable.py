@@ -15,7 +15,8 @@ from tests.chaos import failpoints
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.processes import PATHS
 from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, LAYERS, MODEL, NODES
-from tests.system.netns import certificates, namespaces, processes
+from tests.support.identities import Identities
+from tests.system.netns import namespaces, processes
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 HOSTS = ("coordinator", *NODES, "operator")
@@ -64,8 +65,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def start(network: namespaces.Network, launcher: processes.Launcher, directory: Path) -> Site:
     """Three boxes hold a stage each, one is the spare."""
-    authority = certificates.Authority("site", directory)
-    tls = {host: authority.issue(host, network.address(host)) for host in HOSTS}
+    identities = Identities(directory)
+    tls = {host: identities.host(host) for host in HOSTS}
     listen = {host: ("--listen", f"{network.address(host)}:0") for host in HOSTS}
     running, ready = launcher.daemon("coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"])
     coordinator = processes.address_when_ready(running, ready, STARTUP_S)

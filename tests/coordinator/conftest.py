@@ -25,6 +25,7 @@ from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.device import DeviceFacts, StageStatus
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName
 from edgeshard.domain.model import ModelManifest, TensorInfo
 from edgeshard.process.clock import SystemClock
@@ -33,6 +34,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.deployment import spec_to_wire
 from edgeshard.wire.status import from_rpc_error
+from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead
 
 GIB = 1 << 30
@@ -93,7 +95,15 @@ class MemoryModels:
 class Site:
     """One coordinator process's worth of real server, with its callers."""
 
-    def __init__(self, state_dir: Path, timings: Timings, backlog_limit: int, placer: Placer) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        timings: Timings,
+        backlog_limit: int,
+        placer: Placer,
+        identities: Identities | None = None,
+    ) -> None:
+        self._identities = identities
         self.models = MemoryModels([build_manifest()])
         self.state_path = state_dir / "state.sqlite"
         self._timings = timings
@@ -103,13 +113,13 @@ class Site:
         self.agents: list[FakeAgent] = []
 
     async def start(self) -> None:
-        server = Server("127.0.0.1:0", None)
+        server = Server("127.0.0.1:0", None if self._identities is None else self._identities.coordinator())
         store = StateStore(self.state_path)
         self.coordinator = Coordinator(
             server, store, self.models, None, self._placer, SystemClock(), self._timings, self._backlog_limit
         )
         self.address = await self.coordinator.start()
-        self.channel = open_channel(self.address, None)
+        self.channel = self._dial(Role.OPERATOR, "admin")
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
 
@@ -143,10 +153,18 @@ class Site:
         await self.until(reached)
         return self.state.deployments[name]
 
-    def agent(self, name: str, **changes: Any) -> FakeAgent:
-        """An agent on a connection of its own, not yet registered."""
-        channel = open_channel(self.address, None)
+    def _dial(self, role: Role, id: str) -> grpc.aio.Channel:
+        return open_channel(self.address, None if self._identities is None else self._identities.of(role, id))
+
+    def channel_of(self, role: Role, id: str) -> grpc.aio.Channel:
+        """A connection of its own with that certificate, where the site has certificates."""
+        channel = self._dial(role, id)
         self._stack.push_async_callback(channel.close)
+        return channel
+
+    def agent(self, name: str, holder: tuple[Role, str] | None = None, **changes: Any) -> FakeAgent:
+        """An agent on a connection of its own, not yet registered; with the certificate of `holder`, or its own."""
+        channel = self.channel_of(*(holder or (Role.AGENT, name)))
         agent = FakeAgent(channel, build_registration(name, **changes))
         self.agents.append(agent)
         return agent
@@ -188,9 +206,8 @@ class Site:
         await agent.heartbeat(*stages)
         await self.until(lambda state: state.nodes[agent.node_id].huge_pages == agent.pages)
 
-    def own_inference(self) -> tuple[inference_pb2_grpc.InferenceServiceStub, grpc.aio.Channel]:
-        channel = open_channel(self.address, None)
-        self._stack.push_async_callback(channel.close)
+    def own_inference(self, client: str = "app") -> tuple[inference_pb2_grpc.InferenceServiceStub, grpc.aio.Channel]:
+        channel = self.channel_of(Role.CLIENT, client)
         return inference_pb2_grpc.InferenceServiceStub(channel), channel
 
     def generate(self, request_id: str = "", model: str = "tale", max_new_tokens: int = 8, **kwargs: Any) -> Any:
@@ -212,9 +229,10 @@ async def open_site(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         async def start(
             backlog_limit: int = 4096,
             placer: Placer = PlanningPlacer(),  # noqa: B008
+            identities: Identities | None = None,
             **timings: Any,
         ) -> Site:
-            site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer)
+            site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer, identities)
             await site.start()
             stack.push_async_callback(site.stop)
             return site

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.identity import Role
+from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles, check_secure, tls_from_options
-
-
-def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = directory / f"{name}.crt", directory / f"{name}.key"
-    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return cert_path, key_path
+from tests.support.identities import Identities
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> TlsFiles:
-    cert, key = write_pair(tmp_path, "node")
-    return TlsFiles(cert, cert, key)
+    return Identities(tmp_path).of(Role.AGENT, "node")
 
 
 def test_good_files_make_credentials(files: TlsFiles) -> None:
@@ -63,10 +37,36 @@ def test_a_bad_file_is_named(files: TlsFiles, tmp_path: Path, option: str, conte
 
 
 def test_a_key_of_another_certificate_is_named(files: TlsFiles, tmp_path: Path) -> None:
-    _, other_key = write_pair(tmp_path, "other")
+    other_key = Identities(tmp_path).of(Role.AGENT, "other").key
     with pytest.raises(InvalidArgumentError) as refusal:
         TlsFiles(files.ca, files.cert, other_key).server_credentials()
     assert refusal.value.field == "tls-cert" and str(other_key) in refusal.value.message
+
+
+def test_a_key_that_others_can_read_is_refused(files: TlsFiles) -> None:
+    for mode in (0o640, 0o604, 0o660):
+        files.key.chmod(mode)
+        with pytest.raises(DeniedError, match=f"chmod 600 {files.key}"):
+            files.check()
+
+
+def test_a_certificate_that_does_not_say_who_it_is_of_is_named(files: TlsFiles, tmp_path: Path) -> None:
+    """As of the authority itself, or one made by hand without a role."""
+    authority = Authority.create("site", now())
+    nobody = TlsFiles(tmp_path / "ca.pem", tmp_path / "ca.pem", tmp_path / "ca.key")
+    nobody.ca.write_bytes(authority.certificate_pem)
+    nobody.key.write_bytes(authority.key_pem)
+    nobody.key.chmod(0o600)
+    with pytest.raises(InvalidArgumentError) as refusal:
+        nobody.channel_credentials()
+    assert (refusal.value.field, refusal.value.reason) == ("tls-cert", "NO_ROLE")
+
+
+def test_a_process_with_the_certificate_of_another_is_refused(files: TlsFiles) -> None:
+    files.check_is(Role.AGENT, "node")
+    for role, name in ((Role.AGENT, "other"), (Role.COORDINATOR, "node")):
+        with pytest.raises(InvalidArgumentError, match=f"is of agent node, and this is {role} {name}"):
+            files.check_is(role, name)
 
 
 def test_some_of_the_three_options_are_not_enough(files: TlsFiles) -> None:

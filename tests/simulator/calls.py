@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edgeshard.rpc.server import ErrorInterceptor
+from edgeshard.rpc.server import GuardInterceptor
 from tests.simulator.loop import Process
 from tests.simulator.network import UNAVAILABLE, Connection, Network, Pipe, Said, Status, kind_of, say
 
@@ -438,7 +438,7 @@ def _guarded(handler: Any, path: str) -> Any:
     async def found(details: object) -> Any:
         return handler
 
-    work = ErrorInterceptor().intercept_service(found, _Details(path))  # type: ignore[arg-type]
+    work = GuardInterceptor(None).intercept_service(found, _Details(path))  # type: ignore[arg-type]
     assert isinstance(work, Coroutine)
     try:
         work.send(None)

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 _SELDOM_MET = ("ControlResponse trace", "TraceResponse", "ControlRequest suspected", "ControlResponse standby")
 """These come only if something else went wrong, or in a deployment that is ready: half the seeds for them see none."""
-TARGETS = [
-    (kind, way)
-    for kind in (*MESSAGES, *_SELDOM_MET)
-    for way in WAYS
-    if way not in MESSAGES[kind]
-]
+TARGETS = [(kind, way) for kind in (*MESSAGES, *_SELDOM_MET) for way in WAYS if way not in MESSAGES[kind]]
 
 SELDOM = (
     "suspected",

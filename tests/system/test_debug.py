@@ -22,9 +22,10 @@ from edgeshard.cli.local import LocalCluster
 from edgeshard.debugging.dump import site_document
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.rpc.tls import TlsFiles
-from tests.system.netns.certificates import Authority
+from tests.support.identities import Identities, tls_options
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {
@@ -51,13 +52,15 @@ class Watched:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
     directory = tmp_path_factory.mktemp("watched")
-    files = Authority("site", directory).issue("all", "127.0.0.1")
-    options = ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]
-    options += ["--log-level", "debug"]
+    identities = Identities(directory)
+    files = identities.of(Role.OPERATOR, "admin")
+    debug = ["--log-level", "debug"]
+    by_agent = {name: [*tls_options(identities.of(Role.AGENT, name)), *debug] for name in ("a", "b")}
+    options = [*tls_options(identities.coordinator()), *debug]
     os.environ["SITE_PASSWORD"] = SECRET
     try:
         cluster = LocalCluster(
-            directory, ("a", "b"), agent_arguments=options, coordinator_arguments=options, startup_timeout_s=200
+            directory, ("a", "b"), arguments_by_agent=by_agent, coordinator_arguments=options, startup_timeout_s=200
         )
         async with cluster, Client(cluster.address, files) as client:
             await client.add_model(DEMO_MODEL, "fairy-tales")
@@ -125,8 +128,7 @@ async def test_neither_dump_nor_log_has_anything_of_users_or_secrets(site: Watch
 
 
 async def edgectl(site: Watched, *arguments: str) -> tuple[int | None, str, str]:
-    options = ["--coordinator", site.cluster.address, "--tls-ca", str(site.files.ca)]
-    options += ["--tls-cert", str(site.files.cert), "--tls-key", str(site.files.key)]
+    options = ["--coordinator", site.cluster.address, *tls_options(site.files)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edgeshard.cli.main", *options, "debug", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

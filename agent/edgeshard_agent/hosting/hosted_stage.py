@@ -172,7 +172,7 @@ class HostedStage:
         prepare = self.prepare
         to_stage = (prepare.stage + 1) % self._stage_count
         receiver = prepare.placement.stages[to_stage]
-        hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address)
+        hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address, receiver.node_name)
         emulation, slow = self._around.emulation, None
         if emulation is not None:
             link = emulation.link(receiver.node_name)
@@ -195,7 +195,8 @@ class HostedStage:
             window=self._window,
         )
         from_stage = (prepare.stage - 1) % self._stage_count
-        return LinkReceiver(from_stage, contract, self._received, self._repeated)
+        sender = prepare.placement.stages[from_stage].node_name
+        return LinkReceiver(from_stage, sender, contract, self._received, self._repeated)
 
     def _make_head(self, former: Head | None) -> Head:
         prepare, shape = self.prepare, self.loaded.model.shape

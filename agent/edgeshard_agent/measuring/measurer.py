@@ -97,7 +97,7 @@ class Measurer:
         for number, peer in enumerate(peers):
             tell(number, len(peers), f"link to {peer.name}")
             try:
-                profile = await probe_link(peer.address, self._node.tls, way=self._way(peer))
+                profile = await probe_link(peer, self._node.tls, way=self._way(peer))
             except EdgeShardError as error:
                 log.warning("link_not_measured", to=peer.name, reason=error.reason, why=error.message)
             else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from edgeshard.domain.commands import Peer
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.profile import LinkProfile
 from edgeshard.profiles.links import ProbeSchedule, link_profile
@@ -34,15 +35,16 @@ class ShapedWay:
 
 
 async def probe_link(
-    target: str, tls: TlsFiles | None, schedule: ProbeSchedule | None = None, way: ShapedWay | None = None
+    peer: Peer, tls: TlsFiles | None, schedule: ProbeSchedule | None = None, way: ShapedWay | None = None
 ) -> LinkProfile:
-    """Latency and bandwidth from here to the agent at `target`, host:port; in the lab by way of a shaped link.
+    """Latency and bandwidth from here to the agent of a box; in the lab by way of a shaped link.
 
     Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S, DeniedError for plaintext
     beyond loopback.
     """
     schedule = schedule or ProbeSchedule()
-    channel = open_channel(target, tls, "address")
+    target = peer.address
+    channel = open_channel(target, tls, "address", box=peer.name)
     try:
         call: Call = StageServiceStub(channel).Probe()
         async with asyncio.timeout(PROBE_TIMEOUT_S):

@@ -22,12 +22,13 @@ from edgeshard.domain.errors import (
     UnavailableError,
     WireVersionError,
 )
-from edgeshard.domain.ids import DeploymentName
+from edgeshard.domain.ids import DeploymentName, NodeName
 from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.domain.step import WireStep
 from edgeshard.profiles.links import Arrivals
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
+from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard_agent.net.first_request import first_request
@@ -54,11 +55,13 @@ class LinkReceiver:
     def __init__(
         self,
         from_stage: int,
+        from_node: NodeName,
         contract: FrameContract,
         deliver: Callable[[WireStep], None],
         repeat: Callable[[int], None],
     ) -> None:
         self.from_stage = from_stage
+        self.from_node = from_node
         self.contract = contract
         self._reader = FrameReader(contract)
         self._deliver = deliver
@@ -67,7 +70,11 @@ class LinkReceiver:
         self._closed = False
 
     async def serve(self, context: Context) -> None:
-        """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError."""
+        """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError.
+
+        Raises DeniedError for a caller that is not the box which the placement names.
+        """
+        check_acts_for_itself(context, self.from_node, "from_stage")
         if self._closed:
             raise self._ended(_CLOSED)
         if self._stream is not None:

@@ -18,7 +18,7 @@ import structlog
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError
-from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
 from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkSuspected, LinkWelcome
 from edgeshard.domain.profile import LinkSample
 from edgeshard.domain.step import ForwardStep, WireStep
@@ -52,13 +52,14 @@ Exchange = grpc.aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One direction between two stages of a pipeline at an epoch; `target` is the receiver's host:port."""
+    """One direction between two stages of a pipeline at an epoch, to `box`, which listens at `target`, host:port."""
 
     deployment: DeploymentName
     epoch: Epoch
     from_stage: int
     to_stage: int
     target: str
+    box: NodeName
 
 
 class SlowLink(Protocol):
@@ -168,7 +169,7 @@ class LinkSender:
             self._on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
 
     def _connection(self) -> grpc.aio.Channel:
-        return open_channel(self.hop.target, self._tls, "address")
+        return open_channel(self.hop.target, self._tls, "address", box=self.hop.box)
 
     async def _until_suspect(self) -> None:
         fault = None

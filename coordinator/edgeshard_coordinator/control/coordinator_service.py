@@ -23,6 +23,7 @@ from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
+from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
@@ -69,6 +70,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         # First: in another version the other fields may have another meaning.
         check_wire_version(request.wire_version)
         registration = registration_from_wire(request)
+        check_acts_for_itself(context, registration.name, "name")
+        known = self._loop.state.nodes.get(registration.node_id)
+        if known is not None:  # whose id another box would take
+            check_acts_for_itself(context, known.name, "node_id")
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
@@ -80,6 +85,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         """Of agents from before heartbeats came on the control stream."""
         heartbeat = heartbeat_from_wire(request)
         node = self._loop.state.nodes.get(heartbeat.node_id)
+        if node is not None:
+            check_acts_for_itself(context, node.name, "node_id")
         if node is None or node.incarnation != heartbeat.incarnation:
             return pb.HeartbeatResponse(known=False)
         await self._loop.ask(HeartbeatsReceived((heartbeat,), self._loop.now()))
@@ -87,6 +94,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
         report = report_from_wire(request)
+        node = self._loop.state.nodes.get(report.node_id)
+        if node is not None:
+            check_acts_for_itself(context, node.name, "node_id")
         for profile in report.compute:
             check_profile(profile)
         await self._loop.ask(ProfileReported(report, self._loop.now()))
@@ -101,6 +111,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
         node_id = hello.node_id
         node = self._loop.state.nodes.get(node_id)
+        if node is not None:
+            check_acts_for_itself(context, node.name, "node_id")
         if node is None or node.incarnation != hello.incarnation:
             # Before its stream can replace that of the real box.
             raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")

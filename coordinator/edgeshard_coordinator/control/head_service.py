@@ -29,6 +29,7 @@ from edgeshard.domain.head import (
 )
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
+from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.hello import first_message
 from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
@@ -48,7 +49,11 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: Any
     ) -> AsyncIterator[pb.AttachResponse]:
         """Raises StaleEpochError when the deployment is not awaiting this head at this epoch (any more)."""
-        attachment = self._open(await _hello(request_iterator))
+        hello = await _hello(request_iterator)
+        record = self._loop.state.deployments.get(hello.deployment)
+        if record is not None:
+            check_acts_for_itself(context, record.head.node_name, "node_id")
+        attachment = self._open(hello)
         reader: asyncio.Task[None] | None = None
 
         def ended(_: object = None) -> None:

@@ -14,11 +14,13 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.generation import Finished, Started
+from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import RequestId, check_id
 from edgeshard.domain.listening import ListenerHello, TokensRead
 from edgeshard.domain.site import ServedModel
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
+from edgeshard.rpc.access import caller
 from edgeshard.rpc.hello import first_message
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
@@ -93,7 +95,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Cancel(
         self, request: pb.InferenceServiceCancelRequest, context: Any
     ) -> pb.InferenceServiceCancelResponse:
-        cancelled = self._front.cancel(RequestId(check_id(request.request_id, "request_id")))
+        principal = caller(context)
+        everyones = principal is None or principal.role is Role.OPERATOR
+        request_id = RequestId(check_id(request.request_id, "request_id"))
+        cancelled = self._front.cancel(request_id, None if everyones else client_of(context))
         return pb.InferenceServiceCancelResponse(cancelled=cancelled)
 
     async def ListModels(
@@ -134,6 +139,6 @@ async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenR
 
 
 def client_of(context: Any) -> str:
-    """The caller: the common name of its certificate, '' in plaintext, where callers cannot be told apart."""
-    names = context.auth_context().get("x509_common_name", ())
-    return names[0].decode("utf-8", "replace") if names else ""
+    """The caller, as its certificate names it; '' in plaintext, where callers cannot be told apart."""
+    principal = caller(context)
+    return "" if principal is None else f"{principal.role}/{principal.id}"

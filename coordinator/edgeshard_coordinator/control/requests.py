@@ -272,10 +272,11 @@ class RequestFront:
         else:
             self._send_cancel(request)
 
-    def cancel(self, request_id: RequestId) -> bool:
-        """Stop a request; its client gets Finished with reason CANCELLED. False when there is none."""
+    def cancel(self, request_id: RequestId, client: str | None = None) -> bool:
+        """Stop a request; its client gets Finished with reason CANCELLED. False when there is none, of `client` where
+        one is named."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or client not in (None, request.client):
             return False
         self._send_cancel(request)
         if request.attachment is None:

@@ -8,12 +8,20 @@ import pytest
 from edgeshard_agent.measuring.probing import probe_link
 from edgeshard_agent.net.link_receiver import StageServicer
 
+from edgeshard.domain.commands import Peer
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.profiles.links import ProbeSchedule
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.server import Server
 
 TRIES = 10
+
+
+def peer_at(address: str) -> Peer:
+    return Peer(NodeId("id-b"), NodeName("b"), address)
+
+
 """A busy machine holds up some probes beyond what an outlier's removal mends, but not all of them."""
 
 
@@ -24,7 +32,7 @@ async def test_a_loopback_link_is_measured() -> None:
     try:
         for _ in range(TRIES):
             schedule = ProbeSchedule()
-            link = await probe_link(address, None, schedule)
+            link = await probe_link(peer_at(address), None, schedule)
             assert link.latency_s > 0
             assert schedule.sent_bytes <= schedule.most_bytes
             # The line says what the probes took, the way back taken off.
@@ -46,4 +54,4 @@ async def test_a_box_that_is_not_there_is_named() -> None:
     address = await server.start()
     await server.stop(0)
     with pytest.raises(UnavailableError, match=address):
-        await probe_link(address, None)
+        await probe_link(peer_at(address), None)

@@ -14,7 +14,7 @@ from edgeshard_agent.net.link_sender import Hop, LinkSender
 from edgeshard.domain.commands import ProfileReport
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
 from edgeshard.domain.profile import LinkProfile, LinkSample, MeasuredLink
 from edgeshard.domain.step import ForwardStep, Span, StepPlan, Tensor, WireStep
 from edgeshard.profiles import links
@@ -25,6 +25,7 @@ from edgeshard.wire.frames import PART_BYTES, FrameContract, encode_step
 
 KNOWN = LinkProfile(0.05, 1e8, 0.01, 20, 4 << 20)
 NAME = DeploymentName("tales")
+BOX = NodeName("a")
 WIDTH = 1024
 MIB = 1 << 20
 
@@ -125,9 +126,9 @@ async def test_a_receiver_tells_the_sender_how_a_large_step_came(
     servicer, arrived = StageServicer(), list[WireStep]()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     contract = FrameContract(NAME, 1, DType.FLOAT32, WIDTH, 2048, 8)
-    servicer.open(NAME, 1, LinkReceiver(0, contract, arrived.append, lambda step: None))
+    servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, arrived.append, lambda step: None))
     heard, failures = asyncio.Queue[LinkSample](), list[EdgeShardError]()
-    hop = Hop(NAME, Epoch(1), 0, 1, await server.start())
+    hop = Hop(NAME, Epoch(1), 0, 1, await server.start(), BOX)
     sender = LinkSender(hop, 8, None, failures.append, on_timing=heard.put_nowait)
     sender.start()
     try:

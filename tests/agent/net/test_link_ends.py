@@ -15,7 +15,7 @@ from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
-from edgeshard.domain.ids import DeploymentName
+from edgeshard.domain.ids import DeploymentName, NodeName
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import open_channel
@@ -24,6 +24,7 @@ from edgeshard.wire.frames import FrameContract
 from edgeshard.wire.status import from_rpc_error
 
 NAME = DeploymentName("tales")
+BOX = NodeName("a")
 SOON_S = 30.0
 NARROW = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 """A caller's flow control that lets 64 KiB through until the caller reads."""
@@ -82,7 +83,7 @@ class Neighbour:
         self.stub = StageServiceStub(channel)
         self.narrow = StageServiceStub(narrow)
         contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
-        servicer.open(NAME, 1, LinkReceiver(0, contract, lambda step: None, lambda step: None))
+        servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, lambda step: None, lambda step: None))
 
     async def dial(self, stub: StageServiceStub | None = None) -> Any:
         call = (stub or self.stub).Exchange()

@@ -15,7 +15,7 @@ from edgeshard_agent.net.link_watch import BEACON_S, SUSPECT_S, TICK_S
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, InternalError
-from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.step import ForwardStep, Span, StepPlan, Tensor, WireStep
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
@@ -24,6 +24,7 @@ from edgeshard.wire.frames import FrameContract, encode_step
 from tests.support.stalling_proxy import StallingProxy, Way
 
 NAME = DeploymentName("tales")
+BOX = NodeName("a")
 WIDTH = 1024
 WINDOW = 64
 SOON_S = 60.0
@@ -70,7 +71,7 @@ async def line(bits_per_s: float = 0.0) -> AsyncIterator[Line]:
     add_StageServiceServicer_to_server(servicer, server.grpc)
     async with StallingProxy(await server.start(), bits_per_s).running() as proxy:
         sender = LinkSender(
-            Hop(NAME, Epoch(1), 0, 1, proxy.address),
+            Hop(NAME, Epoch(1), 0, 1, proxy.address, BOX),
             WINDOW,
             None,
             lambda error: made.failures.append(error),
@@ -78,7 +79,7 @@ async def line(bits_per_s: float = 0.0) -> AsyncIterator[Line]:
         )
         made = Line(sender, proxy)
         contract = FrameContract(NAME, 1, DType.FLOAT32, WIDTH, 4096, WINDOW)
-        servicer.open(NAME, 1, LinkReceiver(0, contract, made.arrived.put_nowait, lambda step: None))
+        servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, made.arrived.put_nowait, lambda step: None))
         counting = asyncio.create_task(made.count_lateness())
         sender.start()
         try:

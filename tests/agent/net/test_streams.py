@@ -42,6 +42,7 @@ from tests.agent.net import test_ring as ring_module
 
 CUTS = [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]
 NAME = DeploymentName("tales")
+BOX = NodeName("a")
 
 
 class Quiet:
@@ -297,7 +298,7 @@ async def receiving(server: Server) -> AsyncIterator[tuple[StageServicer, Callab
     add_StageServiceServicer_to_server(servicer, server.grpc)
     channel = open_channel(await server.start(), None)
     contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
-    servicer.open(NAME, 1, LinkReceiver(0, contract, lambda step: None, lambda step: None))
+    servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, lambda step: None, lambda step: None))
     hello = stage_pb2.LinkHello(
         deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION
     )

@@ -1,6 +1,7 @@
 """Dials each TARGET past the library's own checks, as a stranger would, and prints as JSON what each answered.
 
-Usage: bare_client.py [--trust CA_FILE [--cert FILE --key FILE]] TARGET...   Without --trust it speaks plaintext.
+Usage: bare_client.py [--trust CA_FILE [--cert FILE --key FILE]] TARGET=NAME...   Without --trust it speaks plaintext.
+NAME is what the certificate of whoever listens at TARGET, host:port, must be of.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def main() -> None:
 
 def ask(target: str, credentials: grpc.ChannelCredentials | None) -> list[str]:
     """The status codes of a few calls, `OK` where one was answered."""
-    channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
+    address, _, name = target.partition("=")
+    verified = [("grpc.ssl_target_name_override", name)]
+    channel = grpc.secure_channel(address, credentials, verified) if credentials else grpc.insecure_channel(address)
     health: Any = health_pb2_grpc.HealthStub(channel)
     calls: tuple[tuple[Any, object], ...] = (
         (health.Check, health_pb2.HealthCheckRequest()),

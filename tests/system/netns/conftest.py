@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from edgeshard.rpc.tls import TlsFiles
-from tests.system.netns import certificates, processes
+from tests.support.identities import Identities
 from tests.system.netns import namespaces as networks
+from tests.system.netns import processes
 
 AGENTS = ("a", "b", "c")
 # The stranger's box is used by one test alone, which counts the packets that leave it.
@@ -87,8 +88,8 @@ def starting(namespaces: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def _start(network: Any, launcher: Any, directory: Path) -> Starting:
-    authority, other_authority = (certificates.Authority(name, directory) for name in ("site", "other"))
-    tls = {host: authority.issue(host, network.address(host)) for host in HOSTS}
+    authority, other_authority = (Identities(directory / name) for name in ("site", "other"))
+    tls = {host: authority.host(host) for host in HOSTS}
     listen = {host: ("--listen", f"{network.address(host)}:0") for host in HOSTS}
     running, ready = launcher.daemon("coordinator", "edgeshard_coordinator", tls["coordinator"], *listen["coordinator"])
     coordinator = processes.address_when_ready(running, ready, STARTUP_S)

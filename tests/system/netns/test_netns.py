@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from edgeshard.domain.identity import Role
+
 pytestmark = pytest.mark.netns
 
 NEW_TOKENS = 24
@@ -141,7 +143,9 @@ def test_an_agent_of_another_authority_never_registers(site: Any, intruders: Any
 
 def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
     """Past the library's own checks: bare gRPC clients against every listener. With a certificate, the same gets in."""
-    targets = (site.coordinator, *site.agents.values())
+    names = {site.coordinator: "coordinator.coordinator.site"}
+    names |= {address: f"{name}.agent.site" for name, address in site.agents.items()}
+    targets = tuple("=".join(pair) for pair in names.items())
     tls = site.tls["operator"]
     trust, pair = ("--trust", str(tls.ca)), ("--cert", str(tls.cert), "--key", str(tls.key))
     script = str(Path(__file__).with_name("bare_client.py"))
@@ -183,7 +187,8 @@ def test_a_network_that_cannot_be_made_leaves_nothing(namespaces: ModuleType) ->
 
 def strangers_tls(site: Any, name: str, trusts_the_site: bool) -> Any:
     """A certificate of the other authority; its holder trusts the site's authority, or only that other one."""
-    tls = site.other_authority.issue(name, site.network.address("operator"))
+    role, id = (Role.AGENT, "d") if name.startswith("agent") else (Role.OPERATOR, "operator")
+    tls = site.other_authority.of(role, id)
     return type(tls)(site.tls["operator"].ca, tls.cert, tls.key) if trusts_the_site else tls
 
 

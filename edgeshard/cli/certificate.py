@@ -1,0 +1,75 @@
+"""edgectl init and edgectl certificate: the authority of a site, and the files of its processes. Nothing is dialled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
+from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.domain.ids import check_name
+
+if TYPE_CHECKING:
+    from edgeshard.identity.authority import Authority
+
+Directory = Annotated[Path, typer.Option("--directory", "-d", metavar="DIR", help="Where the authority is.")]
+_PKI = Path("pki")
+
+
+def init(
+    site: Annotated[str, typer.Argument(metavar="SITE", help="The site's name, such as mill.")],
+    directory: Directory = _PKI,
+) -> None:
+    """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
+
+    DIR/ca.key stays on this machine: whoever has it can be anybody at the site. DIR/coordinator and DIR/admin hold
+    three files each: ca.pem, cert.pem and key.pem.
+    """
+    from edgeshard.identity.authority import Authority, now
+    from edgeshard.rpc.tls_files import write_private
+
+    check_name(site, "site")
+    if (directory / "ca.key").exists():
+        raise AlreadyExistsError(
+            f"{directory} has the authority of a site already; give another --directory", field="directory"
+        )
+    authority = Authority.create(site, now())
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(directory / "ca.pem", authority.certificate_pem)
+    write_private(directory / "site", f"{site}\n".encode())
+    for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
+        _write(authority, principal, directory)
+    write_private(directory / "ca.key", authority.key_pem)  # last: what is half made can be made again
+
+
+def certificate(
+    role: Annotated[Role, typer.Argument(metavar="ROLE", help="agent, client or operator.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of an agent the name of its box.")],
+    directory: Directory = _PKI,
+) -> None:
+    """Make the files of a process of the site, DIR/NAME: ca.pem, cert.pem and key.pem. Take them to its machine."""
+    from edgeshard.identity.authority import Authority
+
+    if role is Role.COORDINATOR:
+        raise InvalidArgumentError("ROLE: edgectl init made the coordinator's files", field="role")
+    check_name(name, "name")
+    if (directory / name).exists():
+        raise AlreadyExistsError(f"{directory / name} is there already; remove it first", field="name")
+    try:
+        pem = (directory / "ca.pem").read_bytes(), (directory / "ca.key").read_bytes()
+        site = (directory / "site").read_text().strip()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--directory {directory} holds no authority ({error.strerror}); make one with edgectl init",
+            field="directory",
+        ) from None
+    _write(Authority.load(*pem), Principal(check_name(site, "site"), role, name), directory)
+
+
+def _write(authority: Authority, principal: Principal, directory: Path) -> None:
+    from edgeshard.rpc.tls_files import issue_files
+
+    files = issue_files(authority, principal, directory / principal.id)
+    typer.echo(f"{files.key.parent}: {principal}")

@@ -1,0 +1,63 @@
+"""Who a process of a site is: a role and an id, which its certificate carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import check_name
+
+SCHEME = "edgeshard://"
+
+
+class Role(StrEnum):
+    """What a process is to its site."""
+
+    COORDINATOR = "coordinator"
+    AGENT = "agent"
+    """Its id is the name of its box."""
+    CLIENT = "client"
+    """An application that generates."""
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """One process of one site. `site` and `id` are names as `check_name` takes them."""
+
+    site: str
+    role: Role
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.id}"
+
+    @property
+    def uri(self) -> str:
+        """`edgeshard://SITE/ROLE/ID`: what a certificate says of it, as the only URI in its alternative names."""
+        return f"{SCHEME}{self.site}/{self.role}/{self.id}"
+
+    @property
+    def dns_name(self) -> str:
+        """`ID.ROLE.SITE`: the name by which whoever dials it verifies its certificate, whatever address it has."""
+        return f"{self.id}.{self.role}.{self.site}"
+
+
+def coordinator_of(site: str) -> Principal:
+    """A site has one coordinator."""
+    return Principal(site, Role.COORDINATOR, "coordinator")
+
+
+def principal_from_uri(uri: str) -> Principal:
+    """The principal of a certificate's URI. Raises InvalidArgumentError with reason NO_ROLE for any other URI."""
+    parts = uri.removeprefix(SCHEME).split("/")
+    if not uri.startswith(SCHEME) or len(parts) != 3 or parts[1] not in set(Role):
+        roles = ", ".join(Role)
+        raise InvalidArgumentError(
+            f"the certificate's URI is {uri[:100]!r}, not {SCHEME}SITE/ROLE/ID with a role of {roles}",
+            field="certificate",
+            reason="NO_ROLE",
+        )
+    site, role, id = parts
+    return Principal(check_name(site, "certificate"), Role(role), check_name(id, "certificate"))

@@ -1,0 +1,1 @@
+"""A site's certificates: its authority, and what each process keeps."""

@@ -1,0 +1,150 @@
+"""The certificate authority of a site, which says who each of its processes is.
+
+Times come in as values. Keys are of P-256, which every TLS library has had for long.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import Principal
+
+BACKDATED = timedelta(hours=1)
+"""A certificate is valid since before it was made, for the clocks of boxes differ."""
+AUTHORITY_LIFE = timedelta(days=3650)
+LIFE = timedelta(days=90)
+
+
+class Authority:
+    """Signs the certificates of one site."""
+
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._certificate = certificate
+        self._key = key
+
+    @classmethod
+    def create(cls, site: str, now: datetime, life: timedelta = AUTHORITY_LIFE) -> Authority:
+        """A new one, with a key of its own. The name tells people whose it is; nothing is decided by it."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name(f"EdgeShard site {site}")
+        usage = x509.KeyUsage(**{use: use in ("key_cert_sign", "crl_sign") for use in _KEY_USES})
+        certificate = (
+            _builder(name, name, key.public_key(), now, life)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(certificate, key)
+
+    @classmethod
+    def load(cls, certificate_pem: bytes, key_pem: bytes) -> Authority:
+        """Raises InvalidArgumentError for PEM of another kind."""
+        try:
+            key = serialization.load_pem_private_key(key_pem, password=None)
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgumentError(f"the authority cannot be read: {error}", field="ca") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InvalidArgumentError("the authority's key is not of an elliptic curve", field="ca")
+        return cls(certificate, key)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """What every process of the site trusts."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        """Whoever has it can be anybody at the site."""
+        return private_pem(self._key)
+
+    def issue(self, principal: Principal, request_pem: bytes, now: datetime, life: timedelta = LIFE) -> bytes:
+        """A certificate in PEM of `principal` for the key that signed the request.
+
+        Nothing else of the request is taken: who somebody is, is said by whoever let it in. Raises
+        InvalidArgumentError for a request that is none, or that its key has not signed.
+        """
+        key = _requested_key(request_pem)
+        names = [x509.UniformResourceIdentifier(principal.uri), x509.DNSName(principal.dns_name)]
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        certificate = (
+            _builder(_name(principal.dns_name), self._certificate.subject, key, now, life)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(usage, critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A certificate signing request in PEM: that whoever sends it has the key."""
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def now() -> datetime:
+    """The time that certificates are held against."""
+    return datetime.now(UTC)
+
+
+def _requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
+    try:
+        request = x509.load_pem_x509_csr(request_pem)
+        key = request.public_key()
+        signed = request.is_signature_valid
+    except (ValueError, TypeError, InvalidSignature):
+        raise InvalidArgumentError("request: not a certificate signing request in PEM", field="request") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not signed:
+        raise InvalidArgumentError("request: it wants a key of P-256, and that key's signature", field="request")
+    return key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + life)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+_KEY_USES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)

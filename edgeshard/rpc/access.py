@@ -1,0 +1,94 @@
+"""Who may call what: one table of roles for each method, and nothing that is not in it.
+
+In plaintext, which is for loopback alone, callers cannot be told apart, and everyone there may call everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.identity import Principal, Role, principal_from_uri
+
+_AGENT = frozenset({Role.AGENT})
+_USER = frozenset({Role.CLIENT, Role.OPERATOR})
+_OPERATOR = frozenset({Role.OPERATOR})
+_ANYONE = frozenset(Role)
+
+_PLAINTEXT = [b"insecure"]
+_PACKAGE = "edgeshard.proto.v1"
+ROLES: Mapping[str, frozenset[Role]] = {
+    f"/{_PACKAGE}.CoordinatorService/Register": _AGENT,
+    f"/{_PACKAGE}.CoordinatorService/Control": _AGENT,
+    f"/{_PACKAGE}.CoordinatorService/Heartbeat": _AGENT,
+    f"/{_PACKAGE}.CoordinatorService/ReportProfile": _AGENT,
+    f"/{_PACKAGE}.HeadService/Attach": _AGENT,
+    f"/{_PACKAGE}.StageService/Exchange": _AGENT,
+    f"/{_PACKAGE}.StageService/Probe": _AGENT,
+    f"/{_PACKAGE}.InferenceService/Generate": _USER,
+    f"/{_PACKAGE}.InferenceService/Listen": _USER,
+    f"/{_PACKAGE}.InferenceService/Cancel": _USER,
+    f"/{_PACKAGE}.InferenceService/ListModels": _USER,
+    f"/{_PACKAGE}.AdminService/ListNodes": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/GetNode": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/ListModels": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/DeleteModel": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/GetSite": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/Profile": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/Plan": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/Deploy": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/ListDeployments": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/GetDeployment": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/DeleteDeployment": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/Trace": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/Dump": _OPERATOR,
+    f"/{_PACKAGE}.ModelStoreService/RegisterModel": _OPERATOR,
+    f"/{_PACKAGE}.ModelStoreService/PutBlob": _OPERATOR,
+    f"/{_PACKAGE}.ModelStoreService/GetManifest": _AGENT | _OPERATOR,
+    f"/{_PACKAGE}.ModelStoreService/ReadBlob": _AGENT,
+    "/grpc.health.v1.Health/Check": _ANYONE,
+    "/grpc.health.v1.Health/Watch": _ANYONE,
+}
+
+
+def caller(context: Any) -> Principal | None:
+    """Who calls, by its certificate; None in plaintext. Raises DeniedError for a certificate that carries no role."""
+    shown = context.auth_context()
+    if list(shown.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
+        return None
+    uris = shown.get("peer_uri", ())
+    try:
+        if len(uris) != 1:
+            raise InvalidArgumentError("the certificate names no URI edgeshard://SITE/ROLE/ID")
+        return principal_from_uri(uris[0].decode("utf-8", "replace"))
+    except InvalidArgumentError as error:
+        raise DeniedError(
+            f"your certificate does not say who you are: {error.message}", field="certificate", reason="NO_ROLE"
+        ) from None
+
+
+def check_access(context: Any, method: str, site: str | None) -> None:
+    """Raise DeniedError for a caller that is of another site than the server, or whose role may not call `method`."""
+    principal = caller(context)
+    if principal is None and site is None:
+        return
+    if principal is None:
+        raise DeniedError("plaintext is not spoken here", field="certificate", reason="NO_ROLE")
+    if principal.site != site:
+        raise DeniedError(
+            f"your certificate is of site {principal.site!r}, and this is {site!r}", field="certificate", reason="SITE"
+        )
+    allowed = ROLES.get(method, frozenset())
+    if principal.role not in allowed:
+        who = " or ".join(f"an {role}" if role[0] in "ao" else f"a {role}" for role in sorted(allowed)) or "nobody"
+        raise DeniedError(
+            f"{principal} may not call {method.rpartition('/')[2]}, which is for {who}", field="role", reason="ROLE"
+        )
+
+
+def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:
+    """Raise DeniedError naming `field` if a box that is not `node_name` calls, where callers can be told apart."""
+    principal = caller(context)
+    if principal is not None and (principal.role, principal.id) != (Role.AGENT, node_name):
+        raise DeniedError(f"{field}: {principal} may not act for box {node_name}", field=field, reason="IMPERSONATION")

@@ -1,0 +1,72 @@
+"""Only the box that the placement names opens a hop: no other box, no application, and none is put off by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
+
+from edgeshard import WIRE_VERSION
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import DeniedError
+from edgeshard.domain.identity import Role
+from edgeshard.domain.ids import DeploymentName, NodeName
+from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageServiceServicer_to_server
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.server import Server
+from edgeshard.wire.frames import FrameContract
+from edgeshard.wire.status import from_rpc_error
+from tests.support.identities import Identities
+
+NAME = DeploymentName("tales")
+HELLO = pb.LinkHello(deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION)
+
+
+async def dial(channel: grpc.aio.Channel) -> tuple[Any, Any]:
+    """A stream, and its welcome."""
+    call: Any = StageServiceStub(channel).Exchange()
+    await call.write(pb.ExchangeRequest(message=pb.LinkMessage(hello=HELLO)))
+    return call, await call.read()
+
+
+@pytest.mark.parametrize("stranger", [(Role.AGENT, "c"), (Role.CLIENT, "a"), (Role.OPERATOR, "a")], ids=str)
+async def test_a_hop_is_opened_by_the_box_before_it_alone(tmp_path: Path, stranger: tuple[Role, str]) -> None:
+    identities = Identities(tmp_path)
+    server, servicer = Server("127.0.0.1:0", identities.of(Role.AGENT, "b")), StageServicer()
+    add_StageServiceServicer_to_server(servicer, server.grpc)
+    contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
+    servicer.open(NAME, 1, LinkReceiver(0, NodeName("a"), contract, lambda step: None, lambda step: None))
+    address, box = await server.start(), NodeName("b")
+    try:
+        async with (
+            open_channel(address, identities.of(Role.AGENT, "a"), box=box) as before,
+            open_channel(address, identities.of(*stranger), box=box) as strange,
+        ):
+            call, welcome = await dial(before)
+            assert welcome.message.HasField("welcome")
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await dial(strange)
+            assert isinstance(from_rpc_error(refusal.value, address), DeniedError)
+            assert (await call.read()).message.HasField("beacon") and not call.done()
+            call.cancel()
+    finally:
+        await server.stop(0)
+
+
+async def test_a_box_is_dialled_by_its_name_and_nobody_else_answers_for_it(tmp_path: Path) -> None:
+    """As when another box of the site listens at its address."""
+    identities = Identities(tmp_path)
+    server = Server("127.0.0.1:0", identities.of(Role.AGENT, "c"))
+    add_StageServiceServicer_to_server(StageServicer(), server.grpc)
+    address = await server.start()
+    try:
+        async with open_channel(address, identities.of(Role.AGENT, "a"), box=NodeName("b")) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await dial(channel)
+            assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        await server.stop(0)

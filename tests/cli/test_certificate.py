@@ -1,0 +1,64 @@
+"""The authority of a site and the files of its processes, as an operator makes them."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edgeshard.cli.main import app
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.rpc.tls_files import tls_files
+
+
+@pytest.fixture
+def edgectl(tmp_path: Path) -> Any:
+    def invoke(*arguments: str) -> Any:
+        return CliRunner().invoke(app, [*arguments, "-d", str(tmp_path / "pki")])
+
+    return invoke
+
+
+def test_a_site_is_made_with_an_operator_and_a_coordinator(edgectl: Any, tmp_path: Path) -> None:
+    assert edgectl("init", "mill").exit_code == 0
+    assert edgectl("certificate", "agent", "box-a").exit_code == 0
+    made = {"coordinator": coordinator_of("mill"), "admin": Principal("mill", Role.OPERATOR, "admin")}
+    made["box-a"] = Principal("mill", Role.AGENT, "box-a")
+    for name, principal in made.items():
+        files = tls_files(tmp_path / "pki" / name)
+        files.check()
+        assert files.principal() == principal
+    for path in (tmp_path / "pki").rglob("*"):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, f"{path} is open to others"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "exit_code"),
+    [
+        (("init", "other"), "directory", 1),
+        (("init", "../mill"), "site", 2),
+        (("certificate", "coordinator", "coordinator"), "role", 2),
+        (("certificate", "agent", "admin"), "name", 1),
+        (("certificate", "agent", "../../etc"), "name", 2),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(
+    edgectl: Any, tmp_path: Path, arguments: tuple[str, ...], field: str, exit_code: int
+) -> None:
+    assert edgectl("init", "mill").exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    ended = edgectl(*arguments)
+    assert isinstance(ended.exception, EdgeShardError) or ended.exit_code == exit_code, ended.output
+    error = ended.exception
+    if isinstance(error, EdgeShardError):
+        assert error.field == field
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_without_an_authority_nothing_is_made(edgectl: Any, tmp_path: Path) -> None:
+    ended = edgectl("certificate", "agent", "a")
+    assert ended.exit_code != 0 and not list(tmp_path.iterdir())

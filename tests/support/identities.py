@@ -1,0 +1,42 @@
+"""A site's certificates, made for one test run as its operator would make them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.identity.authority import Authority, now
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.tls_files import issue_files
+
+
+class Identities:
+    """The authority of a site, and the files of each of its processes, which are made when they are first asked for."""
+
+    def __init__(self, directory: Path, site: str = "site") -> None:
+        self.site = site
+        self._directory = directory / f"identities-{site}"
+        self.authority = Authority.create(site, now())
+        self._files: dict[Principal, TlsFiles] = {}
+
+    def of(self, role: Role, id: str) -> TlsFiles:
+        principal = Principal(self.site, role, id)
+        if principal not in self._files:
+            directory = self._directory / f"{role}-{id}"
+            self._files[principal] = issue_files(self.authority, principal, directory)
+        return self._files[principal]
+
+    def coordinator(self) -> TlsFiles:
+        principal = coordinator_of(self.site)
+        return self.of(principal.role, principal.id)
+
+    def host(self, name: str) -> TlsFiles:
+        """Of the process that runs on a host of a test's network, which its name tells."""
+        if name == "coordinator":
+            return self.coordinator()
+        return self.of(Role.OPERATOR if name in ("operator", "stranger") else Role.AGENT, name)
+
+
+def tls_options(files: TlsFiles) -> list[str]:
+    """The options of a daemon or of edgectl."""
+    return ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]
