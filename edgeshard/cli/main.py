@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli import debug, delete, demo, deploy, describe, generate, get, lab, model, plan, profile, trace
+from edgeshard.cli import (
+    debug,
+    delete,
+    demo,
+    deploy,
+    describe,
+    generate,
+    get,
+    install,
+    lab,
+    model,
+    plan,
+    profile,
+    trace,
+)
 from edgeshard.cli.connect import Connect
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
@@ -82,6 +96,8 @@ app.add_typer(model.app, name="model")
 app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
 app.add_typer(debug.app, name="debug")
+app.add_typer(install.app, name="install")
+app.add_typer(install.uninstall_app, name="uninstall")
 app.command(name="demo", short_help="Watch three boxes on this machine tell a story.")(demo.demo)
 
 
