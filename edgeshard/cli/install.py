@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -37,7 +36,7 @@ _LOOPBACK = {"agent": "127.0.0.1:0", "coordinator": "127.0.0.1:7600"}
 Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where others reach it.")]
 Credentials = Annotated[
     Path | None,
-    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem and key.pem for TLS; root alone need read."),
+    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem, key.pem for TLS; only root reads them."),
 ]
 Programs = Annotated[
     Path | None, typer.Option("--bin", metavar="DIR", help="Where the daemon's program is; beside this one otherwise.")
@@ -57,11 +56,8 @@ def install_agent(
     context: typer.Context,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The box's name in the site.")] = None,
     listen: Listen = None,
-    ca: Credentials = Annotated[
-    Path | None,
-    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem and key.pem for TLS; root alone need read."),
-]
-Programs = None,
+    credentials: Credentials = None,
+    programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
 ) -> None:
@@ -78,11 +74,8 @@ Programs = None,
 @app.command("coordinator")
 def install_coordinator(
     listen: Listen = None,
-    ca: Credentials = Annotated[
-    Path | None,
-    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem and key.pem for TLS; root alone need read."),
-]
-Programs = None,
+    credentials: Credentials = None,
+    programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
 ) -> None:
@@ -235,6 +228,8 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
 
 def _user_exists(name: str, root: Path) -> bool:
     if root == MACHINE:
+        import pwd  # where there is no such module there is no systemd
+
         with contextlib.suppress(KeyError):
             return bool(pwd.getpwnam(name))
         return False

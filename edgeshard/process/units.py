@@ -22,7 +22,7 @@ class Daemon(StrEnum):
 
 
 CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
-"""The site's authority, the daemon's certificate and its key. systemd reads them as root; nobody else need be able to."""
+"""The site's authority, the daemon's certificate and its key. systemd reads them as root; no one else needs to."""
 
 # Values that name the unit say {unit}.
 _COMMON = """\
