@@ -155,6 +155,8 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     from edgeshard.process.units import CREDENTIALS
     from edgeshard.rpc.tls import TlsFiles, check_secure
 
+    if daemon == "agent" and not options.name:
+        raise InvalidArgumentError("--name is required: the box's name in the site", field="name")
     files = [Path(options.credentials, name) for name in CREDENTIALS]
     tls = TlsFiles(*files) if options.credentials else None
     try:
