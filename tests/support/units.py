@@ -23,7 +23,7 @@ class Unit:
     `script` runs in place of its program.
     """
 
-    def __init__(self, root: Path, name: str, directory: Path, watchdog_s: float = 6.0, script: str = "") -> None:
+    def __init__(self, root: Path, name: str, directory: Path, watchdog_s: float = 4.5, script: str = "") -> None:
         self.text = (root / f"etc/systemd/system/{name}.service").read_text()
         self.log = directory / f"{name}.log"
         self._root = root

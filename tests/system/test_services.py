@@ -131,7 +131,7 @@ async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUni
     # What it had said before it stood still.
     await asyncio.sleep(0.2)
     unit.unread()
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(2.0)
     assert unit.unread() == []
     unit.signal(signal.SIGCONT)
     await unit.until(WATCHDOG="1")
@@ -147,7 +147,7 @@ async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(root: Path, make_un
     await unit.until(WATCHDOG="1")
     unit.signal(signal.SIGUSR1)
     await unit.until(STATUS=f"no progress: {part}")
-    await asyncio.sleep(5.0)  # its event loop goes on all the while
+    await asyncio.sleep(3.0)  # two looks of its event loop, which goes on all the while
     assert unit.unread() == []
     unit.signal(signal.SIGUSR2)
     await unit.until(WATCHDOG="1")
