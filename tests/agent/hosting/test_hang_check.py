@@ -68,28 +68,31 @@ async def test_a_call_that_is_no_step_hangs_as_one_does_and_one_that_computes_do
         while not busy.is_set():
             pass
 
-    computing = asyncio.create_task(worker.run(compute))
-    async with asyncio.timeout(PATIENCE_S):
-        used_s = 0.0
-        for _ in range(round(2 * STILL_S / CHECK_S)):
-            while (call := worker.running()) is None or call.cpu_s < used_s + 2 * PROGRESS_S:  # noqa: ASYNC110
+    try:
+        computing = asyncio.create_task(worker.run(compute))
+        async with asyncio.timeout(PATIENCE_S):
+            used_s = 0.0
+            for _ in range(round(2 * STILL_S / CHECK_S)):
+                while (call := worker.running()) is None or call.cpu_s < used_s + 2 * PROGRESS_S:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                used_s = call.cpu_s
+                clock.time += CHECK_S
+                check.look()
+            assert check.found_well == 1 + round(2 * STILL_S / CHECK_S) and not stage.failures
+            busy.set()
+            await computing
+            waiting = asyncio.create_task(worker.run(stuck.wait))
+            while worker.running() is None:  # noqa: ASYNC110 (another thread begins it)
                 await asyncio.sleep(0.001)
-            used_s = call.cpu_s
+        well = check.found_well
+        for _ in range(round(2 * STILL_S / CHECK_S)):
             clock.time += CHECK_S
             check.look()
-        assert check.found_well == 1 + round(2 * STILL_S / CHECK_S) and not stage.failures
+        assert [error.reason for error in stage.failures] == ["STAGE_HUNG"]
+        assert check.found_well - well <= round(STILL_S / CHECK_S) + 1
+    finally:
         busy.set()
-        await computing
-        waiting = asyncio.create_task(worker.run(stuck.wait))
-        while worker.running() is None:  # noqa: ASYNC110 (another thread begins it)
-            await asyncio.sleep(0.001)
-    well = check.found_well
-    for _ in range(round(2 * STILL_S / CHECK_S)):
-        clock.time += CHECK_S
-        check.look()
-    assert [error.reason for error in stage.failures] == ["STAGE_HUNG"]
-    assert check.found_well - well <= round(STILL_S / CHECK_S) + 1
-    stuck.set()
+        stuck.set()
     await waiting
     worker.close()
 
