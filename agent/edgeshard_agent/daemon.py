@@ -26,6 +26,8 @@ from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.imports import lasting_imports
+from edgeshard.process.notify import Notifier
+from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.server import Server
@@ -73,6 +75,7 @@ async def run(settings: AgentSettings) -> NoReturn:
 
 async def serve(settings: AgentSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
+    notifier = Notifier.from_environment()
     check_name(settings.name, "name")
     tls = settings.tls()
     if tls is not None:
@@ -85,8 +88,8 @@ async def serve(settings: AgentSettings) -> None:
     emulation = None if settings.emulate is None else load_emulation(settings.emulate, settings.name)
     facts = machine_facts(settings.device, settings.memory)
     threads = settings.threads or facts.cores
-    worker = ComputeThread(threads)
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
+    worker = ComputeThread(threads, clock)
     add_StageServiceServicer_to_server(servicer, server.grpc)
     # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
     to_coordinator = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
@@ -144,12 +147,16 @@ async def serve(settings: AgentSettings) -> None:
         may_spin = emulation is None and has_cores_of_its_own() and not has_cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
         hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
-        await HangCheck(hosting.stages, worker, clock).run()
+        # Whether or not a coordinator is there: it may start later, or be restarted.
+        notifier.ready(f"serving on {address}")
+        check = HangCheck(hosting.stages, worker, clock)
+        await asyncio.gather(check.run(), feed_watchdog(notifier, lambda: {"compute thread": check.found_well}))
 
     log.info("listening", address=address, node=settings.name)
     try:
         await _until_stopped(client, start, settings.ready_file, address)
     finally:
+        notifier.stopping()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_S):
                 await hosting.close()

@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit(1)
     settle_grpc()
     from edgeshard.process.config import load_settings
-    from edgeshard.process.logs import configure_logging
+    from edgeshard.process.logs import configure_logging, report_failure
     from edgeshard_agent.settings import AgentSettings
 
     try:
@@ -30,5 +30,5 @@ def main() -> None:
 
         asyncio.run(run(settings))
     except EdgeShardError as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        report_failure(error)
         sys.exit(error.exit_code)

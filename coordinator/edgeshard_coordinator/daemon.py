@@ -16,6 +16,8 @@ from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.logs import configure_logging
+from edgeshard.process.notify import Notifier
+from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.coordinator import Coordinator
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 async def serve(settings: CoordinatorSettings) -> None:
-    stopping = asyncio.Event()
+    notifier, stopping = Notifier.from_environment(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -51,8 +53,12 @@ async def serve(settings: CoordinatorSettings) -> None:
     log.info("coordinator_serves", address=address)
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address)
+    notifier.ready(f"serving on {address}")
+    feeding = asyncio.create_task(feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns}))
     await stopping.wait()
+    notifier.stopping()
     log.info("coordinator_stops")
+    feeding.cancel()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
 

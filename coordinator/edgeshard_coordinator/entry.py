@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.process.imports import lasting_imports
+from edgeshard.process.logs import report_failure
 from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("psutil",)
@@ -24,5 +25,5 @@ def main() -> None:
     try:
         run()
     except EdgeShardError as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        report_failure(error)
         sys.exit(error.exit_code)

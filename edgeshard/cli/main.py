@@ -18,6 +18,7 @@ from edgeshard.cli import (
     describe,
     generate,
     get,
+    install,
     lab,
     model,
     plan,
@@ -100,6 +101,8 @@ app.add_typer(model.app, name="model")
 app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
 app.add_typer(debug.app, name="debug")
+app.add_typer(install.app, name="install")
+app.add_typer(install.uninstall_app, name="uninstall")
 app.command(name="demo", short_help="Watch three boxes on this machine tell a story.")(demo.demo)
 
 

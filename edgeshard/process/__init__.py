@@ -1,1 +1,1 @@
-"""What every process has: settings, logs and the machine's clock."""
+"""What every process has: settings, logs, the machine's clock, what it tells systemd and how it is installed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import structlog
 
 from edgeshard.debugging.private import PRIVATE_KEYS
+from edgeshard.domain.errors import EdgeShardError
 
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
+_JOURNAL_ERROR = 3
+_JOURNAL_LEVELS = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: _JOURNAL_ERROR}
+"""Levels as the journal knows them, see sd-daemon(3)."""
 
 
 def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -25,6 +30,28 @@ def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 def debug_logged() -> bool:
     """Whether lines at debug go anywhere: ask before computing what they would say."""
     return logging.getLogger(_OURS[0]).isEnabledFor(logging.DEBUG)
+
+
+def stderr_is_journal() -> bool:
+    """Whether what is written to stderr goes to systemd's journal, which takes a line's level from a prefix."""
+    try:
+        status = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def report_failure(error: EdgeShardError) -> None:
+    """Say on stderr why this daemon cannot go on."""
+    prefix = f"<{_JOURNAL_ERROR}>" if stderr_is_journal() else ""
+    sys.stderr.write(f"{prefix}error: {error.message}\n")
+
+
+class _JournalFormatter(structlog.stdlib.ProcessorFormatter):
+    """Puts the level in front of each line. A record is one line, tracebacks included, because it is JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"<{_JOURNAL_LEVELS.get(record.levelno, _JOURNAL_ERROR)}>{super().format(record)}"
 
 
 def configure_logging(level: str) -> None:
@@ -47,8 +74,9 @@ def configure_logging(level: str) -> None:
     )
     finish = [] if terminal else [structlog.processors.format_exc_info]
     handler = logging.StreamHandler(sys.stderr)
+    formatter = _JournalFormatter if stderr_is_journal() else structlog.stdlib.ProcessorFormatter
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        formatter(
             foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish, renderer],
         )

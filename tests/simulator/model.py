@@ -286,5 +286,8 @@ class SimWorker:
         self.submit(call)
         return await future
 
+    def running(self) -> None:
+        """Calls take no time of their own."""
+
     def close(self) -> None:
         pass

@@ -151,6 +151,24 @@ async def known(client: Client) -> object:
     return nodes, [(deployment.spec, deployment.epoch) for deployment in await client.deployments()]
 
 
+async def test_what_is_stopped_in_order_hands_over_what_runs(site: Site) -> None:
+    """SIGTERM, as from `systemctl stop`: other boxes go on with the answers of a box, clients come back to a
+    coordinator that is started again. Neither costs a token."""
+    undisturbed = await answer(site.client, 120)
+    for index in (1, 0):
+        leaving = (await site.client.deployment("tales")).placement.stages[index].node_name
+        running, seen = begun(site.client, 120)
+        await site.until(partial(reached, seen, 5))
+        await site.cluster.agents[leaving].stop(grace_s=60)
+        assert await running == undisturbed
+        await back(site, leaving)
+    running, seen = begun(site.client, 120)
+    await site.until(partial(reached, seen, 5))
+    await site.cluster.coordinator.stop(grace_s=60)
+    await restart_coordinator(site)
+    assert await running == undisturbed
+
+
 async def restart_coordinator(site: Site) -> float:
     """At the address that it had; when it was started."""
     coordinator, address = site.cluster.coordinator, site.cluster.address

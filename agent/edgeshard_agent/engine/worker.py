@@ -10,7 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.process.clock import SystemClock
+from edgeshard_agent.core.hanging import RunningStep
+from edgeshard_agent.engine.running import CallOnThread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,8 +33,11 @@ class ComputeThread:
     It `hangs` from `give_up` until the call that it has returns after all.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, clock: Clock | None = None) -> None:
         self._threads = threads
+        self._clock = clock or SystemClock()
+        self._calls = 0
+        self._on_thread: CallOnThread | None = None
         self.hangs = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
 
@@ -46,8 +53,21 @@ class ComputeThread:
         """
         if self.hangs:
             raise step_hangs()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+
+        def call() -> T:
+            self._calls += 1
+            self._on_thread = CallOnThread(self._calls, self._clock.now())
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._on_thread = None
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def running(self) -> RunningStep | None:
+        """The call of `run` that the thread has now, such as the loading of a stage. Stages tell of their steps."""
+        call = self._on_thread
+        return None if call is None else call.so_far(self._clock.now())
 
     def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Run a call on the thread and do not wait. The call itself must report its result and its errors.

@@ -1,4 +1,4 @@
-"""Looks after the compute thread: a stage whose step hangs fails, so that its site goes on without it."""
+"""Looks after the compute thread: when what it has hangs, the box's stages fail, and their site goes on without it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class HangCheck:
         self._stages = stages
         self._worker = worker
         self._clock = clock
-        self._watched: dict[Stage, Watched] = {}
+        self._watched: dict[Stage | ComputeThread, Watched] = {}
+        self.found_well = 0
+        """Looks so far at which the thread was idle or got on."""
 
     async def run(self) -> None:
         while True:
@@ -42,11 +44,14 @@ class HangCheck:
 
     def look(self) -> None:
         now, stages = self._clock.now(), self._stages()
-        running = [(stage, step) for stage in stages if (step := stage.running()) is not None]
-        self._watched = {stage: looked_at(self._watched.get(stage), step, now) for stage, step in running}
-        hanging = [step for stage, step in running if hangs(self._watched[stage], step)]
+        watched: tuple[Stage | ComputeThread, ...] = (*stages, self._worker)
+        running = [(one, step) for one in watched if (step := one.running()) is not None]
+        self._watched = {one: looked_at(self._watched.get(one), step, now) for one, step in running}
+        hanging = [step for one, step in running if hangs(self._watched[one], step)]
         if hanging and not self._worker.hangs:
             log.error("step_hangs", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3))
             self._worker.give_up()
             for stage in stages:
                 stage.fail(step_hangs())
+        if not self._worker.hangs:
+            self.found_well += 1

@@ -47,6 +47,8 @@ class StateLoop:
         self._waiting: list[tuple[Callable[[State], bool], asyncio.Future[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
+        self.turns = 0
+        """Events handled so far; ticks come even when nothing else does."""
         self._rested: State | None = None
         """The newest state in which nothing was due."""
 
@@ -123,6 +125,7 @@ class StateLoop:
             for condition, future in self._waiting:
                 if not future.done() and condition(self.state):
                     future.set_result(None)
+            self.turns += 1
 
     def _apply(self, event: Event) -> None:
         before = self.state

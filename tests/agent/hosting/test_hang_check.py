@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from edgeshard_agent.core.hanging import CHECK_S, STILL_S, RunningStep
+from edgeshard_agent.core.hanging import CHECK_S, PROGRESS_S, STILL_S, RunningStep
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.hang_check import HangCheck
 
@@ -53,6 +53,47 @@ async def test_when_a_step_hangs_every_stage_of_the_box_fails_once() -> None:
         check.look()
     assert [[error.reason for error in stage.failures] for stage in stages] == [["STAGE_HUNG"], ["STAGE_HUNG"]]
     busy.set()
+    worker.close()
+
+
+async def test_a_call_that_is_no_step_hangs_as_one_does_and_one_that_computes_does_not() -> None:
+    """Such as the loading of a stage. `found_well`, which a watchdog follows, grows only while the thread gets on."""
+    stage, clock, busy, stuck = Stage(), Clock(), threading.Event(), threading.Event()
+    worker = ComputeThread(1, clock)
+    check = HangCheck(lambda: [stage], worker, clock)
+    check.look()
+    assert check.found_well == 1, "an idle thread is well"
+
+    def compute() -> None:
+        while not busy.is_set():
+            pass
+
+    try:
+        computing = asyncio.create_task(worker.run(compute))
+        async with asyncio.timeout(PATIENCE_S):
+            used_s = 0.0
+            for _ in range(round(2 * STILL_S / CHECK_S)):
+                while (call := worker.running()) is None or call.cpu_s < used_s + 2 * PROGRESS_S:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                used_s = call.cpu_s
+                clock.time += CHECK_S
+                check.look()
+            assert check.found_well == 1 + round(2 * STILL_S / CHECK_S) and not stage.failures
+            busy.set()
+            await computing
+            waiting = asyncio.create_task(worker.run(stuck.wait))
+            while worker.running() is None:  # noqa: ASYNC110 (another thread begins it)
+                await asyncio.sleep(0.001)
+        well = check.found_well
+        for _ in range(round(2 * STILL_S / CHECK_S)):
+            clock.time += CHECK_S
+            check.look()
+        assert [error.reason for error in stage.failures] == ["STAGE_HUNG"]
+        assert check.found_well - well <= round(STILL_S / CHECK_S) + 1
+    finally:
+        busy.set()
+        stuck.set()
+    await waiting
     worker.close()
 
 

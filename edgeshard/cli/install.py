@@ -1,0 +1,318 @@
+"""edgectl install and uninstall: a daemon as a service of systemd, with its unit, configuration and user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of
+from edgeshard.domain.errors import (
+    DataLossError,
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
+
+if TYPE_CHECKING:
+    from edgeshard.process.installation import Found, Options, Record, Step
+    from edgeshard.process.units import Daemon
+
+app = typer.Typer(help="Lay out a daemon as a service of systemd.", no_args_is_help=True)
+uninstall_app = typer.Typer(help="Remove what edgectl install laid out.", no_args_is_help=True)
+
+_LOOPBACK = {"agent": "127.0.0.1:0", "coordinator": "127.0.0.1:7600"}
+
+Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where others reach it.")]
+Credentials = Annotated[
+    Path | None,
+    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem, key.pem for TLS; only root reads them."),
+]
+Programs = Annotated[
+    Path | None, typer.Option("--bin", metavar="DIR", help="Where the daemon's program is; beside this one otherwise.")
+]
+Root = Annotated[
+    Path, typer.Option("--root", metavar="DIR", help="Lay out files below DIR, such as a mounted image; run nothing.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say each step, and take none.")]
+Purge = Annotated[bool, typer.Option("--purge", help="Its state as well, and files that were changed by hand.")]
+MACHINE = Path("/")
+_RUNS_SYSTEMD = Path("/run/systemd/system")
+"""Is there where systemd runs the machine, see sd_booted(3)."""
+
+
+@app.command("agent")
+def install_agent(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The box's name in the site.")] = None,
+    listen: Listen = None,
+    credentials: Credentials = None,
+    programs: Programs = None,
+    root: Root = MACHINE,
+    dry_run: DryRun = False,
+) -> None:
+    """Lay out the agent of this box; --coordinator says whose. What is not given stays as at the last time."""
+    from edgeshard.process.units import Daemon
+
+    source = context.find_root().get_parameter_source("coordinator")
+    was_given = source is not None and source.name == "COMMANDLINE"
+    coordinator = connect_of(context).coordinator if was_given else None
+    given = {"name": name, "coordinator": coordinator, "listen": listen}
+    _install(Daemon.AGENT, root, dry_run, given | _directories(credentials, programs))
+
+
+@app.command("coordinator")
+def install_coordinator(
+    listen: Listen = None,
+    credentials: Credentials = None,
+    programs: Programs = None,
+    root: Root = MACHINE,
+    dry_run: DryRun = False,
+) -> None:
+    """Lay out the site's coordinator. What is not given stays as at the last time."""
+    from edgeshard.process.units import Daemon
+
+    _install(Daemon.COORDINATOR, root, dry_run, {"listen": listen} | _directories(credentials, programs))
+
+
+@uninstall_app.command("agent")
+def uninstall_agent(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
+    """Stop the agent and remove its service; its identity and its cache of weights stay without --purge."""
+    from edgeshard.process.units import Daemon
+
+    _uninstall(Daemon.AGENT, root, purge, dry_run)
+
+
+@uninstall_app.command("coordinator")
+def uninstall_coordinator(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
+    """Stop the coordinator and remove its service; boxes, deployments and models stay without --purge."""
+    from edgeshard.process.units import Daemon
+
+    _uninstall(Daemon.COORDINATOR, root, purge, dry_run)
+
+
+def _directories(credentials: Path | None, programs: Path | None) -> dict[str, str | None]:
+    given = {"credentials": credentials, "programs": programs}
+    return {name: None if path is None else str(path.absolute()) for name, path in given.items()}
+
+
+def _install(daemon: Daemon, root: Path, dry_run: bool, given: dict[str, str | None]) -> None:
+    from edgeshard.process.installation import install_steps
+
+    _check_may(root, dry_run)
+    record = _record(daemon, root)
+    options = _options(daemon, record, given)
+    _check(daemon, options, root)
+    steps = install_steps(daemon, options, record, _found(daemon, options, record, root))
+    _take(steps, root, dry_run)
+    if not steps:
+        typer.echo("nothing to do: all of it is laid out", err=True)
+    elif not dry_run:
+        where = "" if root == MACHINE else "On the machine that boots from it: "
+        typer.echo(
+            f"{where}systemctl enable --now {daemon.unit} starts it; systemctl restart {daemon.unit} lets a running "
+            "one take changes up",
+            err=True,
+        )
+
+
+def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
+    from edgeshard.process.installation import uninstall_steps
+
+    _check_may(root, dry_run)
+    record = _record(daemon, root)
+    if record is None:
+        typer.echo(f"nothing to do: no {daemon} of edgectl install is there", err=True)
+        return
+    _take(uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge), root, dry_run)
+
+
+def _options(daemon: Daemon, record: Record | None, given: dict[str, str | None]) -> Options:
+    """What is given, else what was given the last time, else what suits a site on one machine."""
+    from edgeshard.process.installation import Options
+
+    # Without following links: the interpreter of a virtual environment is one.
+    beside = Path(sys.executable).absolute().parent
+    coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
+    before = record.options if record is not None else Options(_LOOPBACK[daemon], str(beside), "", coordinator)
+    return replace(before, **{name: value for name, value in given.items() if value is not None})
+
+
+def _check(daemon: Daemon, options: Options, root: Path) -> None:
+    """Raise the error that the daemon would end with when it is started."""
+    from edgeshard.domain.ids import check_name
+    from edgeshard.process.installation import check_visible
+    from edgeshard.process.units import CREDENTIALS
+    from edgeshard.rpc.tls import TlsFiles, check_secure
+
+    if daemon == "agent" and not options.name:
+        raise InvalidArgumentError("--name is required: the box's name in the site", field="name")
+    files = [Path(options.credentials, name) for name in CREDENTIALS]
+    tls = TlsFiles(*files) if options.credentials else None
+    try:
+        check_secure(options.listen, tls, "listen")
+        if daemon == "agent":
+            check_secure(options.coordinator, tls, "coordinator")
+            check_name(options.name, "name")
+    except DeniedError as error:
+        # Those options are the daemon's.
+        message = error.message.replace("--tls-ca, --tls-cert and --tls-key", "--credentials DIR")
+        raise DeniedError(message, field=error.field, reason=error.reason) from None
+    if root != MACHINE:
+        return  # what they name is not here
+    if tls is not None:
+        tls.check()
+    programs = Path(options.programs)
+    if not (programs / daemon.unit).is_file():
+        raise InvalidArgumentError(
+            f"there is no {daemon.unit} in {programs}: pip install 'edgeshard[{daemon}]' there, or give --bin DIR",
+            field="bin",
+        )
+    check_visible(str((programs / "python").resolve()))
+
+
+def _check_may(root: Path, dry_run: bool) -> None:
+    if root != MACHINE:
+        if not root.is_dir():
+            raise InvalidArgumentError(f"--root {root} is no directory", field="root")
+        return
+    if shutil.which("systemctl") is None or not _RUNS_SYSTEMD.is_dir():
+        raise FailedPreconditionError(
+            "this machine is not run by systemd; --root DIR lays out the files for one that is",
+            reason="NO_SYSTEMD",
+        )
+    if os.geteuid() != 0 and not dry_run:
+        raise DeniedError("only root may do this: use sudo, or --dry-run to see what it would do", reason="NOT_ROOT")
+
+
+def _record(daemon: Daemon, root: Path) -> Record | None:
+    from edgeshard.process.installation import from_text, record_path
+
+    path = below(root, record_path(daemon))
+    try:
+        return from_text(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _translated(error, str(path)) from None
+
+
+def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) -> Found:
+    from edgeshard.process.installation import Found, digest, interesting
+    from edgeshard.process.units import Daemon
+
+    digests, directories = {}, set()
+    for name in interesting(daemon, options, record):
+        path = below(root, name)
+        if path.is_dir():
+            directories.add(name)
+        elif path.is_symlink():
+            digests[name] = digest(str(path.readlink()))
+        elif path.is_file():
+            digests[name] = digest(path.read_bytes())
+    other = Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT
+    shared = frozenset[str]()
+    with contextlib.suppress(DataLossError):  # it is to be mended where the other daemon is the matter
+        beside = _record(other, root)
+        shared = frozenset(beside.directories if beside is not None else ())
+    return Found(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)
+
+
+def _user_exists(name: str, root: Path) -> bool:
+    if root == MACHINE:
+        import pwd  # where there is no such module there is no systemd
+
+        with contextlib.suppress(KeyError):
+            return bool(pwd.getpwnam(name))
+        return False
+    passwd = below(root, "/etc/passwd")
+    return passwd.is_file() and any(line.startswith(f"{name}:") for line in passwd.read_text().splitlines())
+
+
+def _take(steps: Sequence[Step], root: Path, dry_run: bool) -> None:
+    for step in steps:
+        typer.echo(_said(step))
+        if dry_run:
+            continue
+        try:
+            _do(step, root)
+        except OSError as error:
+            raise _translated(error, str(error.filename)) from None
+
+
+def _said(step: Step) -> str:
+    """A line of one word and what it is about, for people and for awk."""
+    from edgeshard.process.installation import MakeDirectory, Remove, RemoveDirectory, Run, Write
+
+    match step:
+        case MakeDirectory():
+            return f"make    {step.path}/"
+        case Write():
+            return f"write   {step.path}"
+        case Remove():
+            return f"remove  {step.path}"
+        case RemoveDirectory():
+            return f"remove  {step.path}/" + ("" if step.whole else " if it is empty")
+        case Run():
+            return f"run     {' '.join(step.command)}"
+        case _:
+            return f"leave   {step.what}: {step.why}"
+
+
+def _do(step: Step, root: Path) -> None:
+    from edgeshard.process.installation import MakeDirectory, Remove, RemoveDirectory, Run, Write
+
+    match step:
+        case MakeDirectory():
+            below(root, step.path).mkdir(mode=0o755, exist_ok=True)
+        case Write():
+            _write(below(root, step.path), step.content)
+        case Remove():
+            below(root, step.path).unlink(missing_ok=True)
+        case RemoveDirectory(whole=True):
+            shutil.rmtree(below(root, step.path))
+        case RemoveDirectory():
+            with contextlib.suppress(OSError):  # others have files there
+                below(root, step.path).rmdir()
+        case Run():
+            _run(step.command)
+        case _:
+            pass
+
+
+def _write(path: Path, content: str) -> None:
+    """All of it or nothing, whatever the umask."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+        file.write(content)
+    Path(file.name).chmod(0o644)
+    Path(file.name).replace(path)
+
+
+def _run(command: tuple[str, ...]) -> None:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        why = result.stderr.strip() or f"exit code {result.returncode}"
+    except FileNotFoundError:
+        result, why = None, "there is no such program"
+    if result is None or result.returncode != 0:
+        raise FailedPreconditionError(f"{' '.join(command)}: {why}", reason="COMMAND_FAILED")
+
+
+def _translated(error: OSError, path: str) -> EdgeShardError:
+    kind = DeniedError if isinstance(error, PermissionError) else FailedPreconditionError
+    return kind(f"{path}: {error.strerror or error}", field="root")
+
+
+def below(root: Path, path: str) -> Path:
+    """Where an absolute path of the machine is under `root`."""
+    return root / path.lstrip("/")

@@ -1,0 +1,70 @@
+"""What a daemon tells systemd: that it serves, that it gets on, that it stops. See sd_notify(3)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import Self
+
+from edgeshard.domain.errors import FailedPreconditionError
+
+_OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class Notifier:
+    """Without a socket nobody listens, and every call does nothing. No call blocks.
+
+    `watchdog_s` is the time without a beat after which the manager ends this process, None when it does not look.
+    """
+
+    def __init__(self, to: socket.socket | None = None, watchdog_s: float | None = None) -> None:
+        self._socket = to
+        self.watchdog_s = watchdog_s
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self:
+        """Connected to NOTIFY_SOCKET. The variables are removed: a child must not speak for this process.
+
+        Raises FailedPreconditionError when nobody can be reached there.
+        """
+        given = {name: environment.pop(name, "") for name in _OURS}
+        address, microseconds = given["NOTIFY_SOCKET"], given["WATCHDOG_USEC"]
+        if not address:
+            return cls()
+        for_us = given["WATCHDOG_PID"] in ("", str(os.getpid()))
+        watched = for_us and microseconds.isdecimal() and int(microseconds) > 0
+        to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        to.setblocking(False)
+        try:
+            # A name that begins with @ is one of Linux's abstract sockets.
+            to.connect("\0" + address[1:] if address.startswith("@") else address)
+        except OSError as error:
+            to.close()
+            raise FailedPreconditionError(
+                f"NOTIFY_SOCKET {address}: {error.strerror or error}; unset it where no service manager started this",
+                field="NOTIFY_SOCKET",
+                reason="NOTIFY_SOCKET",
+            ) from None
+        return cls(to, int(microseconds) / 1e6 if watched else None)
+
+    def ready(self, status: str) -> None:
+        """It serves. `status` is a line for people."""
+        self._send("READY=1", f"STATUS={status}")
+
+    def beat(self) -> None:
+        """It gets on: the watchdog's time begins anew."""
+        self._send("WATCHDOG=1")
+
+    def status(self, status: str) -> None:
+        self._send(f"STATUS={status}")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1", "STATUS=stopping")
+
+    def _send(self, *lines: str) -> None:
+        if self._socket is not None:
+            # Either the manager has gone, or its queue is full; then the next beat comes in time.
+            with contextlib.suppress(OSError):
+                self._socket.send("\n".join(lines).encode())

@@ -1,0 +1,110 @@
+"""The systemd units of both daemons, as text. Pure.
+
+deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard. What is left out, and why, says
+docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Daemon(StrEnum):
+    """What can be installed."""
+
+    AGENT = "agent"
+    COORDINATOR = "coordinator"
+
+    @property
+    def unit(self) -> str:
+        """Also the name of its user, of its program and of its state directory."""
+        return f"edgeshard-{self.value}"
+
+
+CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
+"""The site's authority, the daemon's certificate and its key. systemd reads them as root; no one else needs to."""
+
+# Values that name the unit say {unit}.
+_COMMON = """\
+Type=notify
+NotifyAccess=main
+# Beaten only while the daemon gets on. SIGABRT then prints where every thread stands.
+WatchdogSec=30
+Environment=PYTHONFAULTHANDLER=1
+TimeoutStartSec=300
+Restart=on-failure
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=15
+SyslogIdentifier={unit}
+
+User={unit}
+StateDirectory={unit}
+StateDirectoryMode=0700
+UMask=0077
+LimitNOFILE=65536
+# A core would hold prompts.
+LimitCORE=0
+
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome=yes
+ProtectProc=invisible
+ProtectClock=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+PrivateTmp=yes
+PrivateMounts=yes
+RemoveIPC=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+SystemCallErrorNumber=EPERM
+"""
+_OF = {
+    Daemon.AGENT: """\
+MemoryMax=95%
+# Short of memory, the kernel ends the process that measures layers; the agent goes on.
+OOMPolicy=continue
+# Accelerators, where there are any. PrivateDevices and MemoryDenyWriteExecute would break them.
+DevicePolicy=closed
+DeviceAllow=char-nvidia* rw
+DeviceAllow=char-nvhost* rw
+DeviceAllow=char-nvgpu* rw
+DeviceAllow=char-drm rw
+DeviceAllow=/dev/nvmap rw
+""",
+    Daemon.COORDINATOR: """\
+MemoryMax=50%
+SystemCallFilter=~@resources
+PrivateDevices=yes
+PrivateUsers=yes
+MemoryDenyWriteExecute=yes
+""",
+}
+
+
+def unit_text(daemon: Daemon, executable: str, config: str, credentials: str) -> str:
+    """The unit's file, of absolute paths; `credentials` is the directory that has CREDENTIALS, "" without TLS."""
+    command = f"{executable} --config {config} --state-dir ${{STATE_DIRECTORY}}"
+    loads = ""
+    for name in CREDENTIALS if credentials else ():
+        loads += f"LoadCredential={name}:{credentials}/{name}\n"
+        # Not %d, which systemd before 250 does not know.
+        command += f" --tls-{name.removesuffix('.pem')} ${{CREDENTIALS_DIRECTORY}}/{name}"
+    return (
+        f"# Written by edgectl install {daemon}. Changes belong into a drop-in: systemctl edit {daemon.unit}\n"
+        f"[Unit]\nDescription=EdgeShard {daemon}\nWants=network-online.target\nAfter=network-online.target\n\n"
+        f"[Service]\nExecStart={command}\n{loads}{_COMMON.format(unit=daemon.unit)}{_OF[daemon]}\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    )
