@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import ssl
 import stat
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class TlsFiles:
             raise InvalidArgumentError(
                 f"--tls-cert {self.cert} with --tls-key {self.key}: {why}", field="tls-cert", reason="TLS_FILE"
             ) from None
-        if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
+        if stat.S_IMODE(self.key.stat().st_mode) & 0o077 and not _kept_by_systemd(self.key):
             raise DeniedError(
                 f"--tls-key {self.key} can be read by others: run chmod 600 {self.key}",
                 field="tls-key",
@@ -86,6 +87,12 @@ class TlsFiles:
         self.check()
         pair = (_read(self.key, "tls-key"), _read(self.cert, "tls-cert"))
         return grpc.ssl_server_credentials([pair], root_certificates=_read(self.ca, "tls-ca"), require_client_auth=True)
+
+
+def _kept_by_systemd(path: Path) -> bool:
+    """Of the service's credentials, which only its user reads, by an access list that the mode does not tell."""
+    directory = os.environ.get("CREDENTIALS_DIRECTORY")
+    return directory is not None and path.resolve().parent == Path(directory).resolve()
 
 
 def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:

@@ -43,11 +43,14 @@ def test_a_key_of_another_certificate_is_named(files: TlsFiles, tmp_path: Path) 
     assert refusal.value.field == "tls-cert" and str(other_key) in refusal.value.message
 
 
-def test_a_key_that_others_can_read_is_refused(files: TlsFiles) -> None:
+def test_a_key_that_others_can_read_is_refused(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that systemd keeps for a service."""
     for mode in (0o640, 0o604, 0o660):
         files.key.chmod(mode)
         with pytest.raises(DeniedError, match=f"chmod 600 {files.key}"):
             files.check()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(files.key.parent))
+    files.check()
 
 
 def test_a_certificate_that_does_not_say_who_it_is_of_is_named(files: TlsFiles, tmp_path: Path) -> None:

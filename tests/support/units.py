@@ -46,6 +46,7 @@ class Unit:
         credentials.mkdir()
         for name, source in (value.split(":") for value in self.values("LoadCredential")):
             shutil.copyfile(self._root / source.lstrip("/"), credentials / name)
+            (credentials / name).chmod(0o400)
         given = {"STATE_DIRECTORY": str(state), "CREDENTIALS_DIRECTORY": str(credentials)}
         (line,) = self.values("ExecStart")
         command = [re.sub(r"\$\{(\w+)\}", lambda match: given[match[1]], word) for word in shlex.split(line)]

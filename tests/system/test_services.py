@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
 from edgeshard.client import Client
+from edgeshard.domain.identity import Role
+from tests.support.identities import Identities
 from tests.support.units import PROGRAMS, Unit
-from tests.system.netns.certificates import Authority
 
 OPTIONS = {
     "agent": ("--name", "a"),
@@ -162,9 +163,10 @@ async def test_install_start_stop_uninstall_leaves_nothing_behind(
     for daemon in OPTIONS:
         files = root / "etc/tls" / daemon
         files.mkdir(parents=True)
-    authority = Authority("site", tmp_path)
+    identities = Identities(tmp_path)
+    files_of = {"coordinator": identities.coordinator(), "agent": identities.of(Role.AGENT, "a")}
     for daemon in OPTIONS:
-        issued = authority.issue(daemon, "127.0.0.1")
+        issued = files_of[daemon]
         for name, path in (("ca.pem", issued.ca), ("cert.pem", issued.cert), ("key.pem", issued.key)):
             (root / "etc/tls" / daemon / name).write_bytes(path.read_bytes())
     before = listing(root)
@@ -182,7 +184,7 @@ async def test_install_start_stop_uninstall_leaves_nothing_behind(
     address = (await coordinator.until(READY="1"))["STATUS"].removeprefix("serving on ")
     await agent.start("--coordinator", address)
     await agent.until(READY="1")
-    operator = authority.issue("operator", "127.0.0.1")
+    operator = identities.of(Role.OPERATOR, "admin")
     async with Client(address, operator) as client, asyncio.timeout(60):
         while not [node for node in await client.nodes() if node.placeable]:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.05)
