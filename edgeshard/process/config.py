@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -17,6 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.rpc.tls import TlsFiles, tls_from_options
+from edgeshard.storage.inputs import read_toml
 
 SECTIONS = ("coordinator", "agent", "client")
 _UNITS = {"": 1, "b": 1}
@@ -127,12 +127,7 @@ def _read_environment(kind: type[DaemonSettings]) -> dict[str, Any]:
 
 
 def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidArgumentError(f"--config {path}: {error.strerror}", field="config", reason="CONFIG_FILE") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidArgumentError(f"--config {path}: {error}", field="config", reason="CONFIG_FILE") from None
+    document = read_toml(path, f"--config {path}", "config", "CONFIG_FILE")
     for name in document:
         if name not in SECTIONS:
             choices = ", ".join(SECTIONS)
