@@ -111,7 +111,7 @@ class ModelStore:
     def register(self, manifest: ModelManifest) -> tuple[Digest, tuple[MissingBlob, ...]]:
         """Keep the manifest under its name when every blob is there; otherwise say what is missing and keep nothing.
 
-        Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or a small file that is wrong,
+        Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or small file that is wrong,
         AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for what is
         missing.
         """
