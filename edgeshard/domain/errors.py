@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
-
 _LONGEST = 2000
 _LONGEST_FIELD = 200
 """Characters of an error's message and of its field."""

@@ -237,7 +237,7 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
     Raises DataLossError for a file shorter than its header says, InvalidArgumentError for any other broken rule.
     """
     name = name or path.name
-    with open_regular(path) as file:
+    with open_regular(path, name) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH.size)
         if len(prefix) < _LENGTH.size:
@@ -352,7 +352,7 @@ def _no_weights(directory: Path) -> EdgeShardError:
 
 
 def _read(path: Path, name: str, limit_bytes: int) -> bytes:
-    with open_regular(path) as file:
+    with open_regular(path, name) as file:
         data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         raise malformed(name, f"has more than the {limit_bytes} bytes that are accepted")

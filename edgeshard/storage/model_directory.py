@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class ModelDirectory:
         return os.path.lexists(self.root / name)
 
     def file(self, name: str) -> Path:
-        """The regular file of this name, without links in its path.
+        """Where the file of this name lies, without links in its path; `open_regular` opens it.
 
-        Raises NotFoundError where there is none, InvalidArgumentError where it leads out of the model or is no file.
+        Raises NotFoundError where there is none, InvalidArgumentError where it leads out of the model.
         """
         path = self.root / name
         try:
@@ -59,27 +59,26 @@ class ModelDirectory:
                 "Hugging Face cache entry are followed)",
                 "LINK_OUT_OF_MODEL",
             )
-        if not stat.S_ISREG(real.lstat().st_mode):
-            raise _not_regular(name)
         return real
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file that `ModelDirectory` found; whatever has taken its place since is refused and never waited for."""
+def open_regular(path: Path, name: str = "") -> BinaryIO:
+    """Open a file that `ModelDirectory` found, which messages call `name`.
+
+    A link that has taken its place since, a device and a pipe are refused and never waited for. Raises NotFoundError or
+    InvalidArgumentError.
+    """
+    name = name or path.name
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise NotFoundError(f"{path.name} is missing from {path.parent}", field=path.name) from None
+        raise NotFoundError(f"{name} is missing from {path.parent}", field=name) from None
     except OSError as error:
-        raise _refused(path.name, f"cannot be read: {error.strerror}", "UNREADABLE_FILE") from None
+        raise _refused(name, f"cannot be read: {error.strerror}", "UNREADABLE_FILE") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _not_regular(path.name)
+        raise _refused(name, "is no regular file", "NOT_A_FILE")
     return os.fdopen(descriptor, "rb")
-
-
-def _not_regular(name: str) -> EdgeShardError:
-    return _refused(name, "is no regular file", "NOT_A_FILE")
 
 
 def _refused(name: str, what: str, reason: str = "MALFORMED_CHECKPOINT") -> InvalidArgumentError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Sequence
@@ -72,14 +73,14 @@ def _changed_json(  # noqa: C901 - a case for each change
         holder, key = random_.choice(places)
         match random_.randrange(6):
             case 0 | 1:
-                holder[key] = random_.choice(_VALUES)
+                holder[key] = copy.deepcopy(random_.choice(_VALUES))
             case 2:
                 del holder[key]
             case 3:
                 there = _places(other)
                 if there:
                     from_, at = random_.choice(there)
-                    holder[key] = from_[at]
+                    holder[key] = copy.deepcopy(from_[at])
             case 4:
                 for _ in range(random_.choice((1, 3, 30, 200))):
                     holder[key] = [holder[key]] if random_.random() < 0.5 else {"type": "Sequence", "a": holder[key]}

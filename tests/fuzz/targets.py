@@ -36,6 +36,7 @@ from edgeshard.proto.v1 import stage_pb2, store_pb2
 from edgeshard.storage.checkpoint import open_checkpoint, read_header
 from edgeshard.storage.forms import GENERATION, TOKENIZER, check_small_file, parse_json_object, skim_small_file
 from edgeshard.storage.inputs import parse_toml
+from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
 from edgeshard.wire.store import manifest_from_json, manifest_from_wire, validate_manifest
 
@@ -254,12 +255,15 @@ def _manifest(data: bytes) -> None:
 
 
 def _manifest_message() -> store_pb2.Manifest:
+    float32 = dtype_to_wire(DType.FLOAT32)
     return store_pb2.Manifest(
         name="tiny",
         architecture="llama",
         config_json=json.dumps(TINY),
         tensors=[
-            store_pb2.ManifestTensor(name=name, dtype=1, shape=shape, sha256=f"{number:064x}")
+            store_pb2.ManifestTensor(
+                name=name, dtype=dtype_to_wire(DType.FLOAT32), shape=shape, sha256=f"{number:064x}"
+            )
             for number, (name, shape) in enumerate(_SHAPES.items())
         ],
         files=[store_pb2.ManifestFile(name=TOKENIZER, size=100, sha256=_DIGEST)],
@@ -327,13 +331,13 @@ def _spec(data: bytes) -> None:
 
 
 _CLUSTER = """
-source = "a"
+source = "a-1"
 [link]
-bandwidth = "1 Gbit/s"
-latency = "1 ms"
+bandwidth_bps = 1e9
+latency_s = 1e-3
 [[device]]
 name = "a"
-kind = "rpi-5-8gb"
+kind = "rtx-3090"
 count = 2
 [workload]
 prompt_tokens = 128
@@ -345,7 +349,7 @@ _LAB = (
 _SPEC = """
 name = "tales"
 model = "tiny"
-source = "a"
+source = "a-1"
 layers = "a=0:4,b=4:9"
 max_context = 512
 [quantisation]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pickle
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -34,14 +33,9 @@ REFUSED_WITHIN_S = 2.0
 CANARY = "canary-of-this-machine"
 
 
-class _Payload:
-    """Unpickled, it leaves a file."""
-
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self._trace),)
+def payload(trace: Path) -> bytes:
+    """A pickle that makes a directory when it is read."""
+    return f"cos\nmkdir\n(V{trace}\ntR.".encode()
 
 
 def changed_config(directory: Path, **values: Any) -> None:
@@ -54,6 +48,11 @@ def linked(directory: Path, name: str, to: Path) -> None:
     (directory / name).symlink_to(to)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 HARM: dict[str, Callable[[Path, Path, Path], object]] = {
     "code": lambda model, secret, trace: changed_config(model, auto_map={"AutoModelForCausalLM": "modeling.Evil"}),
     "pickled weights": lambda model, secret, trace: (model / "model.safetensors").rename(model / "pytorch_model.bin"),
@@ -63,10 +62,7 @@ HARM: dict[str, Callable[[Path, Path, Path], object]] = {
     "a link as weights": lambda model, secret, trace: linked(model, "model.safetensors", secret),
     "a secret as tokenizer": lambda model, secret, trace: (model / "tokenizer.json").write_text(secret.read_text()),
     "a device": lambda model, secret, trace: linked(model, "tokenizer.json", Path("/dev/zero")),
-    "a pipe": lambda model, secret, trace: (
-        (model / "generation_config.json").unlink(),
-        os.mkfifo(model / "generation_config.json"),
-    ),
+    "a pipe": lambda model, secret, trace: pipe(model / "generation_config.json"),
     "a tokenizer that panics": lambda model, secret, trace: write_tokenizer(model / "tokenizer.json", **PANICS["load"]),
     "a tokenizer of 4 GiB": lambda model, secret, trace: write_tokenizer(
         model / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
@@ -97,7 +93,7 @@ def places(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path,
     model, secret, trace = make_checkpoint("model"), tmp_path / "secret", tmp_path / "trace"
     secret.write_text(json.dumps({"private_key": CANARY}))
     (model / "modeling.py").write_text(f"import os\nos.mkdir({str(trace)!r})\n")
-    (model / "pytorch_model-1.bin").write_bytes(pickle.dumps(_Payload(trace)))
+    (model / "pytorch_model-1.bin").write_bytes(payload(trace))
     return model, secret, trace
 
 
