@@ -261,9 +261,7 @@ def _manifest_message() -> store_pb2.Manifest:
         architecture="llama",
         config_json=json.dumps(TINY),
         tensors=[
-            store_pb2.ManifestTensor(
-                name=name, dtype=dtype_to_wire(DType.FLOAT32), shape=shape, sha256=f"{number:064x}"
-            )
+            store_pb2.ManifestTensor(name=name, dtype=float32, shape=shape, sha256=f"{number:064x}")
             for number, (name, shape) in enumerate(_SHAPES.items())
         ],
         files=[store_pb2.ManifestFile(name=TOKENIZER, size=100, sha256=_DIGEST)],
