@@ -22,7 +22,7 @@ SECTIONS = ("coordinator", "agent", "client")
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}{suffix}": 1000**power for power, letter in enumerate("kmgt", 1) for suffix in ("", "b")}
 _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int, field: str = "size") -> int:
@@ -30,7 +30,7 @@ def parse_bytes(text: str | int, field: str = "size") -> int:
     match = _SIZE.fullmatch(str(text))
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidArgumentError(
-            f"{field} {text!r} is not a size: give a number of bytes or a unit, such as 2GiB or 500MB",
+            f"{field} {str(text)[:80]!r} is not a size: give a number of bytes or a unit, such as 2GiB or 500MB",
             field=field,
             reason="INVALID_SIZE",
         )
