@@ -14,7 +14,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim
+.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,10 @@ chaos-long: $(STAMP) ## the coordinator is killed around each write, boxes resta
 
 sim: $(STAMP) ## 10,000 seeds of the whole system in simulated time, with all that can go wrong (20 minutes); ARGS="--first 7"
 	@$(BIN)/python -m tests.simulator.run --seeds 10000 --jobs $(JOBS) --coverage $(ARGS)
+
+fuzz: $(STAMP) ## what reads strangers' bytes, with mutated inputs, 6 minutes for each reader (1 hour); ARGS="--target config"
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m tests.fuzz.run --seconds 360 $(ARGS)
 
 chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures.fields import ConfigFields, refuse
-from edgeshard.architectures.parts import ACTIVATIONS, MAX_LAYERS, check_experts, even_split
+from edgeshard.architectures.fields import ConfigFields, refuse, shown
+from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
+from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
@@ -47,7 +48,7 @@ def read_config(config: Mapping[str, Any]) -> Decoder:
     if architecture.rope is not None:
         architecture.rope.check(fields)
     if architecture.experts is not None:
-        check_experts(architecture.experts, fields)
+        check_experts(architecture.experts, fields, shape.layer_count)
     for check in architecture.checks:
         check(fields, shape.layer_count)
     return Decoder(architecture, fields, shape)
@@ -59,10 +60,10 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
     if not isinstance(model_type, str) or not model_type:
         raise refuse("model_type", "is missing; use the complete config.json of the checkpoint")
     if model_type in REFUSED:
-        raise refuse("model_type", f"{model_type!r} is not supported: it {REFUSED[model_type]}")
+        raise refuse("model_type", f"{shown(model_type)} is not supported: it {REFUSED[model_type]}")
     architecture = find(model_type)
     if architecture is None or model_type not in architecture.answers_to:
-        raise refuse("model_type", f"{model_type!r} is not supported; use one of {', '.join(ARCHITECTURES)}")
+        raise refuse("model_type", f"{shown(model_type)} is not supported; use one of {', '.join(ARCHITECTURES)}")
     values, prefix = config, ""
     if (inner := architecture.nested.get(model_type)) is not None:
         prefix = "text_config."
@@ -71,7 +72,7 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
             raise refuse("text_config", f"is missing or not an object; a {model_type} checkpoint needs it")
         values = nested
         if (found := values.get("model_type", inner)) != inner:
-            raise refuse("text_config.model_type", f"is {found!r}; it must be {inner}")
+            raise refuse("text_config.model_type", f"is {shown(found)}; it must be {inner}")
     return architecture, ConfigFields(values, prefix, architecture.defaults, architecture.name)
 
 
@@ -114,12 +115,10 @@ def _check_fields(architecture: Architecture, fields: ConfigFields) -> None:
 def _shape(architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields) -> ModelShape:
     keys = architecture.keys
     hidden, heads = fields.size(keys.hidden), fields.size(keys.heads)
-    layer_count = fields.size(keys.layers)
-    if layer_count > MAX_LAYERS:  # before anything is listed by layer
-        raise fields.refuse(keys.layers, f"is {layer_count}; EdgeShard runs at most {MAX_LAYERS}")
+    layer_count = fields.size(keys.layers, most=MAX_LAYERS)  # before anything is listed by layer
     kv_heads = fields.size(keys.kv_heads)
     even_split(fields, keys.heads, heads, keys.kv_heads, kv_heads)
-    vocab = fields.size("vocab_size")
+    vocab = fields.size("vocab_size", most=MAX_VOCABULARY)
     return ModelShape(
         architecture=architecture.name,
         layer_count=layer_count,
@@ -128,7 +127,7 @@ def _shape(architecture: Architecture, config: Mapping[str, Any], fields: Config
         attention_heads=heads,
         kv_heads=kv_heads,
         head_dim=_head_dim(architecture, fields, hidden, heads),
-        max_context=fields.size(keys.context),
+        max_context=fields.size(keys.context, most=MAX_CONTEXT),
         tied=is_tied(config, fields),
         eos_tokens=_eos_tokens(config, fields, vocab),
         frame_width=hidden,
@@ -141,6 +140,8 @@ def _head_dim(architecture: Architecture, fields: ConfigFields, hidden: int, hea
         head_dim = fields.size(keys.head_dim)
     else:
         head_dim = even_split(fields, keys.hidden, hidden, keys.heads, heads)
+    if heads * head_dim > MAX_SIZE:
+        raise fields.refuse(keys.heads, f"is {heads}, of {head_dim} numbers each; together they may have {MAX_SIZE}")
     if architecture.rope is not None and head_dim % 2:
         raise fields.refuse(keys.head_dim, f"is {head_dim}; a rotary embedding needs an even number")
     return head_dim
@@ -152,6 +153,6 @@ def _eos_tokens(config: Mapping[str, Any], fields: ConfigFields, vocab_size: int
     items = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise refuse("eos_token_id", f"is {value!r}; it must be a token id, a list of them or null")
+            raise refuse("eos_token_id", f"is {shown(value)}; it must be a token id, a list of them or null")
     # An id beyond the vocabulary, as a class default in a small model, can never be sampled.
     return tuple(item for item in items if item < vocab_size)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.domain.errors import UnsupportedModelError
 
-_LARGEST = 2**31 - 1
+_LONGEST_NAME = 120
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlong = 40
+_SHORT.maxlevel = 3
+
+
+def shown(value: object) -> str:
+    """A value of a config.json for a message: a stranger's may be a megabyte long or a thousand levels deep."""
+    return _SHORT.repr(value)
 
 
 def refuse(field: str, why: str, reason: str = "") -> UnsupportedModelError:
     """The error for `field`; `why` says what is wrong and what to do."""
+    field = field[:_LONGEST_NAME]
     return UnsupportedModelError(f"config.json: {field} {why}", field=field, reason=reason)
 
 
@@ -40,28 +52,28 @@ class ConfigFields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive integer. Null counts as missing, which is an error without a default."""
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """A positive integer up to `most`. Null counts as missing, which is an error without a default."""
         value = self.values.get(key)
         if value is None:
             value = self.defaults.get(key, default)
             if isinstance(value, str):
-                return self.size(value)
+                return self.size(value, most=most)
             if value is None:
                 raise self.refuse(key, "is missing; use the complete config.json of the checkpoint")
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refuse(key, f"is {value!r}; it must be a positive integer")
-        if not 0 < value <= _LARGEST:
-            raise self.refuse(key, f"is {value}; it must be between 1 and {_LARGEST}")
+            raise self.refuse(key, f"is {shown(value)}; it must be a positive integer")
+        if not 0 < value <= most:
+            raise self.refuse(key, f"is {shown(value)}; it must be between 1 and {most}, the most that EdgeShard runs")
         return value
 
-    def count(self, key: str, default: int = 0) -> int:
-        """An integer that may be 0."""
+    def count(self, key: str, default: int = 0, most: int = MAX_SIZE) -> int:
+        """An integer up to `most` that may be 0."""
         value = self.values.get(key)
         if value is None:
             value = self.defaults.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-            raise self.refuse(key, f"is {value!r}; it must be an integer between 0 and {_LARGEST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self.refuse(key, f"is {shown(value)}; it must be an integer between 0 and {most}")
         return value
 
     def number(self, key: str, default: float = 1.0) -> float:
@@ -70,9 +82,9 @@ class ConfigFields:
         if value is None:
             value = self.defaults.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.refuse(key, f"is {value!r}; it must be a positive number")
+            raise self.refuse(key, f"is {shown(value)}; it must be a positive number")
         if not 0 < value <= sys.float_info.max:  # a whole number may be larger than any float
-            raise self.refuse(key, f"is {value}; it must be a positive finite number")
+            raise self.refuse(key, f"is {shown(value)}; it must be a positive finite number")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -85,7 +97,7 @@ class ConfigFields:
         if value is None:
             value = self.defaults.get(key, default)
         if not isinstance(value, bool):
-            raise self.refuse(key, f"is {value!r}; it must be true or false")
+            raise self.refuse(key, f"is {shown(value)}; it must be true or false")
         return value
 
     def choice(self, key: str, choices: Collection[str]) -> str:
@@ -94,7 +106,7 @@ class ConfigFields:
         if value is None:
             value = self.defaults[key]
         if not isinstance(value, str) or value not in choices:
-            raise self.refuse(key, f"is {value!r}; EdgeShard runs {', '.join(sorted(choices))}")
+            raise self.refuse(key, f"is {shown(value)}; EdgeShard runs {', '.join(sorted(choices))}")
         return value
 
     def layer_list(self, key: str, layer_count: int) -> tuple[int, ...]:
@@ -106,5 +118,5 @@ class ConfigFields:
             isinstance(item, int) and not isinstance(item, bool) and 0 <= item < layer_count for item in value
         )
         if not valid:
-            raise self.refuse(key, f"is {value!r}; it must be a list of layers below {layer_count}")
+            raise self.refuse(key, f"is {shown(value)}; it must be a list of layers below {layer_count}")
         return tuple(value)

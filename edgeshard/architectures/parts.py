@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
 from edgeshard.architectures.record import BlockStyle, Ends, Experts, Shapes, Stack, Style
 from edgeshard.architectures.shape import ModelShape
 
 ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
-MAX_LAYERS = 1024
-"""Of one model; the largest published ones have a few hundred blocks at the most."""
-MAX_EXPERTS = 1024
-"""Of one mixture layer; the largest published models have a few hundred."""
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -143,10 +140,14 @@ def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
     return fields.size(experts.chosen)
 
 
-def check_experts(experts: Experts, fields: ConfigFields) -> None:
+def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> None:
     count = expert_count(experts, fields)
     if count > MAX_EXPERTS:  # before anything is listed by expert
         raise fields.refuse(experts.count[0], f"is {count}; EdgeShard runs at most {MAX_EXPERTS}")
+    if count * layer_count > MAX_EXPERTS_IN_ALL:
+        raise fields.refuse(
+            experts.count[0], f"is {count} in {layer_count} layers; EdgeShard runs at most {MAX_EXPERTS_IN_ALL} in all"
+        )
     chosen = chosen_experts(experts, fields)
     if chosen > count:
         raise fields.refuse(experts.chosen, f"is {chosen}, more than the {count} experts there are")

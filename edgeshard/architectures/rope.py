@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.windows import LAYER_TYPES
 
 _NEEDED = {
@@ -100,7 +100,7 @@ class Rope:
             if value is None:
                 continue
             if not isinstance(value, Mapping):
-                raise fields.refuse(key, f"is {value!r}; it must be an object or null")
+                raise fields.refuse(key, f"is {shown(value)}; it must be an object or null")
             nested = [name for name in value if name in LAYER_TYPES]
             if nested and not self.by_layer_type:
                 raise fields.refuse(key, f"differs by layer type, which {fields.family} does not support")
@@ -122,7 +122,7 @@ class Rope:
             if not isinstance(kind, str) or kind not in self.kinds:
                 raise fields.refuse(
                     f"{path}.{key}",
-                    f"is {kind!r}, whose frequencies are unknown or depend on the requests seen; "
+                    f"is {shown(kind)}, whose frequencies are unknown or depend on the requests seen; "
                     f"use a checkpoint with {', '.join(sorted(self.kinds))}",
                 )
         for key, number in entry.items():
@@ -131,7 +131,7 @@ class Rope:
             if number == 0 and key in self.zeros:
                 continue
             if not isinstance(number, int | float) or not 0 < number <= sys.float_info.max:
-                raise fields.refuse(f"{path}.{key}", f"is {number!r}; it must be a positive finite number")
+                raise fields.refuse(f"{path}.{key}", f"is {shown(number)}; it must be a positive finite number")
         for key in _NEEDED.get(entry.get("rope_type", entry.get("type", "default")), ()):
             if entry.get(key) is None:
                 raise fields.refuse(f"{path}.{key}", "is missing; use the complete config.json of the checkpoint")
@@ -139,6 +139,6 @@ class Rope:
 
     def _check_partial(self, fields: ConfigFields, path: str, factor: object) -> None:
         if not isinstance(factor, int | float) or isinstance(factor, bool):
-            raise fields.refuse(path, f"is {factor!r}; it must be a number")
+            raise fields.refuse(path, f"is {shown(factor)}; it must be a number")
         if factor > 1 or (factor != 1 and not self.partial):
-            raise fields.refuse(path, f"is {factor}, which {fields.family} does not support; it must be 1")
+            raise fields.refuse(path, f"is {shown(factor)}, which {fields.family} does not support; it must be 1")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.limits import MAX_CONTEXT
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = frozenset({FULL, SLIDING})
@@ -32,7 +33,11 @@ class Windows:
         in_use = fields.flag(self.switch) if self.switch else True
         if fields.given("sliding_window"):
             # Some configs are saved with a window of 0 where it is switched off.
-            _ = fields.size("sliding_window") if in_use else fields.count("sliding_window")
+            _ = (
+                fields.size("sliding_window", most=MAX_CONTEXT)
+                if in_use
+                else fields.count("sliding_window", most=MAX_CONTEXT)
+            )
         if not fields.given("layer_types"):
             if self.sliding is not None and in_use:
                 self.sliding(fields, layer_count)  # refuses what it cannot read

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +20,7 @@ from edgeshard.cli.output import (
     stderr_console,
 )
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -219,13 +218,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {"layers": _layers, "quantisation": 
 
 def read_spec(file: Path) -> dict[str, Any]:
     """The mapping in a TOML file, or a JSON one when its name ends in .json."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"{file} is not a spec: {error}", field="file", reason="INVALID_SPEC") from None
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot read {file}: {error.strerror}", field="file") from None
+    read = read_json if file.suffix == ".json" else read_toml
+    values = read(file, f"{file} is not a spec", "file", "INVALID_SPEC")
     if not isinstance(values, dict):
         raise InvalidArgumentError(f"{file} is not a spec: it holds no object", field="file", reason="INVALID_SPEC")
     return values

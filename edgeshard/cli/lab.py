@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ import typer
 from edgeshard.cli.connect import run as run_async
 from edgeshard.cli.output import Column, Output, OutputOption, show_data, show_list
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
     from edgeshard.cli.lab_site import Comparison
@@ -81,13 +81,10 @@ def read_lab(path: Path) -> Lab:
     from edgeshard.planning.lab import parse_lab
 
     def read_config(name: str) -> dict[str, Any]:
-        config: dict[str, Any] = json.loads((path.parent / name).read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json(path.parent / name, f"{path}: lab.model {name}", "lab.model")
         return config
 
-    try:
-        return parse_lab(tomllib.loads(path.read_text(encoding="utf-8")), read_config)
-    except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"{path}: {error}", field="lab") from None
+    return parse_lab(read_toml(path, str(path), "lab"), read_config)
 
 
 def runs_of(lab: Lab) -> tuple[LabRun, ...]:

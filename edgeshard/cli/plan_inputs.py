@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +19,10 @@ from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 from edgeshard.planning.site import SiteCluster, profile_command, site_cluster, site_problem
 from edgeshard.planning.what_if import typical_link
+from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
     from edgeshard.client import Site
-
-LARGEST_INPUT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +211,7 @@ def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str,
 def read_cluster(path: Path) -> Cluster:
     """The cluster of a TOML file. Raises InvalidArgumentError naming the file or the key at fault."""
     try:
-        return parse_cluster(tomllib.loads(read_input(path, "cluster")))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidArgumentError(f"--cluster {path} is not TOML: {error}", field="cluster") from None
+        return parse_cluster(read_toml(path, "--cluster", "cluster"))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error.message}", field=error.field, reason=error.reason) from None
 
@@ -235,11 +230,7 @@ def read_model(name: str) -> ModelSpec:
             field="model",
             reason="UNKNOWN_MODEL",
         )
-    try:
-        config = json.loads(read_input(path, "model"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"--model {path} is not JSON: {error}", field="model") from None
-    return model_from_config(path.resolve().parent.name, config)
+    return model_from_config(path.resolve().parent.name, read_json(path, f"--model {path}", "model"))
 
 
 def sizes(items: Sequence[str]) -> dict[str, float]:
@@ -270,14 +261,3 @@ def _pairs(items: Sequence[str], option: str) -> list[tuple[str, str]]:
             raise InvalidArgumentError(f"--{option} {item!r} is not NODE=VALUE", field=option.replace("-", "_"))
         pairs.append((name, value))
     return pairs
-
-
-def read_input(path: Path, option: str) -> str:
-    """The text of a file of at most 16 MiB. Raises InvalidArgumentError naming the option it was given by."""
-    try:
-        if path.stat().st_size > LARGEST_INPUT_BYTES:
-            limit = LARGEST_INPUT_BYTES >> 20
-            raise InvalidArgumentError(f"--{option} {path} is larger than {limit} MiB", field=option)
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"cannot read --{option} {path}: {error}", field=option) from None

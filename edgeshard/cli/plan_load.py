@@ -24,7 +24,6 @@ from edgeshard.cli.output import (
     visible,
 )
 from edgeshard.cli.plan_compare import draw
-from edgeshard.cli.plan_inputs import read_input
 from edgeshard.cli.plan_views import load_words, plan_data, plan_words
 from edgeshard.cli.views import percent
 from edgeshard.domain.errors import InvalidArgumentError
@@ -34,6 +33,7 @@ from edgeshard.planning.forecast import ASSUMPTIONS, Forecast, NodeLoad, Spread,
 from edgeshard.planning.plan import PlanResult, plan
 from edgeshard.planning.problem import PlanProblem
 from edgeshard.planning.serving import ServedRequest
+from edgeshard.storage.inputs import read_input
 
 DEFAULT_REQUESTS = 100
 MOST_REQUESTS = 10_000
@@ -169,7 +169,7 @@ def _range_words(ends: tuple[int, int]) -> str:
 
 def _read_requests(path: Path, problem: PlanProblem) -> tuple[ServedRequest, ...]:
     """The requests of a CSV file whose first line names its columns; spaces and a byte order mark do not matter."""
-    text = read_input(path, "simulate").removeprefix("\ufeff")
+    text = read_input(path, f"--simulate {path}", "simulate").removeprefix("\ufeff")
     rows = csv.reader(text.splitlines())
     requests = []
     try:

@@ -9,6 +9,10 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+_LONGEST = 2000
+_LONGEST_FIELD = 200
+"""Characters of an error's message and of its field."""
+
 
 class Code(IntEnum):
     """The google.rpc.Code values in use."""
@@ -44,9 +48,11 @@ class EdgeShardError(Exception):
     default_reason: ClassVar[str] = "INTERNAL"
 
     def __init__(self, message: str, *, field: str = "", reason: str = "", retry_after_s: float | None = None) -> None:
+        # It may quote a stranger's input, and has to fit into a log line and into the header of a status.
+        message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
         super().__init__(message)
         self.message = message
-        self.field = field
+        self.field = field[:_LONGEST_FIELD]
         self.reason = reason or self.default_reason
         self.retry_after_s = retry_after_s
 

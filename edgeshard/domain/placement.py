@@ -124,7 +124,7 @@ class Placement:
         return max(len(self.stages), self.micro_batches)
 
 
-_STAGE = re.compile(r"\s*([^=\s]+)\s*=\s*(\d+)\s*:\s*(\d+)\s*")
+_STAGE = re.compile(r"\s*([^=\s]+)\s*=\s*(\d{1,9})\s*:\s*(\d{1,9})\s*")
 
 
 def parse_layers(text: str) -> tuple[ExplicitStage, ...]:

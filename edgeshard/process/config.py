@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -17,12 +16,13 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.rpc.tls import TlsFiles, tls_from_options
+from edgeshard.storage.inputs import read_toml
 
 SECTIONS = ("coordinator", "agent", "client")
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}{suffix}": 1000**power for power, letter in enumerate("kmgt", 1) for suffix in ("", "b")}
 _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int, field: str = "size") -> int:
@@ -30,7 +30,7 @@ def parse_bytes(text: str | int, field: str = "size") -> int:
     match = _SIZE.fullmatch(str(text))
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidArgumentError(
-            f"{field} {text!r} is not a size: give a number of bytes or a unit, such as 2GiB or 500MB",
+            f"{field} {str(text)[:80]!r} is not a size: give a number of bytes or a unit, such as 2GiB or 500MB",
             field=field,
             reason="INVALID_SIZE",
         )
@@ -127,12 +127,7 @@ def _read_environment(kind: type[DaemonSettings]) -> dict[str, Any]:
 
 
 def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidArgumentError(f"--config {path}: {error.strerror}", field="config", reason="CONFIG_FILE") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidArgumentError(f"--config {path}: {error}", field="config", reason="CONFIG_FILE") from None
+    document = read_toml(path, f"--config {path}", "config", "CONFIG_FILE")
     for name in document:
         if name not in SECTIONS:
             choices = ", ".join(SECTIONS)

@@ -8,7 +8,6 @@ Format: https://huggingface.co/docs/safetensors, an 8-byte little-endian length,
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -29,6 +28,8 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object
+from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -43,7 +44,6 @@ _RANK_LIMIT = 8
 _LARGEST = 2**63 - 1
 
 _SINGLE, _INDEX, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-_OPTIONAL_FILES = ("tokenizer.json", "generation_config.json")
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _LENGTH = struct.Struct("<Q")
@@ -62,6 +62,9 @@ _BITS = {
     }.items()
     for name in names.split()
 }
+_NAME_LIMIT = 512
+"""Characters of a tensor's name; a message takes no more."""
+_SHARDS_LIMIT = 4096
 _NOT_HASHED = Digest("0" * 64)
 
 
@@ -124,27 +127,31 @@ class BlobLocation:
 def open_checkpoint(directory: Path) -> Checkpoint:
     """The checkpoint in `directory`, single-file or sharded, with every header checked.
 
-    Raises NotFoundError for a missing file, UnsupportedModelError when the weights are pickled, InvalidArgumentError
-    for a header or index that breaks the format's rules, DataLossError (naming file and tensor) for a truncated file.
+    The model is one that EdgeShard runs, and every file lies in the directory (`ModelDirectory`) and has its form.
+
+    Raises NotFoundError for a missing file, UnsupportedModelError when the model is not run or the weights are pickled,
+    InvalidArgumentError for a file that leads elsewhere or breaks its format's rules, DataLossError (naming file and
+    tensor) for a truncated file.
     """
-    if not directory.is_dir():
-        raise NotFoundError(f"model directory {directory} does not exist", field="directory")
-    config_json = _read_text(directory / _CONFIG, CONFIG_LIMIT_BYTES)
-    parse_json_object(config_json, _CONFIG)
-    if (directory / _SINGLE).is_file():
-        tensors = read_header(directory / _SINGLE)
-    elif (directory / _INDEX).is_file():
-        tensors = _read_shards(directory)
+    model = ModelDirectory.at(directory)
+    config_json = decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+    parse_config(parse_json_object(config_json, _CONFIG))
+    if model.has(_SINGLE):
+        tensors = read_header(model.file(_SINGLE), _SINGLE)
+    elif model.has(_INDEX):
+        tensors = _read_shards(model)
     else:
-        raise _no_weights(directory)
-    files = []
-    for name in _OPTIONAL_FILES:
-        path = directory / name
-        if path.is_file():
-            size = path.stat().st_size
-            check_file_size(name, size)
-            files.append(StoredFile(name, path, size))
-    return Checkpoint(directory, config_json, tensors, tuple(files))
+        raise _no_weights(model.root)
+    files = tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
+    return Checkpoint(model.root, config_json, tensors, files)
+
+
+def _small_file(model: ModelDirectory, name: str) -> StoredFile:
+    path = model.file(name)
+    check_file_size(name, path.stat().st_size)
+    data = _read(path, name, _FILE_LIMITS.get(name, FILE_LIMIT_BYTES))
+    check_small_file(name, data)
+    return StoredFile(name, path, len(data))
 
 
 def check_file_size(name: str, size: int) -> None:
@@ -211,7 +218,7 @@ def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Dige
 
 def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:
     """The bytes of `location` from `start` on; `what` names them in the error of a file that ends too early."""
-    with location.path.open("rb") as file:
+    with open_regular(location.path) as file:
         file.seek(location.offset + start)
         remaining = location.size - start
         while remaining > 0:
@@ -222,69 +229,78 @@ def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int 
             yield chunk
 
 
-def read_header(path: Path) -> tuple[StoredTensor, ...]:
+def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
     """The tensors of one safetensors file, in the order of their bytes. Reads the header only.
+
+    `name` is what messages call the file, which in a cache has another.
 
     Raises DataLossError for a file shorter than its header says, InvalidArgumentError for any other broken rule.
     """
-    with path.open("rb") as file:
+    name = name or path.name
+    with open_regular(path, name) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH.size)
         if len(prefix) < _LENGTH.size:
-            raise _truncated(path.name, "the header")
+            raise _truncated(name, "the header")
         (header_bytes,) = _LENGTH.unpack(prefix)
         if header_bytes > HEADER_LIMIT_BYTES:
-            raise _malformed(
-                path.name, f"says its header has {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
+            raise malformed(
+                name, f"says its header has {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
             )
         if header_bytes > file_bytes - _LENGTH.size:
-            raise _truncated(path.name, "the header")
+            raise _truncated(name, "the header")
         header = file.read(header_bytes)
     data_start = _LENGTH.size + header_bytes
-    return parse_header(header, path, data_start, file_bytes - data_start)
+    return parse_header(header, path, data_start, file_bytes - data_start, name)
 
 
-def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int) -> tuple[StoredTensor, ...]:
-    """The tensors a header describes, given that `data_bytes` bytes follow it, beginning at `data_start` of `path`."""
+def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int, name: str) -> tuple[StoredTensor, ...]:
+    """The tensors a header describes, given that `data_bytes` bytes follow it, beginning at `data_start` of `path`.
+
+    `name` is what messages call the file.
+    """
     if not header.startswith(b"{"):
-        raise _malformed(path.name, "has a header that is not a JSON object")
-    entries = parse_json_object(_decode(header, path.name), path.name)
+        raise malformed(name, "has a header that is not a JSON object")
+    entries = parse_json_object(decode_text(header, name), name)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _malformed(path.name, "has a __metadata__ that is not an object of strings")
-    tensors = [_parse_entry(name, entry, path, data_start) for name, entry in entries.items()]
+        raise malformed(name, "has a __metadata__ that is not an object of strings")
+    tensors = [_parse_entry(name, of, entry, path, data_start) for of, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
     expected = data_start
     for tensor in tensors:
         if tensor.offset + tensor.size > data_start + data_bytes:
-            raise _truncated(path.name, f"tensor {tensor.name}", tensor.name)
+            raise _truncated(name, f"tensor {tensor.name}", tensor.name)
         if tensor.offset != expected:
             what = "overlaps the tensor before it" if tensor.offset < expected else "leaves a hole before it"
-            raise _malformed(path.name, f"has a tensor {tensor.name} that {what}", tensor.name)
+            raise malformed(name, f"has a tensor {tensor.name} that {what}", tensor.name)
         expected += tensor.size
     if expected != data_start + data_bytes:
-        raise _malformed(path.name, f"has {data_start + data_bytes - expected} bytes that belong to no tensor")
+        raise malformed(name, f"has {data_start + data_bytes - expected} bytes that belong to no tensor")
     return tuple(tensors)
 
 
-def _parse_entry(name: str, entry: object, path: Path, data_start: int) -> StoredTensor:
+def _parse_entry(file_name: str, name: str, entry: object, path: Path, data_start: int) -> StoredTensor:
     if not _is_text(name):
-        raise _malformed(path.name, f"names a tensor {name!r}, which is not valid Unicode")
+        raise malformed(file_name, f"names a tensor {name[:80]!r}, which is not valid Unicode")
+    if len(name) > _NAME_LIMIT:
+        raise malformed(file_name, f"names a tensor {name[:80]!r}..., which has more than {_NAME_LIMIT} characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _malformed(path.name, f"describes tensor {name} by other keys than dtype, shape and data_offsets", name)
+        raise malformed(file_name, f"describes tensor {name} by other keys than dtype, shape and data_offsets", name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise _malformed(path.name, f"gives tensor {name} the unknown type {str(dtype)[:40]!r}", name, "UNKNOWN_DTYPE")
+        shown = dtype[:40] if isinstance(dtype, str) else type(dtype).__name__
+        raise malformed(file_name, f"gives tensor {name} the unknown type {shown!r}", name, "UNKNOWN_DTYPE")
     if not _is_size_list(shape) or len(shape) > _RANK_LIMIT:
-        raise _malformed(
-            path.name, f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more", name
+        raise malformed(
+            file_name, f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more", name
         )
     if not _is_size_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _malformed(path.name, f"gives tensor {name} data_offsets that are not [begin, end]", name)
+        raise malformed(file_name, f"gives tensor {name} data_offsets that are not [begin, end]", name)
     begin, end = offsets
     if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-        raise _malformed(
-            path.name, f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape {shape}", name
+        raise malformed(
+            file_name, f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape {shape}", name
         )
     return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
@@ -293,27 +309,31 @@ def _is_size_list(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _LARGEST for item in value)
 
 
-def _read_shards(directory: Path) -> tuple[StoredTensor, ...]:
-    index = parse_json_object(_read_text(directory / _INDEX, HEADER_LIMIT_BYTES), _INDEX)
+def _read_shards(model: ModelDirectory) -> tuple[StoredTensor, ...]:
+    index = parse_json_object(decode_text(_read(model.file(_INDEX), _INDEX, HEADER_LIMIT_BYTES), _INDEX), _INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise _malformed(_INDEX, "has no weight_map", "weight_map")
+        raise malformed(_INDEX, "has no weight_map", "weight_map")
     for shard in weight_map.values():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or ".." in shard:
-            raise _malformed(
-                _INDEX, f"names the file {str(shard)[:80]!r}; it must be a plain *.safetensors name", "weight_map"
+            raise malformed(
+                _INDEX, f"names the file {_shown(shard)}; it must be a plain *.safetensors name", "weight_map"
             )
+    shards = sorted(set(weight_map.values()))
+    if len(shards) > _SHARDS_LIMIT:
+        raise malformed(_INDEX, f"names {len(shards)} files; at most {_SHARDS_LIMIT} are accepted", "weight_map")
     tensors = []
-    for shard in sorted(set(weight_map.values())):
-        if not (directory / shard).is_file():
-            raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {directory}", field=shard)
-        tensors += [t for t in read_header(directory / shard) if weight_map.get(t.name) == shard]
+    for shard in shards:
+        if not model.has(shard):
+            raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard)
+        tensors += [t for t in read_header(model.file(shard), shard) if weight_map.get(t.name) == shard]
     found = {tensor.name for tensor in tensors}
     for name, shard in weight_map.items():
         if name not in found:
             raise DataLossError(
-                f"tensor {name} is missing from {shard}, where {_INDEX} says it is; fetch the checkpoint again",
-                field=name,
+                f"tensor {name[:_NAME_LIMIT]} is missing from {shard}, where {_INDEX} says it is; fetch the checkpoint "
+                "again",
+                field=name[:_NAME_LIMIT],
                 reason="MISSING_TENSOR",
             )
     return tuple(tensors)
@@ -331,39 +351,16 @@ def _no_weights(directory: Path) -> EdgeShardError:
     return NotFoundError(f"{directory} has neither {_SINGLE} nor {_INDEX}", field="directory")
 
 
-def parse_json_object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object in `text`; raises InvalidArgumentError, naming `name`, for anything else or a repeated key."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            raise ValueError("a key appears twice")
-        return values
-
-    try:
-        value = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(name, f"is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise _malformed(name, "is not a JSON object")
-    return value
-
-
-def _read_text(path: Path, limit_bytes: int) -> str:
-    if not path.is_file():
-        raise NotFoundError(f"{path.name} is missing from {path.parent}", field=path.name)
-    with path.open("rb") as file:
+def _read(path: Path, name: str, limit_bytes: int) -> bytes:
+    with open_regular(path, name) as file:
         data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
-        raise _malformed(path.name, f"has more than the {limit_bytes} bytes that are accepted")
-    return _decode(data, path.name)
+        raise malformed(name, f"has more than the {limit_bytes} bytes that are accepted")
+    return data
 
 
-def _decode(data: bytes, name: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise _malformed(name, "is not UTF-8") from None
+def _shown(value: object) -> str:
+    return repr(value[:80]) if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
 def _is_text(name: str) -> bool:
@@ -377,10 +374,6 @@ def _is_text(name: str) -> bool:
 
 def _location(tensor: StoredTensor) -> BlobLocation:
     return BlobLocation(tensor.file, tensor.offset, tensor.size)
-
-
-def _malformed(name: str, what: str, field: str = "", reason: str = "MALFORMED_CHECKPOINT") -> InvalidArgumentError:
-    return InvalidArgumentError(f"{name} {what}", field=field or name, reason=reason)
 
 
 def _truncated(file_name: str, what: str, field: str = "") -> DataLossError:

@@ -252,7 +252,7 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
 def _config_from_wire(text: bytes) -> dict[str, Any]:
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise InvalidArgumentError("config_json is not a JSON object", field="config_json")

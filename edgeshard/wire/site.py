@@ -140,7 +140,7 @@ def site_from_wire(message: pb.GetSiteResponse) -> Site:
 def _config_from_wire(text: bytes) -> dict[str, Any]:
     try:
         values = json.loads(text or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise InternalError("config_json: the coordinator's answer is not a JSON object", field="config_json")

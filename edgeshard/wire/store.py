@@ -16,7 +16,8 @@ from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.domain.site import BlobHeader, BlobRange, MissingBlob, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
-from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size, parse_json_object
+from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
+from edgeshard.storage.forms import SMALL_FILES, parse_json_object
 from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]")
@@ -74,6 +75,8 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
         )
     check_manifest(manifest)
     for file in manifest.files:
+        if file.name not in SMALL_FILES:
+            raise _invalid(file.name, f"is not a file of a model; those are {', '.join(SMALL_FILES)}")
         check_file_size(file.name, file.size)
     return blob_sizes(manifest_items(manifest))
 

@@ -208,7 +208,7 @@ def write_model(directory: Path) -> None:
     """A checkpoint of the smallest Llama, all zeros."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer.json").write_text('{"model": {"vocab": {}}}')
     header: dict[str, Any] = {}
     end = 0
     for name, shape in SHAPES.items():

@@ -258,6 +258,39 @@ def test_a_wrong_cluster_file_exits_2_and_names_the_field(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"model_type": "llama", "vocab_size": ' + "9" * 5000 + "}", "JSON"),
+        ('{"a":' * 100_000, "JSON"),
+        ('{"a":[' + "[]," * (5 << 20) + "0]}", "values"),
+        ("[" * 20 + "]" * 20, "no object"),
+    ],
+    ids=["a number of 5,000 digits", "deep", "many values", "a list"],
+)
+def test_a_config_that_would_take_memory_or_the_stack_exits_2(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    result = run("--model", str(tmp_path))
+    assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
+def test_absurd_numbers_of_a_config_exit_2_and_are_named(config: Path, key: str) -> None:
+    path = config / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: 10**9}))
+    result = run("--model", str(config))
+    assert result.exit_code == 2 and key in result.stderr
+
+
+def test_a_cluster_file_with_a_number_of_5000_digits_exits_2(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("source = " + "9" * 5000)
+    result = run(cluster=path)
+    assert result.exit_code == 2 and "TOML" in result.stderr
+    path.write_bytes(b"#" * (3 << 20))
+    assert "larger than 2 MiB" in run(cluster=path).stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--objective", "beauty"], "--objective"),

@@ -142,3 +142,10 @@ def test_a_traceback_shows_no_variables(logged: io.StringIO) -> None:
         structlog.get_logger().exception("failed")
     assert "ValueError: broken" in logged.getvalue()
     assert "once upon a time"[::-1] not in logged.getvalue()
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5", "9" * 400 + "TiB", "1." + "9" * 400])
+def test_a_size_of_hundreds_of_digits_is_no_size(text: str) -> None:
+    """Neither a number that Python refuses to read nor one that is no float."""
+    with pytest.raises(InvalidArgumentError, match="is not a size"):
+        parse_bytes(text, "memory")

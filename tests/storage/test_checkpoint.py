@@ -263,7 +263,8 @@ def refused_before_hashing(checkpoint: Checkpoint, kind: type[EdgeShardError], w
 
 def test_what_cannot_run_is_refused_before_anything_is_hashed(make_checkpoint: MakeCheckpoint) -> None:
     other = make_checkpoint("other", config={"model_type": "t5"})
-    refused_before_hashing(open_checkpoint(other), UnsupportedModelError, "t5")
+    with pytest.raises(UnsupportedModelError, match="t5"):
+        open_checkpoint(other)
     more = make_checkpoint("more", config={"num_hidden_layers": 3})
     refused_before_hashing(open_checkpoint(more), DataLossError, r"layers\.2\.")
     checkpoint = open_checkpoint(make_checkpoint("good"))

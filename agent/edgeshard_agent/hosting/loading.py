@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ import structlog
 
 from edgeshard.architectures import ModelShape, held_bytes, parse_config, stage_tensors, unit_of
 from edgeshard.domain.commands import KeepStandby, PrepareStage
-from edgeshard.domain.errors import DataLossError, InternalError
+from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.checkpoint import check_file_size
+from edgeshard.storage.forms import GENERATION, eos_tokens_of, parse_json_object
 from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
@@ -181,12 +181,10 @@ def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[
     """End-of-sequence ids of generation_config.json where there are any, of config.json otherwise."""
     if generation_config is not None:
         try:
-            found = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
-            if isinstance(found, int):
-                return frozenset({found})
-            if isinstance(found, list) and found:
-                return frozenset(int(token) for token in found)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            found = eos_tokens_of(parse_json_object(generation_config.read_text(encoding="utf-8"), GENERATION))
+            if found is not None:
+                return found
+        except (OSError, ValueError, InvalidArgumentError) as error:
             raise DataLossError(
                 f"generation_config.json cannot be read: {error}", field="generation_config.json"
             ) from None

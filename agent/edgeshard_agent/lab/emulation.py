@@ -7,8 +7,6 @@ knows devices and links only, never a plan: it charges each step as it comes.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +15,7 @@ from typing import Any
 
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.profile import (
     ComputeProfile,
@@ -36,6 +34,7 @@ from edgeshard.planning.lab import parse_lab
 from edgeshard.planning.problem import ComputeTimes, StepShape
 from edgeshard.planning.shapes import BlockSpec, ModelSpec, model_from_config
 from edgeshard.profiles.grid import Grid
+from edgeshard.storage.inputs import read_json, read_toml
 
 # Close together, because an estimate has a kink where it changes from memory to arithmetic, and a real box has none.
 _GRID = Grid(
@@ -186,11 +185,8 @@ def load_emulation(path: Path, name: str) -> Emulation:
     """The emulation of box `name` from a lab file. Raises InvalidArgumentError naming the key at fault."""
 
     def read_config(file: str) -> dict[str, Any]:
-        config: dict[str, Any] = json.loads((path.parent / file).read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json(path.parent / file, f"--emulate {path}: lab.model {file}", "lab.model")
         return config
 
-    try:
-        lab = parse_lab(tomllib.loads(path.read_text(encoding="utf-8")), read_config)
-    except (OSError, ValueError) as error:
-        raise InvalidArgumentError(f"--emulate {path}: {error}", field="emulate") from None
+    lab = parse_lab(read_toml(path, f"--emulate {path}", "emulate"), read_config)
     return Emulation(name, lab.cluster, lab.model, lab.times(name), lab.dtype)

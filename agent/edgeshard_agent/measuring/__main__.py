@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.rpc.environment import settle_grpc
+from edgeshard.storage.inputs import read_json
 
 _NEEDED = ("torch", "transformers", "psutil", "rich")
 
@@ -83,12 +83,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgumentError(f"--config {file}: {error.strerror}", field="config") from None
-    except ValueError as error:
-        raise InvalidArgumentError(f"--config {file} is not JSON: {error}", field="config") from None
+    values = read_json(file, f"--config {file}", "config")
     if not isinstance(values, dict):
         raise InvalidArgumentError(f"--config {file} holds no object", field="config")
     return values

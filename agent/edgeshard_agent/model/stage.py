@@ -12,7 +12,7 @@ import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import SampledToken, Span, StepPlan
 from edgeshard_agent.model.attention import StepAttention
@@ -177,7 +177,23 @@ class StageModel:
             self._wait()
             return StageOutput()
         picked = hidden if len(rows) == len(hidden) else hidden[rows]
-        return StageOutput(tokens=self._sampler.sample(self._modules.head(picked), wanted))
+        try:
+            return StageOutput(tokens=self._sampler.sample(self._modules.head(picked), wanted))
+        except InternalError as error:
+            raise self._blamed(error, inputs) from None
+
+    def _blamed(self, error: InternalError, inputs: StageInputs) -> InternalError:
+        """The same, with whose arithmetic broke: hidden states are only looked at once it has shown in the logits."""
+        if error.reason != "LOGITS_NOT_FINITE":
+            return error
+        came_so = isinstance(inputs, torch.Tensor) and not bool(torch.isfinite(inputs).all())
+        where = f"in the layers before {self.layers.first}" if came_so else f"in layers {self.layers}"
+        return InternalError(
+            f"{where} numbers became infinite or none at all (NaN); try a dtype of a wider range, such as bfloat16, or "
+            "another checkpoint",
+            field="dtype",
+            reason=error.reason,
+        )
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor:

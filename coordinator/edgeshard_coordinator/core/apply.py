@@ -12,7 +12,7 @@ from typing import TypeVar, assert_never
 from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
-from edgeshard_coordinator.core import boxes, deployments, eviction, measuring, standby, suspicion
+from edgeshard_coordinator.core import boxes, deployments, eviction, ghosts, measuring, standby, suspicion
 from edgeshard_coordinator.core.actions import (
     DropConnection,
     EndService,
@@ -124,7 +124,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
-            return measuring.ticked(eviction.ticked(state, event.now), event.active_requests, event.now)
+            after = ghosts.forgotten(eviction.ticked(state, event.now), event.now)
+            return measuring.ticked(after, event.active_requests, event.now)
         case _:
             assert_never(event)
 

@@ -9,7 +9,7 @@ from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.profiles.doubts import OTHERS
-from edgeshard_coordinator.core import deployments, eviction, measuring, suspicion
+from edgeshard_coordinator.core import deployments, eviction, ghosts, measuring, suspicion
 from edgeshard_coordinator.core.actions import ReleaseOrphans
 from edgeshard_coordinator.core.events import (
     HeartbeatsReceived,
@@ -18,7 +18,7 @@ from edgeshard_coordinator.core.events import (
     NodeRegistered,
     ProfileReported,
 )
-from edgeshard_coordinator.core.measurements import Measurements, same_device, without_nodes
+from edgeshard_coordinator.core.measurements import Measurements, same_device
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
 
 
@@ -37,15 +37,21 @@ def registered(state: State, event: NodeRegistered) -> State:
         raise AlreadyExistsError(
             f"name: another box is connected as {new.name}; give this one another --name", field="name"
         )
-    gone = {node.node_id for node in namesakes}
-    nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
-    known = nodes.get(new.node_id)
-    retakes = tuple(item for item in state.retakes if item.node_id not in gone)
-    state = replace(state, measured=without_nodes(state.measured, gone), retakes=retakes)
-    state = eviction.not_awaited(state, gone)
+    state = ghosts.without(state, {node.node_id for node in namesakes})
+    state = ghosts.with_room(state, new.node_id)
+    known = state.nodes.get(new.node_id)
     # While a box starts, what it was before is nearer the truth than what it can say of itself.
     facts = known.facts if new.starting and known is not None else new.facts
-    node = KnownNode(new.node_id, new.name, new.address, new.wire_version, facts, new.incarnation, new.starting)
+    node = KnownNode(
+        node_id=new.node_id,
+        name=new.name,
+        address=new.address,
+        wire_version=new.wire_version,
+        facts=facts,
+        incarnation=new.incarnation,
+        starting=new.starting,
+        joined=known is not None and known.joined,
+    )
     if known is not None and known.incarnation == new.incarnation:
         state, node = _registered_again(state, known, node, event.now)
     elif known is not None:
@@ -53,8 +59,7 @@ def registered(state: State, event: NodeRegistered) -> State:
             state = eviction.died(state, new.node_id)
         state = away(state, known)
         state = measuring.forget_tries(state, new.node_id)
-    nodes[new.node_id] = replace(node, heard_at=event.now)
-    return _checked_device(replace(state, nodes=nodes), known, facts)
+    return _checked_device(with_node(state, replace(node, heard_at=event.now)), known, facts)
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
@@ -95,6 +100,7 @@ def connected(state: State, event: NodeConnected) -> State:
     fresh = replace(
         node,
         connection=event.connection,
+        joined=True,
         heard_at=event.now,
         others_at=event.now,
         released=frozenset(),

@@ -82,6 +82,8 @@ def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
 
 
 def _node_actions(state: State, node: KnownNode) -> Iterator[Action]:
+    if not node.joined:
+        return
     if not node.saved:
         yield SaveNode(node)
     measurements = state.measured.get(node.node_id)

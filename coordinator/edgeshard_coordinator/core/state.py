@@ -28,6 +28,8 @@ class Timings:
 
     heartbeat_timeout_s: float = 10.0
     """A connected box that is silent for longer is taken for lost."""
+    ghost_s: float = 60.0
+    """A box that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
     """How long boxes may take to come back where the coordinator itself may have been at fault (`core.eviction`)."""
     stall_s: float = 1.5
@@ -80,6 +82,8 @@ class KnownNode:
     incarnation: str = ""
     starting: bool = False
     connection: int = 0
+    joined: bool = True
+    """Whether it ever had a control stream; only then is it on disk (`core.ghosts`)."""
     heard_at: float = 0.0
     others_at: float = 0.0
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""

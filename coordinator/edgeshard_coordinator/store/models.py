@@ -22,6 +22,7 @@ from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.site import MissingBlob
 from edgeshard.storage.blobs import (
+    CHUNK_BYTES,
     TEMPORARY,
     BlobDirectory,
     blob_sizes,
@@ -29,6 +30,8 @@ from edgeshard.storage.blobs import (
     manifest_items,
     write_atomically,
 )
+from edgeshard.storage.checkpoint import BlobLocation, read_chunks
+from edgeshard.storage.forms import check_small_file, skim_small_file
 from edgeshard.wire.store import manifest_from_json, manifest_to_json, validate_manifest
 
 log = structlog.get_logger()
@@ -36,6 +39,8 @@ log = structlog.get_logger()
 KEPT_FREE_BYTES = 64 << 20
 """Of the disk, when models are added: the coordinator's own state must always find room."""
 _PENDING_LIMIT = 16
+_PARSED_BYTES = 1 << 20
+"""Of a small file: parsing holds the interpreter's lock, for 15 ms at this size."""
 _ORPHAN_AGE_NS = 7 * 24 * 3600 * 10**9
 
 
@@ -106,7 +111,7 @@ class ModelStore:
     def register(self, manifest: ModelManifest) -> tuple[Digest, tuple[MissingBlob, ...]]:
         """Keep the manifest under its name when every blob is there; otherwise say what is missing and keep nothing.
 
-        Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest that is wrong,
+        Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or small file that is wrong,
         AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for what is
         missing.
         """
@@ -121,6 +126,7 @@ class ModelStore:
                 self._pending = dict(tuple(pending.items())[-_PENDING_LIMIT:])
                 return digest, missing
             if digest not in self._manifests:
+                self._check_files(manifest, digest)
                 write_atomically(self._manifest_path(digest), manifest_to_json(manifest))
             names = self._names | {manifest.name: digest}
             if names != self._names:
@@ -128,6 +134,21 @@ class ModelStore:
             self._names, self._manifests = names, {**self._manifests, digest: manifest}
             self._pending = {of: other for of, other in self._pending.items() if of != digest}
         return digest, ()
+
+    def _check_files(self, manifest: ModelManifest, digest: Digest) -> None:
+        """Whoever sent the small files, they have their form; the large one as far as a daemon can look at it."""
+        for file in manifest.files:
+            path = self.blobs.path(file.sha256)
+            try:
+                if file.size <= _PARSED_BYTES:
+                    check_small_file(file.name, path.read_bytes())
+                else:
+                    skim_small_file(file.name, read_chunks(BlobLocation(path, 0, file.size), file.name, CHUNK_BYTES))
+            except InvalidArgumentError:
+                self._pending = {of: sizes for of, sizes in self._pending.items() if of != digest}
+                if file.sha256 not in self._needed_blobs():
+                    self.blobs.remove(file.sha256)
+                raise
 
     def delete(self, name: str) -> None:
         """Drop a name; then, when no other name has the same content, its manifest and the blobs no other model needs.

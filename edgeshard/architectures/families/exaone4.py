@@ -3,7 +3,7 @@ windows those without have no positions."""
 
 from __future__ import annotations
 
-from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.parts import attention, gated_mlp, head_norms, norms
 from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -26,7 +26,7 @@ def _sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         return [False] * layer_count
     every = fields.values.get("sliding_window_pattern", _PATTERN)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise fields.refuse("layer_types", f"is missing, and sliding_window_pattern is {every!r}, no number; give it")
+        raise fields.refuse("layer_types", f"is missing, and sliding_window_pattern is {shown(every)}, no number")
     return [(layer + 1) % every != 0 for layer in range(layer_count)]
 
 

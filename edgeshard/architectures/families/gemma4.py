@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.parts import attention, expert_count, gated_mlp, head_norms, linear, norms
 from edgeshard.architectures.record import Architecture, Ends, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.rope import STATIC, Rope
@@ -79,7 +79,7 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     if (width := fields.values.get("hidden_size_per_layer_input", fields.defaults["hidden_size_per_layer_input"])) != 0:
         raise fields.refuse(
             "hidden_size_per_layer_input",
-            f"is {width!r}: every block reads vectors made from token ids, which only the first stage has; "
+            f"is {shown(width)}: every block reads vectors made from token ids, which only the first stage has; "
             "use a checkpoint where it is 0",
         )
     if fields.count("num_kv_shared_layers"):
@@ -101,10 +101,12 @@ def _check_heads(fields: ConfigFields) -> None:
     if "per_layer_config" not in fields.values:
         found = fields.values.get("global_head_dim", _GLOBAL_HEAD_DIM)
         if found != same["head_dim"]:
-            raise fields.refuse("global_head_dim", f"is {found!r} and head_dim {same['head_dim']}: {_ONE_SIZE}")
+            raise fields.refuse("global_head_dim", f"is {shown(found)} and head_dim {same['head_dim']}: {_ONE_SIZE}")
         found = fields.values.get("num_global_key_value_heads")
         if fields.flag("attention_k_eq_v") and found not in (None, same["num_key_value_heads"]):
-            raise fields.refuse("num_global_key_value_heads", f"is {found!r}, not num_key_value_heads: {_ONE_SIZE}")
+            raise fields.refuse(
+                "num_global_key_value_heads", f"is {shown(found)}, not num_key_value_heads: {_ONE_SIZE}"
+            )
         return
     layers = fields.values["per_layer_config"]
     if not isinstance(layers, Mapping) or not all(isinstance(entry, Mapping) for entry in layers.values()):
@@ -112,7 +114,7 @@ def _check_heads(fields: ConfigFields) -> None:
     for layer, entry in layers.items():
         for key, value in entry.items():
             if value != same.get(key):
-                raise fields.refuse("per_layer_config", f"has {key} {value!r} for layer {layer}: {_ONE_SIZE}")
+                raise fields.refuse("per_layer_config", f"has {key} {shown(value)} for layer {layer}: {_ONE_SIZE}")
 
 
 def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from edgeshard_agent.hosting import loading
 from edgeshard_agent.hosting.around import LoadedModel
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.store.cache import BlobCache
+from edgeshard_coordinator.store import models
 
 from edgeshard.client.models import add_model
 from edgeshard.domain.commands import PrepareStage
@@ -70,6 +71,14 @@ async def box(
     box.close()
 
 
+@pytest.fixture
+def of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client and coordinator take a model without a look at its small files."""
+    for module in (checkpoint, models):
+        monkeypatch.setattr(module, "check_small_file", lambda name, data: None)
+
+
+@pytest.mark.usefixtures("of_an_older_version")
 async def test_a_tokenizer_that_panics_while_it_is_read_fails_the_load(box: Box) -> None:
     write_tokenizer(box.files / "tokenizer.json", **PANICS["load"])
     with pytest.raises(DataLossError) as caught:
@@ -82,6 +91,7 @@ async def test_a_tokenizer_that_panics_while_it_is_read_fails_the_load(box: Box)
     ["[]", '{"eos_token_id": [null]}', '{"eos_token_id": ["x"]}', '{"a": ' + "[" * 200_000, "{"],
     ids=lambda text: text[:30],
 )
+@pytest.mark.usefixtures("of_an_older_version")
 async def test_settings_that_cannot_be_read_fail_the_load_by_name(box: Box, text: str) -> None:
     (box.files / SETTINGS).write_text(text)
     with pytest.raises(DataLossError) as caught:
@@ -93,13 +103,11 @@ async def test_settings_are_read_off_the_event_loop(box: Box, monkeypatch: pytes
     (box.files / SETTINGS).write_text(json.dumps({"eos_token_id": [3, 4]}))
     threads: list[threading.Thread] = []
 
-    class Json:
-        @staticmethod
-        def loads(text: str) -> Any:
-            threads.append(threading.current_thread())
-            return json.loads(text)
+    def parse(text: str, name: str) -> Any:
+        threads.append(threading.current_thread())
+        return json.loads(text)
 
-    monkeypatch.setattr(loading, "json", Json)
+    monkeypatch.setattr(loading, "parse_json_object", parse)
     loaded = await box.load(await box.add())
     assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
     assert threads and threading.main_thread() not in threads
@@ -107,7 +115,7 @@ async def test_settings_are_read_off_the_event_loop(box: Box, monkeypatch: pytes
 
 @pytest.mark.parametrize(("name", "size"), [(SETTINGS, 1 << 20), ("tokenizer.json", 64 << 20)])
 async def test_a_file_that_is_too_large_is_refused_when_it_is_added_and_where_it_is_loaded(
-    box: Box, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+    box: Box, monkeypatch: pytest.MonkeyPatch, of_an_older_version: None, name: str, size: int
 ) -> None:
     with (box.files / name).open("r+b") as file:
         file.truncate(size + 1)
@@ -115,8 +123,9 @@ async def test_a_file_that_is_too_large_is_refused_when_it_is_added_and_where_it
         await box.add()
     assert caught.value.field == name and str(size) in caught.value.message
     assert box.server.servicer.put_bytes == 0
-    with monkeypatch.context() as of_an_older_version:
-        of_an_older_version.setattr(checkpoint, "_FILE_LIMITS", {})
+    monkeypatch.setattr(models, "skim_small_file", lambda name, chunks: None)
+    with monkeypatch.context() as older:
+        older.setattr(checkpoint, "_FILE_LIMITS", {})
         digest = await box.add()
     with pytest.raises(InvalidArgumentError) as caught:
         await box.load(digest)

@@ -23,6 +23,7 @@ from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
     FailedPreconditionError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
@@ -63,6 +64,24 @@ def load(checkpoint: Any, source: Any, layers: LayerRange, **options: Any) -> St
         "device": "cpu",
     }
     return StageModel.load(source, checkpoint.config, layers, **(defaults | options))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("broken", [0, 1], ids=["in the first stage", "in the second"])
+def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
+    checkpoint: Any, broken: int, bad: float
+) -> None:
+    """They pass from box to box: only who samples looks, and tells whose they were."""
+    first, last = (load(checkpoint, SafetensorsDirectory(checkpoint.path), layers) for layers in RANGES[::2])
+    with torch.no_grad():
+        for parameter in (first, last)[broken]._modules.parameters():
+            parameter.fill_(bad)
+    plan = StepPlan((), (KvGrant(0, 0, (0,)),), (Span(0, 0, 2, True, Sampling()),))
+    hidden = first.execute(plan, np.array([3, 4])).hidden
+    with pytest.raises(InternalError) as caught:
+        last.execute(plan, hidden)
+    assert caught.value.reason == "LOGITS_NOT_FINITE" and caught.value.field == "dtype"
+    assert ("before 2" if broken == 0 else "in layers 2:4") in caught.value.message
 
 
 @pytest.mark.parametrize("layers", RANGES, ids=str)

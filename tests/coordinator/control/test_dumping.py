@@ -170,4 +170,4 @@ async def test_every_event_and_action_is_said_at_debug_and_none_is_worded_above(
     monkeypatch.setattr(loop, "labels", labels)
     await site.connected("a")
     said = [kind for kind in worded if kind != "Ticked"]
-    assert said == {"debug": ["NodeRegistered", "SaveNode", "NodeConnected"], "info": []}[level]
+    assert said == {"debug": ["NodeRegistered", "NodeConnected", "SaveNode"], "info": []}[level]

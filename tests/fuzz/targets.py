@@ -1,0 +1,433 @@
+"""What reads a stranger's bytes, each as a function of them: `fuzz_one` returns unless something is wrong.
+
+A typed error that names its field is an answer. Any other exception, and a broken promise, is a finding. The functions
+keep nothing between inputs, so that any driver may call them: the loop of `run`, hypothesis, atheris.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.settings import AgentSettings
+from edgeshard_coordinator.settings import CoordinatorSettings
+from google.protobuf.message import DecodeError
+
+from edgeshard.architectures import KNOWN_MODELS, read_config
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import DataLossError, EdgeShardError
+from edgeshard.domain.generation import Sampling, StageTiming
+from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
+from edgeshard.planning.devices import parse_cluster
+from edgeshard.planning.lab import parse_lab
+from edgeshard.planning.shapes import model_from_config
+from edgeshard.process.config import load_settings
+from edgeshard.proto.v1 import stage_pb2, store_pb2
+from edgeshard.storage.checkpoint import open_checkpoint, read_header
+from edgeshard.storage.forms import GENERATION, TOKENIZER, check_small_file, parse_json_object, skim_small_file
+from edgeshard.storage.inputs import parse_toml
+from edgeshard.wire.common import dtype_to_wire
+from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
+from edgeshard.wire.store import manifest_from_json, manifest_from_wire, validate_manifest
+
+LONGEST_MESSAGE = 2200
+"""Characters of an error: it goes into logs and into a status that has to fit into a header."""
+FORWARD = FrameContract("tales", 3, DType.BFLOAT16, 8, max_tokens=32, window=4)
+RETURN = FrameContract("tales", 3, DType.BFLOAT16, 0, max_tokens=32, window=4)
+_SCRATCH = Path(tempfile.gettempdir()) / f"edgeshard-fuzz-{os.getpid()}"
+_SPLIT = struct.Struct("<H")
+
+
+class FindingError(AssertionError):
+    """A promise that an input broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`read` is given an input; `seeds` are inputs to begin from, `words` texts that mean something to it."""
+
+    name: str
+    read: Callable[[bytes], str | None]
+    seeds: tuple[bytes, ...]
+    words: tuple[bytes, ...] = ()
+    is_json: bool = False
+
+    def fuzz_one(self, data: bytes) -> str:
+        """What came of an input, in a few words that are the same for inputs of one kind."""
+        try:
+            return self.read(data) or "taken"
+        except EdgeShardError as error:
+            if not error.message or len(error.message) > LONGEST_MESSAGE or len(error.field) > LONGEST_MESSAGE:
+                raise FindingError(f"an error of {len(error.message)} characters: {error.message[:200]}") from error
+            return f"{type(error).__name__} {error.reason} {_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Where an error arose, and who called: what tells kinds of inputs apart."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return " ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-4:])
+
+
+def _words(text: str) -> str:
+    """A library's message without what it quotes."""
+    letters = "".join(character if character.isalpha() else " " for character in text[:120])
+    return " ".join(word for word in letters.split() if len(word) < 16)[:60]
+
+
+def _scratch(name: str) -> Path:
+    _SCRATCH.mkdir(exist_ok=True)
+    return _SCRATCH / name
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """A sequence of byte strings, each behind its length."""
+    at = 0
+    while at + _SPLIT.size <= len(data):
+        (size,) = _SPLIT.unpack_from(data, at)
+        at += _SPLIT.size
+        yield data[at : at + size]
+        at += size
+
+
+def _joined(*pieces: bytes) -> bytes:
+    return b"".join(_SPLIT.pack(len(piece)) + piece for piece in pieces)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def _frames(data: bytes) -> str:
+    """Pairs of header and payload come in as frames with a right checksum, and as they are."""
+    met = set()
+    for contract in (FORWARD, RETURN):
+        reader, numbers = FrameReader(contract), list[int]()
+        pieces = list(islice(_pieces(data), 32))
+        sealed = [_seal_raw(header, payload) for header, payload in zip(pieces[::2], pieces[1::2], strict=False)]
+        for frame in [*sealed, *_raw_frames(pieces)]:
+            before = reader.next_step
+            try:
+                numbers += [step.number for step in reader.accept(frame).steps]
+            except EdgeShardError as error:
+                met.add(_place(error).rpartition(" ")[2])
+                if not error.message or reader.next_step != before:
+                    raise FindingError("a frame that was refused changed what comes next") from error
+            held = sum(len(part) for partial in reader._partial.values() for part in partial.payloads.values())
+            if held > contract.window * max(contract.max_bytes, 1 << 20):
+                raise FindingError(f"{held} bytes are held for steps that are not complete")
+        if numbers != list(range(len(numbers))):
+            raise FindingError(f"steps came out as {numbers}")
+        met.add(f"{len(numbers)} steps")
+    return " ".join(sorted(met))
+
+
+def _seal_raw(header: bytes, payload: bytes) -> stage_pb2.Frame:
+    return stage_pb2.Frame(header=header, crc32c=_checksum(header, payload), payload=payload)
+
+
+def _raw_frames(pieces: list[bytes]) -> Iterator[stage_pb2.Frame]:
+    for piece in pieces:
+        try:
+            yield stage_pb2.Frame.FromString(piece)
+        except DecodeError:
+            continue
+
+
+def _frame_seeds() -> Iterator[bytes]:
+    def forward(number: int, tokens: int) -> ForwardStep:
+        span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9))
+        plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else ())
+        hidden = Tensor(DType.BFLOAT16, (tokens, 8), bytes(tokens * 16)) if tokens else None
+        return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
+
+    back = ReturnedStep(0, StepResult((SampledToken(7, 8, 5, -0.5, ()),), (StageTiming(1, 0.0, 0.5),)))
+    for steps in ([forward(0, 3)], [forward(0, 0), forward(1, 32)], [back]):
+        frames = [frame for step in steps for frame in encode_step("tales", 3, step)]
+        yield _joined(*(part for frame in frames for part in (frame.header, frame.payload)))
+        yield _joined(*(frame.SerializeToString() for frame in frames))
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+_SHAPES = {
+    "model.embed_tokens.weight": (8, 4),
+    "model.norm.weight": (4,),
+    "model.layers.0.self_attn.q_proj.weight": (4, 4),
+    "model.layers.0.self_attn.k_proj.weight": (2, 4),
+    "model.layers.0.self_attn.v_proj.weight": (2, 4),
+    "model.layers.0.self_attn.o_proj.weight": (4, 4),
+    "model.layers.0.mlp.gate_proj.weight": (8, 4),
+    "model.layers.0.mlp.up_proj.weight": (8, 4),
+    "model.layers.0.mlp.down_proj.weight": (4, 8),
+    "model.layers.0.input_layernorm.weight": (4,),
+    "model.layers.0.post_attention_layernorm.weight": (4,),
+}
+_DIGEST = "0123456789abcdef" * 4
+WHOLE_TOKENIZER: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {"id": 3, "content": "<s>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True},
+    ],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Prepend", "prepend": "_"}]},
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\s+"}, "behavior": "Isolated", "invert": False},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}},
+    },
+    "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1,
+                                                                    "stop": 0}]},
+    "model": {"type": "BPE", "vocab": {"0": 0, "1": 1, "01": 2}, "merges": [["0", "1"]], "unk_token": None},
+}  # fmt: skip
+
+
+def _safetensors(shapes: Mapping[str, tuple[int, ...]] = _SHAPES) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        size = 4
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def _header(data: bytes) -> None:
+    path = _scratch("model.safetensors")
+    path.write_bytes(data)
+    end = 0
+    for stored in read_header(path):
+        if stored.offset < max(8, end) or stored.offset + stored.size > len(data):
+            raise FindingError(f"tensor {stored.name} lies at {stored.offset}, beyond {end} or the file")
+        end = stored.offset + stored.size
+
+
+def _config(data: bytes) -> None:
+    config = parse_json_object(_text(data), "config.json")
+    decoder = read_config(config)
+    model = model_from_config("fuzzed", config)
+    if model.layer_count != decoder.shape.layer_count or len(decoder.windows()) != model.layer_count:
+        raise FindingError("layers are counted in two ways")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _manifest(data: bytes) -> None:
+    try:
+        message = store_pb2.Manifest.FromString(data)
+    except DecodeError:
+        manifest_from_json(_text(data), _DIGEST)  # type: ignore[arg-type]
+        return
+    for size in validate_manifest(manifest_from_wire(message)).values():
+        if size < 0:
+            raise FindingError(f"a blob of {size} bytes")
+
+
+def _manifest_message() -> store_pb2.Manifest:
+    float32 = dtype_to_wire(DType.FLOAT32)
+    return store_pb2.Manifest(
+        name="tiny",
+        architecture="llama",
+        config_json=json.dumps(TINY),
+        tensors=[
+            store_pb2.ManifestTensor(name=name, dtype=float32, shape=shape, sha256=f"{number:064x}")
+            for number, (name, shape) in enumerate(_SHAPES.items())
+        ],
+        files=[store_pb2.ManifestFile(name=TOKENIZER, size=100, sha256=_DIGEST)],
+    )
+
+
+def _tokenizer(data: bytes) -> str | None:
+    skim_small_file(TOKENIZER, [data[at : at + 64] for at in range(0, len(data), 64)])
+    check_small_file(TOKENIZER, data)
+    path = _scratch(TOKENIZER)
+    path.write_bytes(data)
+    try:
+        tokenizer = Tokenizer.load(path)
+    except DataLossError as error:
+        return f"unread {_words(error.message)}"
+    failed = 0
+    for text in ("0 1 01", "\u00e9\U0001d400 " * 40):
+        try:
+            tokenizer.decode(tokenizer.encode(text)[:64])
+        except EdgeShardError:
+            failed += 1
+    return f"failed {failed}" if failed else None
+
+
+def _generation(data: bytes) -> None:
+    check_small_file(GENERATION, data)
+
+
+def _index(data: bytes) -> None:
+    """The index of a checkpoint in shards, one of which is there."""
+    folder = _scratch("sharded")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(TINY))
+    (folder / "model-1.safetensors").write_bytes(_safetensors())
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    checkpoint = open_checkpoint(folder)
+    if any(stored.file.parent != checkpoint.directory for stored in checkpoint.tensors):
+        raise FindingError("a shard lies beside the directory")
+
+
+# -- files of an operator ----------------------------------------------------------------------------------------------
+
+
+def _settings(data: bytes) -> None:
+    path = _scratch("edgeshard.toml")
+    path.write_bytes(data)
+    for kind in (CoordinatorSettings, AgentSettings):
+        try:
+            load_settings(kind, "fuzz", ["--config", str(path)])
+        except EdgeShardError:
+            continue
+    load_settings(AgentSettings, "fuzz", ["--config", str(path), "--name", "a", "--state-dir", "/nowhere"])
+
+
+def _cluster(data: bytes) -> None:
+    values = parse_toml(_text(data), "cluster", "cluster")
+    if "lab" in values:
+        parse_lab(values, lambda name: TINY)
+    else:
+        parse_cluster(values)
+
+
+def _spec(data: bytes) -> None:
+    parse_spec(parse_toml(_text(data), "spec", "file"))
+
+
+_CLUSTER = """
+source = "a-1"
+[link]
+bandwidth_bps = 1e9
+latency_s = 1e-3
+[[device]]
+name = "a"
+kind = "rtx-3090"
+count = 2
+[workload]
+prompt_tokens = 128
+new_tokens = 32
+"""
+_LAB = (
+    _CLUSTER + '[lab]\nmodel = "tiny/config.json"\n[[lab.run]]\nlayers = "a-1=0:1"\nmode = "no-bubbles"\nstreams = 2\n'
+)
+_SPEC = """
+name = "tales"
+model = "tiny"
+source = "a-1"
+layers = "a=0:4,b=4:9"
+max_context = 512
+[quantisation]
+"""
+_SETTINGS = """
+[coordinator]
+listen = "127.0.0.1:7600"
+state_dir = "/nowhere"
+log_level = "debug"
+[agent]
+listen = "127.0.0.1:0"
+coordinator = "127.0.0.1:7600"
+memory = "2GiB"
+threads = 2
+device = "cpu"
+"""
+
+
+def _examples() -> Iterator[bytes]:
+    for path in sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.toml")):
+        yield path.read_bytes()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+_NUMBERS = (b"0", b"-1", b"1e999", b"NaN", b"Infinity", b"1000000000", b"9223372036854775807", b"18446744073709551616",
+            b"9" * 400, b"null", b"true", b'""', b"[]", b"{}", b'"\\ud800"', b"1.5")  # fmt: skip
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _All:
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
+        is_json = name not in ("frame", "settings", "cluster", "spec", "header", "manifest")
+        self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
+
+
+def _made() -> dict[str, Target]:
+    every = _All()
+    every.add("frame", _frames, *_frame_seeds())
+    every.add("header", _header, _safetensors(), words=(b'"F4"', b'"dtype"', b'"data_offsets"', b"__metadata__"))
+    every.add("config", _config, _json(TINY), *(_json(dict(config)) for config in KNOWN_MODELS.values()))
+    message = _manifest_message()
+    every.add("manifest", _manifest, message.SerializeToString())
+    every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))
+    every.add("generation", _generation, _json({"eos_token_id": [1, 2], "bos_token_id": 1}), _json({"eos_token_id": 2}))
+    every.add("index", _index, _json({"metadata": {}, "weight_map": dict.fromkeys(_SHAPES, "model-1.safetensors")}))
+    every.add("settings", _settings, _SETTINGS.encode(), *_examples())
+    every.add("cluster", _cluster, _CLUSTER.encode(), _LAB.encode(), *_examples())
+    every.add("spec", _spec, _SPEC.encode())
+    return every.targets
+
+
+def _tokenizers() -> Iterator[dict[str, Any]]:
+    plain = {**WHOLE_TOKENIZER, "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
+    yield {**plain, "model": {"type": "WordLevel", "vocab": {"0": 0, "?": 1}, "unk_token": "?"}}
+    yield {
+        **plain,
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["?", 0.0], ["0", -1.0]], "byte_fallback": False},
+    }
+    yield {
+        **plain,
+        "model": {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": {"?": 0, "0": 1, "##1": 2}},
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                       "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    }  # fmt: skip
+    yield {
+        **plain,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    }
+    yield {**plain, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="}}
+
+
+TARGETS: dict[str, Target] = _made()
