@@ -93,7 +93,7 @@ def _changed_json(  # noqa: C901 - a case for each change
                     holder[random_.choice((str(key) + "x", "auto_map", "type", "x" * 3000, "\ud800"))] = holder[key]
     try:
         return json.dumps(value).encode()
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):  # what is repeated may be large itself
         return None
 
 
