@@ -43,7 +43,8 @@ class HeartbeatBatches:
     def flush(self) -> None:
         """Post what waits, of each stream the newest; nothing of one that has ended.
 
-        The stream of a box that the state does not know any more is ended: it registers again.
+        A stream that is not the box's own any more is ended, and whoever has it registers again: the state does not know
+        the box, or a registration of an earlier process came late and took its place.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -66,10 +67,10 @@ class HeartbeatBatches:
 
     def _is_current(self, stream: ControlStream) -> bool:
         node = self._loop.state.nodes.get(stream.node_id)
-        if node is None or node.incarnation != stream.incarnation:
-            stream.fail(NotFoundError("node_id: this box is not registered any more; register again", field="node_id"))
-            return False
-        return node.connection == stream.number
+        if node is not None and (node.incarnation, node.connection) == (stream.incarnation, stream.number):
+            return True
+        stream.fail(NotFoundError("node_id: this box is not registered any more; register again", field="node_id"))
+        return False
 
 
 def whole(stream: ControlStream, message: pb.ControlRequest) -> Heartbeat:

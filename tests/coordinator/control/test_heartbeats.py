@@ -285,3 +285,23 @@ def test_an_error_ends_a_stream_after_what_was_put_on_it_before() -> None:
     stream.fail(error)
     stream.close()
     assert [stream.outgoing.get_nowait() for _ in range(3)][1:] == [error, None]
+
+
+@pytest.mark.parametrize("comes_back", [True, False], ids=["and the box registers once more", "and stays"])
+async def test_a_box_whose_place_a_late_registration_took_comes_again(
+    site: Any, make_registration: Any, comes_back: bool
+) -> None:
+    """Of its earlier process, which the network delivered twice. The box heartbeats on, over a stream that counts for
+    nothing, and it would have stayed away for good."""
+    (box,) = await site.connected("b")
+    late = site.agent("b", incarnation="i0")
+    await late.register()
+    if comes_back:
+        await box.register()
+    assert not site.state.is_connected(box.node_id)
+    await box.heartbeat()
+    async with asyncio.timeout(DEADLINE_S):
+        while not box._call.done():  # noqa: ASYNC110 (what is watched has no event)
+            await asyncio.sleep(0.01)
+    await box.connect()
+    await site.until(lambda state: state.is_connected(box.node_id))
