@@ -210,7 +210,7 @@ class Operator:
                 found = await self.client.deployment(name)
                 if found.phase is Phase.FAILED and not world.on_another_disk:
                     world.note(f"{name} failed: {found.failure}")
-                    await self.client.delete_deployment(name, wait=False)
+                    await self._clear(name)
                 elif found.phase is Phase.READY:
                     return
             except EdgeShardError as error:
@@ -221,10 +221,16 @@ class Operator:
                         if found.phase is Phase.READY:
                             return
                         if found.phase is Phase.FAILED and not world.on_another_disk:
-                            await self.client.delete_deployment(name, wait=False)
+                            await self._clear(name)
                     except EdgeShardError:
                         pass
             await asyncio.sleep(self._dice.uniform(0.2, 0.6))
+
+    async def _clear(self, name: DeploymentName) -> None:
+        """Delete one that failed. Where the disk did not hear that it did, it may have been tried again meanwhile."""
+        if self.world.troubles.disk_failed:
+            self.deleted.add(name)
+        await self.client.delete_deployment(name, wait=False)
 
     async def _delete(self, name: DeploymentName, again: dict[str, Any] | None) -> None:
         world = self.world
