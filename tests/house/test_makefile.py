@@ -20,6 +20,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = (
     "help",
+    "fuzz",
     "setup",
     "demo",
     "test",

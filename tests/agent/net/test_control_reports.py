@@ -21,11 +21,12 @@ from edgeshard.domain.commands import (
     ProfileReport,
     Registration,
 )
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.link import LinkSuspected
+from edgeshard.domain.model import LayerRange
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
@@ -191,7 +192,8 @@ async def test_a_box_counts_as_registered_once_its_stream_has_been_answered(serv
 async def test_what_no_message_holds_ends_neither_the_box_nor_the_stream(node: Node, site: Site) -> None:
     node.client.send_progress(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
     node.client.send_results((CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),))
-    node.client.send_results((CommandResult(OperationId("large"), InternalError("x" * (9 << 20), reason="LARGE")),))
+    large = StageStatus(DeploymentName("x" * (9 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY)
+    node.client.send_results((CommandResult(OperationId("large"), stage=large),))
     await until(lambda: len(site.heard) == 2 or node.lost)
     results = [(kind, m.result.operation_id, m.result.failure.reason) for kind, m in site.heard]
     assert results == [("result", "op", "INTERNAL"), ("result", "large", "INTERNAL")]

@@ -206,7 +206,7 @@ async def test_a_full_disk_is_named_with_its_bytes_and_takes_writes_again_when_t
 ) -> None:
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
-    database, large = store._open_database, replace(record, failure=DataLossError("x" * 100_000))
+    database, large = store._open_database, replace(record, uid="x" * 100_000)
     await store._run(lambda: database.execute("PRAGMA max_page_count=1"))  # no page more than there are
     with pytest.raises(ResourceExhaustedError, match=r"bytes are free") as caught:
         await store.save(large)
