@@ -43,8 +43,8 @@ class HeartbeatBatches:
     def flush(self) -> None:
         """Post what waits, of each stream the newest; nothing of one that has ended.
 
-        A stream that is not the box's own any more is ended, and the box registers again: the state does not know it, or
-        a registration of an earlier process of it came late and took its place.
+        A stream that is not the box's own any more is ended, and the box registers again: the state does not know it,
+        or a registration of an earlier process of it came late and took its place.
         """
         if self._timer is not None:
             self._timer.cancel()
