@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
+
+import grpc
 
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.identity.authority import Authority, now
@@ -40,3 +45,12 @@ class Identities:
 def tls_options(files: TlsFiles) -> list[str]:
     """The options of a daemon or of edgectl."""
     return ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]
+
+
+async def is_denied(call: Any, hello: object) -> bool:
+    """Whether a stream that begins so is refused: by its first message or before it, which differs from run to run."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(hello)
+        await call.read()
+    async with asyncio.timeout(30):
+        return bool(await call.code() is grpc.StatusCode.PERMISSION_DENIED)

@@ -12,10 +12,10 @@ from edgeshard.domain.commands import ControlHello, ProfileReport
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId
-from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2, inference_pb2
+from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2, head_pb2, head_pb2_grpc, inference_pb2
 from edgeshard.wire.control import agent_message_to_wire, report_to_wire
-from tests.support.identities import Identities
-from tests.support.scripted_agent import DEADLINE_S, FakeHead
+from tests.support.identities import Identities, is_denied
+from tests.support.scripted_agent import DEADLINE_S
 
 OTHERS = [(Role.AGENT, "c"), (Role.CLIENT, "app"), (Role.OPERATOR, "admin")]
 
@@ -49,11 +49,8 @@ async def test_nobody_opens_the_control_stream_of_another_box(
     site: Any, failing: Any, holder: tuple[Role, str]
 ) -> None:
     (real,) = await site.connected("b")
-    stub = site.agent("b", holder).stub
-    call = stub.Control()
-    await call.write(agent_message_to_wire(ControlHello(real.node_id, "i1")))
-    async with failing(DeniedError):
-        await call.read()
+    call = site.agent("b", holder).stub.Control()
+    assert await is_denied(call, agent_message_to_wire(ControlHello(real.node_id, "i1")))
     await site.heard(real)
 
 
@@ -71,10 +68,9 @@ async def test_nobody_reports_or_heartbeats_for_another_box(site: Any, failing: 
 async def test_nobody_but_its_box_attaches_a_head(site: Any, holder: tuple[Role, str]) -> None:
     """An application that did was given another user's prompt, and answered it."""
     agents, head = await site.deployed()
-    forged = FakeHead(site.channel_of(*holder), agents[0].node_id, "tale", head.epoch)
-    await forged.attach()
-    error = await forged.ended()
-    assert isinstance(error, DeniedError), error
+    hello = head_pb2.HeadHello(node_id=agents[0].node_id, deployment="tale", epoch=head.epoch)
+    forged = head_pb2_grpc.HeadServiceStub(site.channel_of(*holder)).Attach()
+    assert await is_denied(forged, head_pb2.AttachRequest(hello=hello))
     call = site.generate("r")
     assert (await head.down.get()).start.request_id == "r"
     call.cancel()
