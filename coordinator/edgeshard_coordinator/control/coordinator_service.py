@@ -52,6 +52,7 @@ from edgeshard_coordinator.core.events import (
     ProfileReported,
 )
 from edgeshard_coordinator.core.measurements import check_profile
+from edgeshard_coordinator.core.state import KnownNode
 
 log = structlog.get_logger()
 
@@ -71,9 +72,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
-        known = self._loop.state.nodes.get(registration.node_id)
-        if known is not None:  # whose id another box would take
-            check_acts_for_itself(context, known.name, "node_id")
+        self._owned(context, registration.node_id)  # an id that another box has
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
@@ -84,9 +83,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         """Of agents from before heartbeats came on the control stream."""
         heartbeat = heartbeat_from_wire(request)
-        node = self._loop.state.nodes.get(heartbeat.node_id)
-        if node is not None:
-            check_acts_for_itself(context, node.name, "node_id")
+        node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
             return pb.HeartbeatResponse(known=False)
         await self._loop.ask(HeartbeatsReceived((heartbeat,), self._loop.now()))
@@ -94,9 +91,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
         report = report_from_wire(request)
-        node = self._loop.state.nodes.get(report.node_id)
-        if node is not None:
-            check_acts_for_itself(context, node.name, "node_id")
+        self._owned(context, report.node_id)
         for profile in report.compute:
             check_profile(profile)
         await self._loop.ask(ProfileReported(report, self._loop.now()))
@@ -110,9 +105,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if self.closing:
             raise UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
         node_id = hello.node_id
-        node = self._loop.state.nodes.get(node_id)
-        if node is not None:
-            check_acts_for_itself(context, node.name, "node_id")
+        node = self._owned(context, node_id)
         if node is None or node.incarnation != hello.incarnation:
             # Before its stream can replace that of the real box.
             raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
@@ -138,6 +131,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 raise item
             if (message := self._message(connection, *item)) is not None:
                 yield message
+
+    def _owned(self, context: Any, node_id: NodeId) -> KnownNode | None:
+        """The box, None for one that is not known. Raises DeniedError naming `node_id` where another box calls."""
+        node = self._loop.state.nodes.get(node_id)
+        if node is not None:
+            check_acts_for_itself(context, node.name, "node_id")
+        return node
 
     def _message(
         self, connection: ControlStream, operation_id: OperationId, command: ControlMessage
