@@ -80,7 +80,7 @@ async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site
     """Both boxes pinned, and the model in the store."""
     write_model(scratch / "model", weights)
     cluster = LocalCluster(scratch, NODES, threads=1)
-    async with started(cluster, range(len(NODES))), Client(cluster.address) as client:
+    async with started(cluster, range(len(NODES))), Client(cluster.address, plaintext=True) as client:
         site = Site(cluster, client)
         site.pin()
         await client.add_model(scratch / "model", MODEL)

@@ -91,7 +91,10 @@ async def compare(rounds: int, token_count: int) -> dict[str, list[Run]]:
     """`rounds` runs of both deployments in turns, after one of each to warm up."""
     runs: dict[str, list[Run]] = {WHOLE: [], SPLIT: []}
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as directory, model_directory(None) as model:
-        async with LocalCluster(Path(directory), NODES, threads=1) as site, Client(site.address) as client:
+        async with (
+            LocalCluster(Path(directory), NODES, threads=1) as site,
+            Client(site.address, plaintext=True) as client,
+        ):
             await deploy(client, model)
             for name in runs:
                 await measure(client, name, token_count)

@@ -96,7 +96,7 @@ async def measure(
             folder.mkdir()
             cluster = LocalCluster(folder, nodes, agent_arguments=arguments, threads=1)
             await stack.enter_async_context(started(cluster, cores))
-            clients[key] = await stack.enter_async_context(Client(cluster.address))
+            clients[key] = await stack.enter_async_context(Client(cluster.address, plaintext=True))
             await deploy(clients[key], nodes, model)
         for loops in (0, 2):
             found: dict[str, list[list[float]]] = {DEFAULT: [], OFF: []}

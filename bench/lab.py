@@ -99,7 +99,7 @@ async def measure_median(client: Client, lab: Lab, run: LabRun, rounds: int) -> 
 async def measure_setting(lab: Lab, lab_file: Path, label: str, rounds: int, seed: int) -> list[dict[str, Any]]:
     rows, directory = [], lab_file.parent
     make_stand_in(lab, directory / "stand-in")
-    async with lab_cluster(lab, lab_file, directory) as site, Client(site.address) as client:
+    async with lab_cluster(lab, lab_file, directory) as site, Client(site.address, plaintext=True) as client:
         await client.add_model(directory / "stand-in", "stand-in")
         for name, stages in placements(lab, seed):
             for run in (LabRun(stages, "sequential", 1), LabRun(stages, "no-bubbles", len(stages))):

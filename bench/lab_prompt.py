@@ -54,7 +54,7 @@ async def run(lab: Lab, lab_file: Path, rounds: int) -> dict[str, list[float]]:
     layers, names = lab.model.layer_count, [node.name for node in lab.cluster.nodes]
     stages = stages_of(names, [round(layers * (index + 1) / NODES) for index in range(NODES)])
     make_stand_in(lab, directory / "stand-in")
-    async with lab_cluster(lab, lab_file, directory) as site, Client(site.address) as client:
+    async with lab_cluster(lab, lab_file, directory) as site, Client(site.address, plaintext=True) as client:
         await client.add_model(directory / "stand-in", "stand-in")
         async with aclosing(client.profile("stand-in", quick=True)) as telling:
             async for progress in telling:

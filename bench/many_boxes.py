@@ -225,7 +225,7 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
         await served.start()
         boxes = [Box(number, served.address) for number in range(count)]
         joining_s = await join(boxes)
-        async with Client(served.address) as client:
+        async with Client(served.address, plaintext=True) as client:
             await deploy(client, model, deployments)
         await asyncio.sleep(CALM_S)
         began, cpu_s, own_s = time.monotonic(), served.cpu_s(), time.process_time()

@@ -100,7 +100,10 @@ async def lab_site(scratch: Path) -> AsyncIterator[tuple[Client, dict[str, dict[
     (scratch / "lab.toml").write_text(LAB, encoding="utf-8")
     lab = parse_lab(tomllib.loads(LAB), lambda name: LAB_CONFIG)
     make_stand_in(lab, scratch / "stand-in")
-    async with lab_cluster(lab, scratch / "lab.toml", scratch) as cluster, Client(cluster.address) as client:
+    async with (
+        lab_cluster(lab, scratch / "lab.toml", scratch) as cluster,
+        Client(cluster.address, plaintext=True) as client,
+    ):
         await client.add_model(scratch / "stand-in", MODEL)
         common = {"model": MODEL, "source": "a", "dtype": "float32", "concurrency": 16, "max_context": 512}
         yield client, {name: {**common, "layers": f"a=0:{cut},b={cut}:12"} for name, cut in LAB_CUTS.items()}

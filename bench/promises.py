@@ -214,7 +214,7 @@ async def run_lab(rounds: int, scratch: Path) -> dict[str, Any]:
     lab_file.write_text(LAB, encoding="utf-8")
     lab = parse_lab(tomllib.loads(LAB), lambda name: {})
     make_stand_in(lab, scratch / "stand-in")
-    async with lab_cluster(lab, lab_file, scratch) as cluster, Client(cluster.address) as client:
+    async with lab_cluster(lab, lab_file, scratch) as cluster, Client(cluster.address, plaintext=True) as client:
         await client.add_model(scratch / "stand-in", MODEL)
         site = Promises(client, "emulated", rounds, "float32")
         await site.profile(quick=True)
@@ -224,7 +224,7 @@ async def run_lab(rounds: int, scratch: Path) -> dict[str, Any]:
 async def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     write_model(scratch / "model", RandomWeights())
     cluster = LocalCluster(scratch, NODES, threads=1)
-    async with started(cluster, (0, 1)) as running, Client(running.address) as client:
+    async with started(cluster, (0, 1)) as running, Client(running.address, plaintext=True) as client:
         await client.add_model(scratch / "model", MODEL)
         site = Promises(client, "promised", arguments.rounds)
         await site.profile(arguments.quick)

@@ -220,7 +220,7 @@ def _spec(layer_count: int) -> dict[str, object]:
 async def soak(minutes: float, gap_s: float, sample_s: float, seed: int) -> dict[str, Any]:
     """Run it; the report as JSON types."""
     with tempfile.TemporaryDirectory(prefix="edgeshard-soak-") as directory, model_directory(None) as model:
-        async with LocalCluster(Path(directory), NODES) as site, Client(site.address) as client:
+        async with LocalCluster(Path(directory), NODES) as site, Client(site.address, plaintext=True) as client:
             await client.add_model(model, "demo")
             stored = await client.stored_model("demo")
             vocabulary = int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])

@@ -58,7 +58,7 @@ async def measure(times: int) -> None:
         write_model(Path(scratch) / "model", RandomWeights())
         async with (
             LocalCluster(Path(scratch), ("a", "b"), threads=1, agent_arguments=("--memory", "4GiB")) as cluster,
-            Client(cluster.address) as client,
+            Client(cluster.address, plaintext=True) as client,
         ):
             await client.add_model(DEMO_MODEL, TALES)
             await client.add_model(Path(scratch) / "model", BIG)

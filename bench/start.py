@@ -88,7 +88,7 @@ async def measure(tree: Tree, number: int, directory: Path) -> Figures:
     """One round of one tree."""
     address, coordinator_s = tree.start_coordinator()
     try:
-        async with Client(address) as client:
+        async with Client(address, plaintext=True) as client:
             figures = await _agent(tree, client, address, directory / f"agent-{number}")
         figures["coordinator_s"] = coordinator_s
         began = time.monotonic()

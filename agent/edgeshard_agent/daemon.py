@@ -18,7 +18,8 @@ from typing import Any, NoReturn, TextIO
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.commands import ControlMessage, Registration, TakeDump
+from edgeshard.client.renewing import renew_over
+from edgeshard.domain.commands import ControlMessage, Deny, Registration, TakeDump
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
@@ -30,6 +31,7 @@ from edgeshard.process.notify import Notifier
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
+from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import check_secure, split_address
 from edgeshard_agent.core.events import CommandReceived
@@ -81,6 +83,8 @@ async def serve(settings: AgentSettings) -> None:
     if tls is not None:
         tls.check_is(Role.AGENT, settings.name)
     node_id = persistent_node_id(settings.state_dir)
+    if tls is not None:
+        tls = adopted(tls, settings.state_dir / "pki")
     # Refused before anything listens and would have to be stopped.
     check_secure(settings.listen, tls, "listen")
     _advertised(settings, settings.listen)
@@ -111,6 +115,8 @@ async def serve(settings: AgentSettings) -> None:
     def on_command(operation_id: OperationId, command: ControlMessage) -> None:
         if isinstance(command, TakeDump):
             dumps.take(operation_id)
+        elif isinstance(command, Deny):
+            server.denials.replace(command.denials)
         else:
             hosting.post(CommandReceived(operation_id, command))
 
@@ -152,11 +158,17 @@ async def serve(settings: AgentSettings) -> None:
         check = HangCheck(hosting.stages, worker, clock)
         await asyncio.gather(check.run(), feed_watchdog(notifier, lambda: {"compute thread": check.found_well}))
 
+    renewing = None
+    if tls is not None:
+        renewing = asyncio.create_task(keep_renewed(tls, renew_over(control, settings.coordinator)))
+
     log.info("listening", address=address, node=settings.name)
     try:
         await _until_stopped(client, start, settings.ready_file, address)
     finally:
         notifier.stopping()
+        if renewing is not None:
+            renewing.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_S):
                 await hosting.close()

@@ -6,23 +6,35 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Role
+from edgeshard.identity.authority import Authority, now
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.logs import configure_logging
 from edgeshard.process.notify import Notifier
 from edgeshard.process.watchdog import feed_watchdog
+from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
-from edgeshard.rpc.server import Server
+from edgeshard.rpc.denials import Denials
+from edgeshard.rpc.renewal import adopted, keep_renewed
+from edgeshard.rpc.server import EnrolmentServer, Server
+from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.membership.addresses import Addresses
+from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
+from edgeshard_coordinator.membership.membership import Issuing, Membership
+from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
@@ -48,9 +60,11 @@ async def serve(settings: CoordinatorSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    coordinator = await _assemble(settings)
+    site = _site(settings)
+    coordinator = await _assemble(settings, site)
     address = await coordinator.start()
     log.info("coordinator_serves", address=address)
+    entrance = await _open_entrance(settings, site, coordinator, address)
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address)
     notifier.ready(f"serving on {address}")
@@ -59,14 +73,73 @@ async def serve(settings: CoordinatorSettings) -> None:
     notifier.stopping()
     log.info("coordinator_stops")
     feeding.cancel()
+    await entrance.close()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
 
 
-async def _assemble(settings: CoordinatorSettings) -> Coordinator:
-    tls = settings.tls()
-    if tls is not None:
-        tls.check_is(Role.COORDINATOR, "coordinator")
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Whom the coordinator trusts, and who belongs to its site; both None in plaintext."""
+
+    tls: TlsFiles | None
+    membership: Membership | None
+    denials: Denials
+
+
+def _site(settings: CoordinatorSettings) -> _Site:
+    given, denials = settings.tls(), Denials()
+    if given is None:
+        if settings.ca_key is not None or settings.enrol_listen is not None:
+            raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
+        return _Site(None, None, denials)
+    given.check_is(Role.COORDINATOR, "coordinator")
+    tls = adopted(given, settings.state_dir / "pki")
+    issuing = None
+    if settings.ca_key is not None:
+        check_private(settings.ca_key, "ca-key")
+        authority = Authority.load(tls.ca.read_bytes(), read_pem(settings.ca_key, "ca-key"))
+        issuing = Issuing(authority, tls, timedelta(seconds=settings.certificate_life))
+    elif settings.enrol_listen is not None:
+        raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
+    store = MembershipStore(settings.state_dir / "membership.sqlite")
+    membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
+    return _Site(tls, membership, denials)
+
+
+class _Entrance:
+    """Where processes join, and the renewal of the coordinator's own certificate."""
+
+    def __init__(self, server: EnrolmentServer | None, renewing: asyncio.Task[None] | None) -> None:
+        self._server = server
+        self._renewing = renewing
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        if self._server is not None:
+            await self._server.stop()
+
+
+async def _open_entrance(
+    settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str
+) -> _Entrance:
+    """Raises UnavailableError where the port for enrolment is taken."""
+    if site.tls is None or site.membership is None or settings.ca_key is None:
+        return _Entrance(None, None)
+    renew = partial(site.membership.renew, site.tls.principal())
+    renewing = asyncio.create_task(keep_renewed(site.tls, renew))
+    if settings.enrol_listen is None:
+        return _Entrance(None, renewing)
+    server = EnrolmentServer(settings.enrol_listen, site.tls)
+    add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
+    enrolment = await server.start()
+    coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
+    log.info("enrolment_open", address=enrolment)
+    return _Entrance(server, renewing)
+
+
+async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,12 +149,13 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
     coordinator = Coordinator(
-        Server(settings.listen, tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES),
+        Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),
         PlanningPlacer(),
         SystemClock(),
+        membership=site.membership,
     )
     coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
     return coordinator

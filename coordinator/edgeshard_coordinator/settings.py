@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar
 
-from edgeshard.process.config import DaemonSettings
+from pydantic import Field
+
+from edgeshard.process.config import DaemonSettings, Duration
 
 
 class CoordinatorSettings(DaemonSettings):
     """The `[coordinator]` section, `EDGESHARD__COORDINATOR__*`, and the command line's options."""
 
     section: ClassVar[str] = "coordinator"
+
+    advertise: str = Field(default="", description="host that others dial, when not the listener's own")
+    ca_key: Path | None = Field(default=None, description="PEM file of the authority's key: makes certificates")
+    enrol_listen: str | None = Field(default=None, description="HOST:PORT where processes join with a token")
+    certificate_life: Annotated[Duration, Field(ge=10, le=10 * 365 * 86400)] = Field(
+        default=30 * 86400.0, description="how long certificates are good, such as 30d; they renew themselves before"
+    )

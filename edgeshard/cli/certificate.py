@@ -25,7 +25,8 @@ def init(
     """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
 
     DIR/ca.key stays on this machine: whoever has it can be anybody at the site. DIR/coordinator and DIR/admin hold
-    three files each: ca.pem, cert.pem and key.pem.
+    three files each: ca.pem, cert.pem and key.pem. DIR/coordinator.toml starts the coordinator; edgectl of this user
+    is the admin from then on, unless it belongs to a site already.
     """
     from edgeshard.identity.authority import Authority, now
     from edgeshard.rpc.tls_files import write_private
@@ -41,6 +42,7 @@ def init(
     write_private(directory / "site", f"{site}\n".encode())
     for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
         _write(authority, principal, directory)
+    _write_settings(directory.absolute())
     write_private(directory / "ca.key", authority.key_pem)  # last: what is half made can be made again
 
 
@@ -66,6 +68,31 @@ def certificate(
             field="directory",
         ) from None
     _write(Authority.load(*pem), Principal(check_name(site, "site"), role, name), directory)
+
+
+def _write_settings(directory: Path) -> None:
+    """What starts the coordinator, and what this user's edgectl finds."""
+    from edgeshard.cli.join import state_home, to_toml, write_client_settings
+    from edgeshard.client.settings import configuration
+    from edgeshard.rpc.tls_files import tls_files, write_private
+
+    files, config = tls_files(directory / "coordinator"), directory / "coordinator.toml"
+    values = {
+        "listen": "0.0.0.0:7600",
+        "enrol_listen": "0.0.0.0:7601",
+        "state_dir": str(state_home() / "coordinator"),
+        "tls_ca": str(files.ca),
+        "tls_cert": str(files.cert),
+        "tls_key": str(files.key),
+        "ca_key": str(directory / "ca.key"),
+    }
+    write_private(config, to_toml("coordinator", values).encode())
+    typer.echo(f"{config}: edgeshard-coordinator --config starts it")
+    if configuration().exists():
+        typer.echo(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
+    else:
+        write_client_settings("127.0.0.1:7600", directory / "admin")
+        typer.echo(f"{configuration()}: edgectl of this user is operator admin")
 
 
 def _write(authority: Authority, principal: Principal, directory: Path) -> None:

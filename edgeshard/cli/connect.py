@@ -20,19 +20,21 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The global options: where the coordinator is, and the PEM files for mutual TLS."""
+    """The global options: where the coordinator is, and the PEM files for mutual TLS. None where it is not given."""
 
-    coordinator: str
+    coordinator: str | None = None
     tls_ca: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    plaintext: bool | None = None
 
     def client(self) -> Client:
         """A client, not yet connected. Raises InvalidArgumentError naming a TLS option that is missing."""
         from edgeshard.client import Client
         from edgeshard.rpc.tls import tls_from_options
 
-        return Client(self.coordinator, tls_from_options(self.tls_ca, self.tls_cert, self.tls_key))
+        tls = tls_from_options(self.tls_ca, self.tls_cert, self.tls_key)
+        return Client(self.coordinator, tls, plaintext=self.plaintext)
 
 
 def connect_of(context: typer.Context) -> Connect:

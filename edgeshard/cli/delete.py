@@ -1,4 +1,4 @@
-"""edgectl delete: remove a deployment or a model."""
+"""edgectl delete: remove a deployment, a model or a box."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from edgeshard.cli.connect import connect_of, run
 
-app = typer.Typer(help="Remove a deployment or a model.", no_args_is_help=True)
+app = typer.Typer(help="Remove a deployment, a model or a box.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -40,3 +40,18 @@ def model(context: typer.Context, name: Name) -> None:
 
     run(work())
     typer.echo(f"model {name} deleted")
+
+
+@app.command(short_help="Take a box out of the site.")
+def node(context: typer.Context, name: Name) -> None:
+    """Take a box out of the site: its agent stops, its certificate is refused, deployments go on without it.
+
+    edgectl token create lets it in again.
+    """
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.remove_node(name)
+
+    run(work())
+    typer.echo(f"box {name} deleted")

@@ -125,16 +125,14 @@ class Narrator:
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:
     nodes = tuple(stage.node for stage in request.layers) or NODES
     narrator.say(f"starting a coordinator and {len(nodes)} boxes ({', '.join(nodes)}) as processes of this machine")
-    cluster = LocalCluster(state, nodes)
+    cluster = LocalCluster(state, nodes, secure=True)
     try:
         await cluster.start_coordinator()
         narrator.say(f"the coordinator listens on {cluster.address}; every box dials it")
         joining = asyncio.ensure_future(cluster.start_agents())
         try:
-            # Imported while the boxes load torch.
-            from edgeshard.client import Client
-
-            async with Client(cluster.address) as client:
+            # The client is imported while the boxes load torch.
+            async with cluster.client() as client:
                 await _add_model(client, model, narrator)
                 await joining
                 narrator.say(f"boxes {', '.join(nodes)} have joined")

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,13 +68,21 @@ def install_agent(
     was_given = source is not None and source.name == "COMMANDLINE"
     coordinator = connect_of(context).coordinator if was_given else None
     given = {"name": name, "coordinator": coordinator, "listen": listen}
-    _install(Daemon.AGENT, root, dry_run, given | _directories(credentials, programs))
+    install_daemon(Daemon.AGENT, root, dry_run, given | _directories(credentials, programs))
 
 
 @app.command("coordinator")
 def install_coordinator(
     listen: Listen = None,
     credentials: Credentials = None,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            "--site",
+            metavar="DIR",
+            help="What edgectl init made: it serves other machines, on port 7600, and lets them join, on port 7601.",
+        ),
+    ] = None,
     programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
@@ -82,7 +90,15 @@ def install_coordinator(
     """Lay out the site's coordinator. What is not given stays as at the last time."""
     from edgeshard.process.units import Daemon
 
-    _install(Daemon.COORDINATOR, root, dry_run, {"listen": listen} | _directories(credentials, programs))
+    given: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
+    if site is not None:
+        given |= {
+            "listen": listen or "0.0.0.0:7600",
+            "enrol_listen": "0.0.0.0:7601",
+            "credentials": given["credentials"] or str((site / "coordinator").absolute()),
+            "ca_key": str((site / "ca.key").absolute()),
+        }
+    install_daemon(Daemon.COORDINATOR, root, dry_run, given)
 
 
 @uninstall_app.command("agent")
@@ -106,7 +122,12 @@ def _directories(credentials: Path | None, programs: Path | None) -> dict[str, s
     return {name: None if path is None else str(path.absolute()) for name, path in given.items()}
 
 
-def _install(daemon: Daemon, root: Path, dry_run: bool, given: dict[str, str | None]) -> None:
+def runs_systemd() -> bool:
+    return _RUNS_SYSTEMD.is_dir()
+
+
+def install_daemon(daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None]) -> None:
+    """Lay a daemon out. What is not `given` stays as at the last time."""
     from edgeshard.process.installation import install_steps
 
     _check_may(root, dry_run)
@@ -137,7 +158,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
     _take(uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge), root, dry_run)
 
 
-def _options(daemon: Daemon, record: Record | None, given: dict[str, str | None]) -> Options:
+def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
     """What is given, else what was given the last time, else what suits a site on one machine."""
     from edgeshard.process.installation import Options
 
@@ -153,7 +174,7 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     from edgeshard.domain.ids import check_name
     from edgeshard.process.installation import check_visible
     from edgeshard.process.units import CREDENTIALS
-    from edgeshard.rpc.tls import TlsFiles, check_secure
+    from edgeshard.rpc.tls import TlsFiles, check_private, check_secure
 
     if daemon == "agent" and not options.name:
         raise InvalidArgumentError("--name is required: the box's name in the site", field="name")
@@ -161,6 +182,8 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     tls = TlsFiles(*files) if options.credentials else None
     try:
         check_secure(options.listen, tls, "listen")
+        if options.ca_key and root == MACHINE:
+            check_private(Path(options.ca_key), "ca-key")
         if daemon == "agent":
             check_secure(options.coordinator, tls, "coordinator")
             check_name(options.name, "name")

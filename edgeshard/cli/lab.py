@@ -118,12 +118,12 @@ async def _compare_all(lab: Lab, lab_file: Path, running_at: str | None) -> list
 
     runs = runs_of(lab)
     if running_at is not None:
-        async with Client(running_at) as client:
+        async with Client(running_at, plaintext=True) as client:
             return [await compare(client, lab, run) for run in runs]
     with tempfile.TemporaryDirectory(prefix="edgeshard-lab-") as scratch:
         make_stand_in(lab, Path(scratch) / "stand-in")
         typer.echo(f"starting {len(lab.cluster.nodes)} emulated boxes", err=True)
-        async with lab_cluster(lab, lab_file, Path(scratch)) as site, Client(site.address) as client:
+        async with lab_cluster(lab, lab_file, Path(scratch)) as site, site.client() as client:
             await client.add_model(Path(scratch) / "stand-in", "stand-in")
             rows = []
             for run in runs:
@@ -134,13 +134,12 @@ async def _compare_all(lab: Lab, lab_file: Path, running_at: str | None) -> list
 
 async def _up(lab: Lab, lab_file: Path, directory: Path) -> str:
     from edgeshard.cli.lab_site import lab_cluster, make_stand_in
-    from edgeshard.client import Client
 
     make_stand_in(lab, directory / "stand-in")
     site = lab_cluster(lab, lab_file, directory)
     try:
         await site.start()
-        async with Client(site.address) as client:
+        async with site.client() as client:
             await client.add_model(directory / "stand-in", "stand-in")
     except BaseException:
         await site.stop()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.errors import (
     DeadlineError,
@@ -23,7 +23,14 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
+from edgeshard.domain.identity import Principal, Role, coordinator_of
 
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+    from edgeshard.identity.authority import Authority
+    from edgeshard.rpc.tls import TlsFiles
+
+_SITE = "here"
 _ERROR_BY_EXIT_CODE: dict[int, type[EdgeShardError]] = {
     2: InvalidArgumentError,
     3: NotFoundError,
@@ -135,7 +142,8 @@ class LocalCluster:
 
     As an async context manager it starts everything and stops everything, also on an error or an interrupt.
     `agent_arguments` are added to every agent's command line, `arguments_by_agent` to one's;
-    `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait for a ready file.
+    `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait for a ready file. A `secure` one
+    has an authority of its own, in memory; the others speak in plaintext.
     """
 
     def __init__(
@@ -148,14 +156,20 @@ class LocalCluster:
         coordinator_arguments: Sequence[str] = (),
         threads: int = 1,
         startup_timeout_s: float = 60.0,
+        secure: bool = False,
     ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
         self.agents: dict[str, Daemon] = {}
+        self._authority = _authority() if secure else None
         self.coordinator = Daemon(
             "coordinator",
             "edgeshard_coordinator",
-            ["--listen", "127.0.0.1:0", "--state-dir", str(directory / "coordinator"), *coordinator_arguments],
+            [
+                *("--listen", "127.0.0.1:0", "--state-dir", str(directory / "coordinator")),
+                *self._identity(coordinator_of(_SITE)),
+                *coordinator_arguments,
+            ],
             directory,
         )
         self._agent_arguments = tuple(agent_arguments)
@@ -218,6 +232,34 @@ class LocalCluster:
         if name not in self.agents:
             arguments = ["--coordinator", self.address, "--name", name, "--listen", "127.0.0.1:0"]
             arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
+            arguments += self._identity(Principal(_SITE, Role.AGENT, name))
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
             self.agents[name] = Daemon(name, "edgeshard_agent", arguments, self.directory)
         return self.agents[name]
+
+    def client(self) -> Client:
+        """A client of the site, not yet connected, which may do everything."""
+        from edgeshard.client import Client
+
+        if self._authority is None:
+            return Client(self.address, plaintext=True)
+        return Client(self.address, self._files(Principal(_SITE, Role.OPERATOR, "admin")))
+
+    def _identity(self, principal: Principal) -> list[str]:
+        """The options that say who a daemon is."""
+        if self._authority is None:
+            return ["--plaintext"]
+        files = self._files(principal)
+        return ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]
+
+    def _files(self, principal: Principal) -> TlsFiles:
+        from edgeshard.rpc.tls_files import issue_files
+
+        assert self._authority is not None
+        return issue_files(self._authority, principal, self.directory / "pki" / f"{principal.role}-{principal.id}")
+
+
+def _authority() -> Authority:
+    from edgeshard.identity.authority import Authority, now
+
+    return Authority.create(_SITE, now())

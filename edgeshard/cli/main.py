@@ -19,16 +19,20 @@ from edgeshard.cli import (
     generate,
     get,
     install,
+    join,
     lab,
     model,
+    node,
     plan,
     profile,
+    token,
     trace,
 )
 from edgeshard.cli.connect import Connect
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
+_GLOBAL_SWITCHES = ("--plaintext",)
 _GLOBAL_OPTIONS = ("--coordinator", "--tls-ca", "--tls-cert", "--tls-key")
 
 
@@ -62,7 +66,9 @@ def hoist_global_options(args: list[str]) -> list[str]:
         if argument == "--":
             rest += args[position:]
             break
-        if argument in _GLOBAL_OPTIONS and position + 1 < len(args):
+        if argument in _GLOBAL_SWITCHES:
+            front.append(argument)
+        elif argument in _GLOBAL_OPTIONS and position + 1 < len(args):
             front += args[position : position + 2]
             position += 1
         elif argument in _GLOBAL_OPTIONS:
@@ -90,6 +96,9 @@ app.command(name="init", no_args_is_help=True, short_help="Make a site's authori
 app.command(name="certificate", no_args_is_help=True, short_help="Make the files of a process.")(
     certificate.certificate
 )
+app.add_typer(token.app, name="token")
+app.command(name="join", no_args_is_help=True, short_help="Become part of a site, by a token.")(join.join)
+app.add_typer(node.app, name="node")
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")
 app.command(name="profile", short_help="Have the boxes measure themselves and their links.")(profile.profile)
@@ -110,9 +119,13 @@ app.command(name="demo", short_help="Watch three boxes on this machine tell a st
 def root(
     context: typer.Context,
     coordinator: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", envvar="EDGESHARD__CLIENT__COORDINATOR", help="The site's coordinator."),
-    ] = "127.0.0.1:7600",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="EDGESHARD__CLIENT__COORDINATOR",
+            help="The site's coordinator; by default the one that this user joined, or 127.0.0.1:7600.",
+        ),
+    ] = None,
     tls_ca: Annotated[
         Path | None,
         typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_CA", help="PEM of the site's authority."),
@@ -125,9 +138,17 @@ def root(
         Path | None,
         typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_KEY", help="PEM of this client's key."),
     ] = None,
+    plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--plaintext",
+            envvar="EDGESHARD__CLIENT__PLAINTEXT",
+            help="Without TLS: a site on this machine that has none.",
+        ),
+    ] = False,
 ) -> None:
     """The global options may stand before or after the command."""
-    context.obj = Connect(coordinator, tls_ca, tls_cert, tls_key)
+    context.obj = Connect(coordinator, tls_ca, tls_cert, tls_key, plaintext or None)
 
 
 @app.command()

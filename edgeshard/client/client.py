@@ -14,6 +14,7 @@ from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.connection import Connection
 from edgeshard.client.options import generation_of
 from edgeshard.client.resuming import resumed
+from edgeshard.client.settings import access
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
@@ -21,16 +22,18 @@ from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
+from edgeshard.domain.identity import JoinToken, Role
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
-from edgeshard.proto.v1 import admin_pb2, inference_pb2
+from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
+from edgeshard.wire.identity import token_from_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -44,13 +47,16 @@ from edgeshard.wire.trace import trace_from_wire
 if TYPE_CHECKING:
     from edgeshard.client.models import Progress
 
-DEFAULT_TARGET = "127.0.0.1:7600"
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
 
 
 class Client:
-    """A client of the coordinator at `target` (host:port); plaintext is for loopback only.
+    """A client of the coordinator at `target` (host:port).
+
+    What is not given is looked for in `EDGESHARD__CLIENT__*`, then in what `edgectl join` wrote for this user. Without
+    certificates `plaintext` must say so, and is for loopback only. A certificate is renewed in time where this process
+    may write beside it.
 
     Use it as an async context manager, or call `close()`. `timeout_s` bounds each call except `generate`, whose bound
     is its own. Every failure is an `EdgeShardError` that names the field or the target at fault.
@@ -58,13 +64,14 @@ class Client:
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         tls: TlsFiles | None = None,
         *,
+        plaintext: bool | None = None,
         timeout_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        self._connection = Connection(target, tls)
+        self._connection = Connection(access(target, tls, plaintext))
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
 
@@ -136,6 +143,26 @@ class Client:
         return tuple(served_model_from_wire(model) for model in response.models)
 
     # --- boxes and models
+
+    # --- who belongs to the site
+
+    async def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
+        """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its box's.
+
+        `host` is what the process dials; "" for what the coordinator takes for its own address. Raises
+        FailedPreconditionError where the site makes no certificates.
+        """
+        request = identity_pb2.CreateTokenRequest(role=role, id=name, ttl_s=ttl_s, host=host)
+        response = await self._connection.identity("CreateToken", request, self._timeout_s)
+        return token_from_wire(response.token)
+
+    async def revoke(self, role: Role, name: str) -> None:
+        """Refuse every certificate made so far for this principal, and end what it has open."""
+        await self._connection.identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name), self._timeout_s)
+
+    async def remove_node(self, node: str) -> None:
+        """Take a box (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
+        await self._connection.identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node), self._timeout_s)
 
     async def nodes(self) -> tuple[Node, ...]:
         response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import grpc
 
 from edgeshard.client.listening import Inbox, ListenerStream
+from edgeshard.client.renewing import renew_over
+from edgeshard.client.settings import Access
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started
-from edgeshard.proto.v1 import admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from edgeshard.proto.v1 import admin_pb2_grpc, identity_pb2_grpc, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.renewal import keep_renewed
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
 
@@ -21,9 +25,10 @@ from edgeshard.wire.status import from_rpc_error
 class Connection:
     """The stubs of a coordinator behind one channel. Every failed call raises the typed error naming `target`."""
 
-    def __init__(self, target: str, tls: TlsFiles | None) -> None:
-        self.target = target
-        self._tls = tls
+    def __init__(self, access: Access) -> None:
+        self.target = access.target
+        self._access = access
+        self._renewing: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self._admin: admin_pb2_grpc.AdminServiceStub | None = None
         self._inference: inference_pb2_grpc.InferenceServiceStub | None = None
@@ -32,10 +37,15 @@ class Connection:
     def open(self) -> grpc.aio.Channel:
         """The channel. Must be called inside the event loop that is to use it.
 
-        Raises DeniedError for plaintext beyond loopback, InvalidArgumentError for a target that is not host:port.
+        Raises DeniedError for plaintext beyond loopback and where there are no credentials, InvalidArgumentError for a
+        target that is not host:port.
         """
         if self._channel is None:
-            self._channel = open_channel(self.target, self._tls, "coordinator")
+            self._access.check()
+            tls = self._access.tls
+            self._channel = open_channel(self.target, tls, "coordinator")
+            if tls is not None and os.access(tls.cert.parent, os.W_OK):
+                self._renewing = asyncio.ensure_future(keep_renewed(tls, renew_over(self._channel, self.target)))
             self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
             self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         return self._channel
@@ -44,6 +54,9 @@ class Connection:
         """Close the channel; calls still running are cancelled."""
         channel, self._channel = self._channel, None
         listener, self._listener = self._listener, None
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
         if listener is not None:
             await listener.close()
         if channel is not None:
@@ -52,6 +65,10 @@ class Connection:
     async def admin(self, method: str, request: Any, timeout_s: float) -> Any:
         self.open()
         return await self._unary(getattr(self._admin, method), request, timeout_s)
+
+    async def identity(self, method: str, request: Any, timeout_s: float) -> Any:
+        stub = identity_pb2_grpc.IdentityServiceStub(self.open())
+        return await self._unary(getattr(stub, method), request, timeout_s)
 
     async def inference(self, method: str, request: Any, timeout_s: float) -> Any:
         self.open()

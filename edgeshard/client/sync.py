@@ -9,13 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from edgeshard.client.client import DEFAULT_TARGET, Client
+from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import GenerateOptions, GenerationEvent
+from edgeshard.domain.identity import JoinToken, Role
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -34,8 +35,15 @@ class SyncClient:
     Callbacks (`progress`, `on_change`) run in the background thread. Close it, or use it as a context manager.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, tls: TlsFiles | None = None, *, timeout_s: float = 30.0) -> None:
-        self._client = Client(target, tls, timeout_s=timeout_s)
+    def __init__(
+        self,
+        target: str | None = None,
+        tls: TlsFiles | None = None,
+        *,
+        plaintext: bool | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._client = Client(target, tls, plaintext=plaintext, timeout_s=timeout_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -76,6 +84,15 @@ class SyncClient:
 
     def served_models(self) -> tuple[ServedModel, ...]:
         return self._run(self._client.served_models())
+
+    def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
+        return self._run(self._client.create_token(role, name, ttl_s, host))
+
+    def revoke(self, role: Role, name: str) -> None:
+        self._run(self._client.revoke(role, name))
+
+    def remove_node(self, node: str) -> None:
+        self._run(self._client.remove_node(node))
 
     def nodes(self) -> tuple[Node, ...]:
         return self._run(self._client.nodes())

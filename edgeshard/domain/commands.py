@@ -14,6 +14,7 @@ from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.device import DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.identity import Denial
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
@@ -229,9 +230,16 @@ class TakeDump:
     """Say what the agent knows and did lately, by `DumpPart`s. Not for its state: nothing there depends on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Whose certificates the agent is to refuse from now on. Not answered, and not for its state either."""
+
+    denials: tuple[Denial, ...]
+
+
 StageCommand = PrepareStage | ActivateHead | ReleaseStage
 Command = StageCommand | KeepStandby | MeasureCompute | ProbeLinks | TraceSteps
-ControlMessage = Command | TakeDump
+ControlMessage = Command | TakeDump | Deny
 """What goes down a control stream."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -42,6 +42,43 @@ class Principal:
     def dns_name(self) -> str:
         """`ID.ROLE.SITE`: the name by which whoever dials it verifies its certificate, whatever address it has."""
         return f"{self.id}.{self.role}.{self.site}"
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """That a principal's certificates are refused, but for those that were made since.
+
+    `accepted` are their serial numbers, in hexadecimal.
+    """
+
+    principal: Principal
+    accepted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """What a process needs to find its site, to trust it, and to be let in.
+
+    `authorities` are certificates in DER. The addresses are host:port of the coordinator and of its listener for
+    enrolment. `secret` must not be shown to anybody but the process.
+    """
+
+    authorities: tuple[bytes, ...]
+    principal: Principal
+    coordinator: str
+    enrolment: str
+    token_id: str
+    secret: bytes = field(repr=False)
+
+
+def parse_role(text: str, field: str = "role") -> Role:
+    """Raises InvalidArgumentError naming `field` for what no token is made for."""
+    choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)
+    if text not in choices:
+        raise InvalidArgumentError(
+            f"{field} {text[:40]!r} is none of {', '.join(choices)}", field=field, reason="INVALID_ROLE"
+        )
+    return Role(text)
 
 
 def coordinator_of(site: str) -> Principal:

@@ -6,6 +6,7 @@ Times come in as values. Keys are of P-256, which every TLS library has had for 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -15,9 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Principal
+from edgeshard.identity.certificates import BACKDATED
 
-BACKDATED = timedelta(hours=1)
-"""A certificate is valid since before it was made, for the clocks of boxes differ."""
 AUTHORITY_LIFE = timedelta(days=3650)
 LIFE = timedelta(days=90)
 
@@ -45,16 +45,22 @@ class Authority:
         return cls(certificate, key)
 
     @classmethod
-    def load(cls, certificate_pem: bytes, key_pem: bytes) -> Authority:
-        """Raises InvalidArgumentError for PEM of another kind."""
+    def load(cls, bundle_pem: bytes, key_pem: bytes) -> Authority:
+        """Of the certificates in the PEM, that of the key: a site that changes its authority trusts two for a while.
+
+        Raises InvalidArgumentError for PEM of another kind, and where none is of the key.
+        """
         try:
             key = serialization.load_pem_private_key(key_pem, password=None)
-            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            certificates = x509.load_pem_x509_certificates(bundle_pem)
         except (ValueError, TypeError) as error:
-            raise InvalidArgumentError(f"the authority cannot be read: {error}", field="ca") from None
+            raise InvalidArgumentError(f"the authority cannot be read: {error}", field="ca-key") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidArgumentError("the authority's key is not of an elliptic curve", field="ca")
-        return cls(certificate, key)
+            raise InvalidArgumentError("the authority's key is not of an elliptic curve", field="ca-key")
+        for certificate in certificates:
+            if certificate.public_key() == key.public_key():
+                return cls(certificate, key)
+        raise InvalidArgumentError("the key is of none of the authorities that are trusted", field="ca-key")
 
     @property
     def certificate_pem(self) -> bytes:
@@ -100,6 +106,24 @@ def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
     """A certificate signing request in PEM: that whoever sends it has the key."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
+
+
+def load_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """A process's own key. Raises InvalidArgumentError for one of another kind."""
+    try:
+        key = serialization.load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"the key cannot be read: {error}", field="tls-key") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidArgumentError("the key is not of an elliptic curve", field="tls-key")
+    return key
+
+
+def key_digest(request_pem: bytes) -> str:
+    """The sha256 of a request's public key, by which it is known again. Raises InvalidArgumentError as `issue`."""
+    key = _requested_key(request_pem)
+    content = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return sha256(content).hexdigest()
 
 
 def now() -> datetime:

@@ -1,11 +1,32 @@
-"""What a certificate says."""
+"""What certificates say."""
 
 from __future__ import annotations
 
-from cryptography import x509
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from edgeshard.domain.errors import InvalidArgumentError
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, principal_from_uri
+
+BACKDATED = timedelta(hours=1)
+"""A certificate is valid since before it was made, for the clocks of boxes differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """From when to when a certificate of ours is meant to be used; it is valid for an hour before `begins`, too."""
+
+    begins: datetime
+    ends: datetime
+
+    @property
+    def renewal(self) -> datetime:
+        """At two thirds of its life: one third is left to a coordinator that is away."""
+        return self.ends - (self.ends - self.begins) / 3
 
 
 def principal_of(certificate_pem: bytes) -> Principal:
@@ -24,3 +45,66 @@ def principal_of(certificate_pem: bytes) -> Principal:
             reason="NO_ROLE",
         )
     return principal_from_uri(uris[0])
+
+
+def serial_of(certificate_pem: bytes) -> str:
+    """The serial number in hexadecimal."""
+    return f"{x509.load_pem_x509_certificate(certificate_pem).serial_number:x}"
+
+
+def validity_of(certificate_pem: bytes) -> Validity:
+    """Raises ValueError for what is no certificate in PEM."""
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    # One of somebody else's need not be backdated.
+    return Validity(begins + BACKDATED if begins + BACKDATED < ends else begins, ends)
+
+
+def is_of_key(certificate_pem: bytes, key_pem: bytes) -> bool:
+    """Whether a certificate is of a private key. Raises ValueError where either is none."""
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    key = serialization.load_pem_private_key(key_pem, password=None)
+    return certificate.public_key() == key.public_key()
+
+
+def bundle_of(certificates_der: Iterable[bytes]) -> bytes:
+    """Certificates of authorities as one PEM. Raises InvalidArgumentError for what is none."""
+    try:
+        loaded = [x509.load_der_x509_certificate(der) for der in certificates_der]
+    except ValueError:
+        raise InvalidArgumentError(
+            "token: what it says of the authority is damaged", field="token", reason="TOKEN"
+        ) from None
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in loaded)
+
+
+def ders_of(bundle_pem: bytes) -> tuple[bytes, ...]:
+    """Each certificate of a PEM, in DER."""
+    return tuple(
+        certificate.public_bytes(serialization.Encoding.DER)
+        for certificate in x509.load_pem_x509_certificates(bundle_pem)
+    )
+
+
+def check_clock(bundle_pem: bytes, now: datetime) -> None:
+    """Raise FailedPreconditionError for a clock that is before the site's authorities were made, or after their end.
+
+    TLS would only say that a certificate cannot be verified.
+    """
+    authorities = x509.load_pem_x509_certificates(bundle_pem)
+    earliest = min(certificate.not_valid_before_utc for certificate in authorities)
+    if now < earliest:
+        raise FailedPreconditionError(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, before the site's authority was made "
+            f"({earliest:%Y-%m-%d %H:%M} UTC): set the clock, such as with timedatectl set-ntp true",
+            field="clock",
+            reason="CLOCK",
+        )
+    if all(certificate.not_valid_after_utc < now for certificate in authorities):
+        latest = max(certificate.not_valid_after_utc for certificate in authorities)
+        raise FailedPreconditionError(
+            f"the site's authority expired at {latest:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"{now:%Y-%m-%d %H:%M} UTC: set the clock, or make another authority",
+            field="clock",
+            reason="CLOCK",
+        )

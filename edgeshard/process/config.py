@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.rpc.tls import TlsFiles, tls_from_options
+from edgeshard.rpc.tls import TlsFiles, chosen_tls, tls_from_options
 from edgeshard.storage.inputs import read_toml
 
 SECTIONS = ("coordinator", "agent", "client")
@@ -47,6 +47,32 @@ ByteCount = Annotated[int, BeforeValidator(_size)]
 """A settings field that takes `2GiB` as well as a number of bytes."""
 
 
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd])\s*")
+
+
+def parse_duration(text: str | float, field: str = "duration") -> float:
+    """Seconds of `90s`, `15m`, `12h`, `30d` or a plain number; raises InvalidArgumentError naming `field`."""
+    if isinstance(text, int | float):
+        return float(text)
+    match = _DURATION.fullmatch(text if text.strip()[-1:].isalpha() else f"{text}s")
+    if match is None:
+        raise InvalidArgumentError(
+            f"{field} {text[:80]!r} is not a duration: give seconds or a unit, such as 90s, 15m, 12h or 30d",
+            field=field,
+            reason="INVALID_DURATION",
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _duration(value: str | float, info: ValidationInfo) -> float:
+    return parse_duration(value, (info.field_name or "duration").replace("_", "-"))
+
+
+Duration = Annotated[float, BeforeValidator(_duration)]
+"""A settings field in seconds that takes `15m` as well as a number."""
+
+
 class DaemonSettings(BaseSettings):
     """What every daemon takes. Each field is a `--option` of the same name with `-` for `_`."""
 
@@ -58,6 +84,7 @@ class DaemonSettings(BaseSettings):
     tls_ca: Path | None = Field(default=None, description="PEM file of the site's authority")
     tls_cert: Path | None = Field(default=None, description="PEM file of this process's certificate")
     tls_key: Path | None = Field(default=None, description="PEM file of this process's key")
+    plaintext: bool = Field(default=False, description="speak without TLS, on loopback alone: anyone there may call")
     ready_file: Path | None = Field(default=None, description="file to write once the daemon serves")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
@@ -74,8 +101,9 @@ class DaemonSettings(BaseSettings):
         return (init_settings,)
 
     def tls(self) -> TlsFiles | None:
-        """The three TLS files, or None without any; raises InvalidArgumentError when only some are given."""
-        return tls_from_options(self.tls_ca, self.tls_cert, self.tls_key)
+        """The three TLS files, or None in plaintext; raises InvalidArgumentError when only some are given, DeniedError
+        where nothing says which it is to be."""
+        return chosen_tls(tls_from_options(self.tls_ca, self.tls_cert, self.tls_key), self.plaintext)
 
 
 SettingsT = TypeVar("SettingsT", bound=DaemonSettings)
@@ -90,8 +118,10 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     parser.add_argument("--config", metavar="FILE", help=f"TOML file; its [{kind.section}] section is read")
     for name, info in kind.model_fields.items():
         shown = "required" if info.is_required() else f"default: {info.default}"
+        # A switch needs no value.
+        switch: dict[str, Any] = {"nargs": "?", "const": True} if info.annotation is bool else {}
         parser.add_argument(
-            _option(name), metavar="VALUE", help=f"{info.description or name} ({shown})".replace("%", "%%")
+            _option(name), metavar="VALUE", **switch, help=f"{info.description or name} ({shown})".replace("%", "%%")
         )
     command_line = vars(parser.parse_args(arguments))
     config = command_line.pop("config", None)

@@ -17,6 +17,8 @@ from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.process.units import Daemon, unit_text
 
 CONFIGURATION = "/etc/edgeshard"
+JOINED = f"{CONFIGURATION}/agent-pki"
+"""Where `edgectl join` keeps a box's certificate for its service."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """What ProtectHome= and PrivateTmp= keep from a unit."""
 
@@ -25,7 +27,8 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 class Options:
     """What an operator chooses; `name` and `coordinator` are an agent's.
 
-    `programs` is the directory of the daemons, `credentials` that of the TLS files ("" without).
+    `programs` is the directory of the daemons, `credentials` that of the TLS files ("" without). `memory` and `device`
+    are an agent's, too; `ca_key` and `enrol_listen`, for a site that makes certificates, are a coordinator's.
     """
 
     listen: str
@@ -33,6 +36,10 @@ class Options:
     name: str = ""
     coordinator: str = ""
     credentials: str = ""
+    memory: str = ""
+    device: str = ""
+    ca_key: str = ""
+    enrol_listen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,8 @@ def drop_ins(daemon: Daemon) -> str:
 def files(daemon: Daemon, options: Options) -> dict[str, str]:
     """The files of an installation, by path. Raises InvalidArgumentError for programs that no unit can run."""
     check_visible(options.programs)
-    for name, text in {"bin": options.programs, "credentials": options.credentials or "/"}.items():
+    paths = {"bin": options.programs, "credentials": options.credentials or "/", "ca-key": options.ca_key or "/"}
+    for name, text in paths.items():
         # Characters that mean something to systemd in a command or a path.
         if not text.startswith("/") or set(text) & set("\"'\\%$:; \t\n"):
             raise InvalidArgumentError(
@@ -143,12 +151,17 @@ def files(daemon: Daemon, options: Options) -> dict[str, str]:
     values = {"listen": options.listen}
     if daemon is Daemon.AGENT:
         values = {"name": options.name, "coordinator": options.coordinator, **values}
-    config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        values |= {"memory": options.memory, "device": options.device}
+    else:
+        values["enrol_listen"] = options.enrol_listen
+    if not options.credentials:
+        values["plaintext"] = "true"
+    config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
     return {
         user_path(daemon): f'u {daemon.unit} - "EdgeShard {daemon}" {state_directory(daemon)}\n',
         config_path(daemon): f"# Every option of {daemon.unit} --help may stand here.\n[{daemon}]\n{config}",
         unit_path(daemon): unit_text(
-            daemon, f"{options.programs}/{daemon.unit}", config_path(daemon), options.credentials
+            daemon, f"{options.programs}/{daemon.unit}", config_path(daemon), options.credentials, options.ca_key
         ),
     }
 
@@ -168,7 +181,7 @@ def interesting(daemon: Daemon, options: Options, record: Record | None) -> set[
     """The paths whose state decides on the steps."""
     paths = {*files(daemon, options), *(record.files if record else ()), record_path(daemon), enabled_path(daemon)}
     paths |= {str(parent) for path in paths for parent in PurePosixPath(path).parents}
-    return paths | {state_directory(daemon), drop_ins(daemon)}
+    return paths | {state_directory(daemon), drop_ins(daemon), JOINED}
 
 
 def install_steps(daemon: Daemon, options: Options, record: Record | None, found: Found) -> list[Step]:
@@ -216,6 +229,10 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
             left[path] = recorded
     if found.live and Remove(unit) in steps:
         steps.append(Run(("systemctl", "daemon-reload")))
+    if daemon is Daemon.AGENT and JOINED in found.directories:
+        steps.append(
+            RemoveDirectory(JOINED, whole=True) if purge else Leave(JOINED, "its certificate; --purge removes it")
+        )
     keeps_state = state_directory(daemon) in found.directories and not purge
     steps += _state_steps(daemon, record, found, keeps_state)
     if drop_ins(daemon) in found.directories:

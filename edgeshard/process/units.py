@@ -94,14 +94,18 @@ MemoryDenyWriteExecute=yes
 }
 
 
-def unit_text(daemon: Daemon, executable: str, config: str, credentials: str) -> str:
-    """The unit's file, of absolute paths; `credentials` is the directory that has CREDENTIALS, "" without TLS."""
+def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca_key: str = "") -> str:
+    """The unit's file, of absolute paths; `credentials` is the directory that has CREDENTIALS, "" without TLS, and
+    `ca_key` the key of the authority of a site that makes certificates."""
     command = f"{executable} --config {config} --state-dir ${{STATE_DIRECTORY}}"
     loads = ""
     for name in CREDENTIALS if credentials else ():
         loads += f"LoadCredential={name}:{credentials}/{name}\n"
         # Not %d, which systemd before 250 does not know.
         command += f" --tls-{name.removesuffix('.pem')} ${{CREDENTIALS_DIRECTORY}}/{name}"
+    if ca_key:
+        loads += f"LoadCredential=ca.key:{ca_key}\n"
+        command += " --ca-key ${CREDENTIALS_DIRECTORY}/ca.key"
     return (
         f"# Written by edgectl install {daemon}. Changes belong into a drop-in: systemctl edit {daemon.unit}\n"
         f"[Unit]\nDescription=EdgeShard {daemon}\nWants=network-online.target\nAfter=network-online.target\n\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, principal_from_uri
+from edgeshard.rpc.denials import Denials
 
 _AGENT = frozenset({Role.AGENT})
 _USER = frozenset({Role.CLIENT, Role.OPERATOR})
@@ -47,9 +48,15 @@ ROLES: Mapping[str, frozenset[Role]] = {
     f"/{_PACKAGE}.ModelStoreService/PutBlob": _OPERATOR,
     f"/{_PACKAGE}.ModelStoreService/GetManifest": _AGENT | _OPERATOR,
     f"/{_PACKAGE}.ModelStoreService/ReadBlob": _AGENT,
+    f"/{_PACKAGE}.IdentityService/CreateToken": _OPERATOR,
+    f"/{_PACKAGE}.IdentityService/Revoke": _OPERATOR,
+    f"/{_PACKAGE}.IdentityService/RemoveNode": _OPERATOR,
+    f"/{_PACKAGE}.IdentityService/Renew": _ANYONE,
     "/grpc.health.v1.Health/Check": _ANYONE,
     "/grpc.health.v1.Health/Watch": _ANYONE,
 }
+ENROLMENT = f"/{_PACKAGE}.EnrolmentService/Enrol"
+"""The only method that is called without a certificate, on a listener of its own."""
 
 
 def caller(context: Any) -> Principal | None:
@@ -68,8 +75,15 @@ def caller(context: Any) -> Principal | None:
         ) from None
 
 
-def check_access(context: Any, method: str, site: str | None) -> None:
-    """Raise DeniedError for a caller that is of another site than the server, or whose role may not call `method`."""
+def check_enrolment(context: Any, method: str) -> None:
+    """Raise DeniedError for any other method than enrolment's."""
+    if method != ENROLMENT:
+        raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
+
+
+def check_access(context: Any, method: str, site: str | None, denials: Denials) -> None:
+    """Raise DeniedError for a caller of another site than the server's, whose role may not call `method`, or whose
+    certificate was revoked."""
     principal = caller(context)
     if principal is None and site is None:
         return
@@ -85,6 +99,7 @@ def check_access(context: Any, method: str, site: str | None) -> None:
         raise DeniedError(
             f"{principal} may not call {method.rpartition('/')[2]}, which is for {who}", field="role", reason="ROLE"
         )
+    denials.check(context, principal)
 
 
 def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.domain.ids import NodeName
+from edgeshard.rpc.renewing import RenewingChannel
 from edgeshard.rpc.tls import TlsFiles, check_secure
 
 MESSAGE_LIMIT_BYTES = 8 << 20
@@ -67,7 +68,8 @@ def open_channel(
     box: NodeName | None = None,
 ) -> grpc.aio.Channel:
     """A channel to `host:port`, to the box of that name, or to the coordinator. Over TLS whoever answers must have that
-    one's certificate, whatever the address. Plaintext is refused beyond loopback (DeniedError naming `field`).
+    one's certificate, whatever the address, and calls begin with the newest certificate of the files. Plaintext is
+    refused beyond loopback (DeniedError naming `field`).
 
     `keepalive_s` without data a ping is sent. Where even TCP does not acknowledge it, as when a cable was pulled, the
     link counts as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP does
@@ -96,7 +98,8 @@ def open_channel(
     site = tls.principal().site
     peer = coordinator_of(site) if box is None else Principal(site, Role.AGENT, box)
     options.append(("grpc.ssl_target_name_override", peer.dns_name))
-    return grpc.aio.secure_channel(target, tls.channel_credentials(), options)
+    files = tls
+    return RenewingChannel(files, lambda: grpc.aio.secure_channel(target, files.channel_credentials(), options))
 
 
 def is_sendable(message: Message) -> bool:

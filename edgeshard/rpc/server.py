@@ -11,12 +11,16 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.rpc.access import check_access
+from edgeshard.rpc.access import check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
+from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
 from edgeshard.wire.status import abort
 
 log = structlog.get_logger()
+
+Check = Callable[[Any, str], None]
+"""Raises DeniedError for a call that is not to be served, by its context and its method."""
 
 _OPTIONS = [
     *COMMON_OPTIONS,
@@ -35,11 +39,11 @@ def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, in
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses callers whose role may not call a method (`access.py`). Turns a typed error raised by a servicer into its
-    status, and any other exception into INTERNAL, logged. `site` is the server's own, None in plaintext."""
+    """Refuses whom `check` refuses: the call's context and its method are its arguments. Turns a typed error raised by
+    a servicer into its status, and any other exception into INTERNAL, logged."""
 
-    def __init__(self, site: str | None) -> None:
-        self._site = site
+    def __init__(self, check: Check) -> None:
+        self._check = check
 
     async def intercept_service(
         self,
@@ -54,18 +58,16 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
             if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**{kind: _guard_stream(behaviour, method, self._site)})
+                return handler._replace(**{kind: _guard_stream(behaviour, method, self._check)})
             if inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: _guard_unary(behaviour, method, self._site)})
+                return handler._replace(**{kind: _guard_unary(behaviour, method, self._check)})
         return handler
 
 
-def _guard_unary(
-    behaviour: Callable[..., Awaitable[Any]], method: str, site: str | None
-) -> Callable[..., Awaitable[Any]]:
+def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str, check: Check) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
         try:
-            check_access(context, method, site)
+            check(context, method)
             return await behaviour(request, context)
         except EdgeShardError as error:
             await abort(context, error)
@@ -79,11 +81,11 @@ def _guard_unary(
 
 
 def _guard_stream(
-    behaviour: Callable[..., AsyncIterator[Any]], method: str, site: str | None
+    behaviour: Callable[..., AsyncIterator[Any]], method: str, check: Check
 ) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            check_access(context, method, site)
+            check(context, method)
             async for response in behaviour(request, context):
                 yield response
         except EdgeShardError as error:
@@ -106,19 +108,24 @@ class Server:
 
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
-    gRPC measure each path with pings, nearly one for every message where messages come one by one.
+    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` says
+    whose certificates are refused; a server makes its own list where it is given none.
     """
 
     def __init__(
-        self, listen: str, tls: TlsFiles | None, keepalive_s: float = KEEPALIVE_S, window_bytes: int | None = None
+        self,
+        listen: str,
+        tls: TlsFiles | None,
+        keepalive_s: float = KEEPALIVE_S,
+        window_bytes: int | None = None,
+        denials: Denials | None = None,
     ) -> None:
-        self._listen = listen
         self._tls = tls
-        guard = GuardInterceptor(None if tls is None else tls.principal().site)
-        self.grpc = grpc.aio.server(
-            interceptors=[guard],
-            options=_options(keepalive_s, window_bytes),
-        )
+        self.denials = Denials() if denials is None else denials
+        site = None if tls is None else tls.principal().site
+        guard = GuardInterceptor(lambda context, method: check_access(context, method, site, self.denials))
+        self._listener = Listener(listen, guard, _options(keepalive_s, window_bytes))
+        self.grpc = self._listener.grpc
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
@@ -127,25 +134,68 @@ class Server:
 
         Raises DeniedError for a listener beyond loopback without TLS, UnavailableError when the port is taken.
         """
-        check_secure(self._listen, self._tls, "listen")
-        host, _ = split_address(self._listen, "listen")
-        try:
-            if self._tls is None:
-                port = self.grpc.add_insecure_port(self._listen)
-            else:
-                port = self.grpc.add_secure_port(self._listen, self._tls.server_credentials())
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise UnavailableError(
-                f"listen {self._listen}: the address is in use or not of this machine; choose another with --listen",
-                field="listen",
-                reason="PORT_IN_USE",
-            )
-        await self.grpc.start()
+        check_secure(self._listener.listen, self._tls, "listen")
+        address = await self._listener.start(None if self._tls is None else self._tls.server_credentials(), "listen")
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address
 
     async def stop(self, grace_s: float = 0.5) -> None:
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(grace_s)
+
+
+class EnrolmentServer:
+    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, and few at a
+    time. A message is as long as a certificate at most."""
+
+    MOST_CALLS = 16
+    MOST_BYTES = 64 << 10
+
+    def __init__(self, listen: str, tls: TlsFiles) -> None:
+        self._tls = tls
+        options = [
+            *_OPTIONS,
+            ("grpc.max_receive_message_length", self.MOST_BYTES),
+            ("grpc.max_concurrent_streams", self.MOST_CALLS),
+            ("grpc.max_connection_idle_ms", 10_000),
+            ("grpc.max_connection_age_ms", 60_000),
+            ("grpc.max_connection_age_grace_ms", 5_000),
+        ]
+        self._listener = Listener(listen, GuardInterceptor(check_enrolment), options, self.MOST_CALLS)
+        self.grpc = self._listener.grpc
+
+    async def start(self) -> str:
+        """Listen; returns the real host:port. Raises UnavailableError when the port is taken."""
+        return await self._listener.start(self._tls.server_credentials(asks=False), "enrol-listen")
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        await self.grpc.stop(grace_s)
+
+
+class Listener:
+    """A gRPC server on one address."""
+
+    def __init__(
+        self, listen: str, guard: GuardInterceptor, options: list[tuple[str, int]], most_calls: int | None = None
+    ) -> None:
+        self.listen = listen
+        self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
+
+    async def start(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
+        """Raises UnavailableError naming `field` when the port is taken."""
+        host, _ = split_address(self.listen, field)
+        try:
+            if credentials is None:
+                port = self.grpc.add_insecure_port(self.listen)
+            else:
+                port = self.grpc.add_secure_port(self.listen, credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise UnavailableError(
+                f"{field} {self.listen}: the address is in use or not of this machine; choose another with --{field}",
+                field=field,
+                reason="PORT_IN_USE",
+            )
+        await self.grpc.start()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

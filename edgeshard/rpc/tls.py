@@ -8,11 +8,15 @@ import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
+import structlog
 
-from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,11 @@ class TlsFiles:
     cert: Path
     key: Path
 
-    def check(self) -> None:
+    def check_form(self) -> None:
         """Raise InvalidArgumentError naming a file of the wrong kind, a key that belongs to another certificate, or a
         certificate that does not say who the process is; DeniedError for a key that others can read."""
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
-            if b"-----BEGIN " not in _read(path, field):
+            if b"-----BEGIN " not in read_pem(path, field):
                 raise InvalidArgumentError(f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE")
         try:
             ssl.create_default_context(cafile=self.ca)
@@ -45,20 +49,36 @@ class TlsFiles:
             raise InvalidArgumentError(
                 f"--tls-cert {self.cert} with --tls-key {self.key}: {why}", field="tls-cert", reason="TLS_FILE"
             ) from None
-        if stat.S_IMODE(self.key.stat().st_mode) & 0o077 and not _kept_by_systemd(self.key):
-            raise DeniedError(
-                f"--tls-key {self.key} can be read by others: run chmod 600 {self.key}",
-                field="tls-key",
-                reason="KEY_MODE",
-            )
+        check_private(self.key, "tls-key")
         self.principal()
+
+    def check(self) -> None:
+        """As `check_form`; raise FailedPreconditionError, too, for a certificate that expired, and for a clock that is
+        before the site's authority was made."""
+        self.check_form()
+        self._check_times()
+
+    def _check_times(self) -> None:
+        from edgeshard.identity.authority import now
+        from edgeshard.identity.certificates import check_clock, validity_of
+
+        time = now()
+        check_clock(read_pem(self.ca, "tls-ca"), time)
+        ends = validity_of(read_pem(self.cert, "tls-cert")).ends
+        if ends < time:
+            raise FailedPreconditionError(
+                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC: join again, with another token of "
+                "edgectl token create, or make another certificate",
+                field="tls-cert",
+                reason="EXPIRED",
+            )
 
     def principal(self) -> Principal:
         """Who the process is. Raises InvalidArgumentError with reason NO_ROLE where the certificate does not say."""
         from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
 
         try:
-            return principal_of(_read(self.cert, "tls-cert"))
+            return principal_of(read_pem(self.cert, "tls-cert"))
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"--tls-cert {self.cert}: {error.message}", field="tls-cert", reason=error.reason
@@ -74,19 +94,70 @@ class TlsFiles:
                 reason="NOT_MINE",
             )
 
+    def version(self) -> tuple[int, ...]:
+        """Changes whenever one of the files does. Raises InvalidArgumentError for one that is gone."""
+        seen: list[int] = []
+        for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
+            try:
+                found = path.stat()
+            except OSError as error:
+                raise InvalidArgumentError(
+                    f"--{field} {path}: {error.strerror}", field=field, reason="TLS_FILE"
+                ) from None
+            seen += (found.st_mtime_ns, found.st_ino, found.st_size)
+        return tuple(seen)
+
     def channel_credentials(self) -> grpc.ChannelCredentials:
         self.check()
         return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca, "tls-ca"),
-            private_key=_read(self.key, "tls-key"),
-            certificate_chain=_read(self.cert, "tls-cert"),
+            root_certificates=read_pem(self.ca, "tls-ca"),
+            private_key=read_pem(self.key, "tls-key"),
+            certificate_chain=read_pem(self.cert, "tls-cert"),
         )
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Credentials that demand a certificate of the same authority from every caller."""
+    def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
+        """Credentials that follow the files: whoever connects from now on gets the newest certificate.
+
+        They demand a certificate of the same authority from every caller, unless they do not ask for one.
+        """
         self.check()
-        pair = (_read(self.key, "tls-key"), _read(self.cert, "tls-cert"))
-        return grpc.ssl_server_credentials([pair], root_certificates=_read(self.ca, "tls-ca"), require_client_auth=True)
+        return grpc.dynamic_ssl_server_credentials(self._server_configuration(), _Following(self).newest, asks)
+
+    def _server_configuration(self) -> Any:
+        pair = (read_pem(self.key, "tls-key"), read_pem(self.cert, "tls-cert"))
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=read_pem(self.ca, "tls-ca"))
+
+
+class _Following:
+    """What gRPC asks for before each handshake, in a thread of its own."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._version = files.version()
+
+    def newest(self) -> Any:
+        """The configuration of files that changed; None for those that are as before, or cannot be used."""
+        try:
+            version = self._files.version()
+            if version == self._version:
+                return None
+            self._files.check()
+            configuration = self._files._server_configuration()
+        except EdgeShardError as error:
+            log.error("certificate_not_taken_up", why=error.message)
+            return None
+        self._version = version
+        return configuration
+
+
+def check_private(key: Path, field: str) -> None:
+    """Raise DeniedError for a key that others can read, with the command that mends it."""
+    try:
+        mode = stat.S_IMODE(key.stat().st_mode)
+    except OSError as error:
+        raise InvalidArgumentError(f"--{field} {key}: {error.strerror}", field=field, reason="TLS_FILE") from None
+    if mode & 0o077 and not _kept_by_systemd(key):
+        raise DeniedError(f"--{field} {key} can be read by others: run chmod 600 {key}", field=field, reason="KEY_MODE")
 
 
 def _kept_by_systemd(path: Path) -> bool:
@@ -107,6 +178,20 @@ def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> Tl
             )
     assert ca is not None and cert is not None and key is not None
     return TlsFiles(ca, cert, key)
+
+
+def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
+    """None where plaintext is asked for. Raises DeniedError where neither is: nobody speaks in plaintext by accident."""
+    if tls is not None and plaintext:
+        raise InvalidArgumentError("--plaintext and TLS files exclude each other", field="plaintext")
+    if tls is None and not plaintext:
+        raise DeniedError(
+            "there are no TLS files: give --tls-ca, --tls-cert and --tls-key (see edgectl init and edgectl join), or "
+            "--plaintext for a site on this machine that anyone here may call",
+            field="tls-cert",
+            reason="TLS_REQUIRED",
+        )
+    return tls
 
 
 def split_address(address: str, field: str = "address") -> tuple[str, int]:
@@ -138,7 +223,8 @@ def check_secure(address: str, tls: TlsFiles | None, field: str) -> None:
         )
 
 
-def _read(path: Path, field: str) -> bytes:
+def read_pem(path: Path, field: str) -> bytes:
+    """The file that `--field` names. Raises InvalidArgumentError where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -12,6 +12,7 @@ from edgeshard.domain.commands import (
     CommandResult,
     ControlHello,
     ControlMessage,
+    Deny,
     DumpPart,
     Heartbeat,
     HeartbeatChange,
@@ -60,6 +61,7 @@ from edgeshard.wire.common import (
 )
 from edgeshard.wire.debug import dump_part_from_wire, dump_part_to_wire
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire, spec_from_wire, spec_to_wire
+from edgeshard.wire.identity import denials_from_wire, denials_to_wire
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,
@@ -194,6 +196,8 @@ def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.Co
             return pb.ControlResponse(operation_id=operation_id, trace=trace)
         case TakeDump():
             return pb.ControlResponse(operation_id=operation_id, dump=pb.TakeDump())
+        case Deny():
+            return pb.ControlResponse(operation_id=operation_id, denials=denials_to_wire(command.denials))
         case _:
             assert_never(command)
 
@@ -245,6 +249,8 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
             return operation_id, TraceSteps(DeploymentName(trace.deployment), Epoch(trace.epoch), seconds)
         case "dump":
             return operation_id, TakeDump()
+        case "denials":
+            return operation_id, Deny(denials_from_wire(message.denials))
         case _:
             raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, principal_from_uri
-from edgeshard.identity.authority import BACKDATED, Authority, new_key, private_pem, request_for
-from edgeshard.identity.certificates import principal_of
+from edgeshard.identity.authority import Authority, new_key, private_pem, request_for
+from edgeshard.identity.certificates import BACKDATED, principal_of
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 BOX = Principal("mill", Role.AGENT, "box-a")

@@ -16,6 +16,7 @@ from edgeshard.domain.errors import DeniedError
 from edgeshard.domain.identity import Role
 from edgeshard.rpc.access import ROLES, check_access
 from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.server import Server
 from edgeshard.wire.status import from_rpc_error
 from tests.support.identities import Identities
@@ -149,14 +150,14 @@ class Shown:
 )
 def test_a_certificate_says_who_calls_or_its_holder_is_nobody(uris: tuple[str, ...], reason: str) -> None:
     method = "/edgeshard.proto.v1.InferenceService/Generate"
-    check_access(Shown("edgeshard://site/client/app"), method, "site")
+    check_access(Shown("edgeshard://site/client/app"), method, "site", Denials())
     with pytest.raises(DeniedError) as refusal:
-        check_access(Shown(*uris), method, "site")
+        check_access(Shown(*uris), method, "site", Denials())
     assert refusal.value.reason == reason
 
 
 def test_plaintext_is_nobody_where_certificates_are_asked_for() -> None:
     plain = Shown(kind=b"insecure")
-    check_access(plain, "/tests.Any/Thing", None)
+    check_access(plain, "/tests.Any/Thing", None, Denials())
     with pytest.raises(DeniedError):
-        check_access(plain, "/grpc.health.v1.Health/Check", "site")
+        check_access(plain, "/grpc.health.v1.Health/Check", "site", Denials())

@@ -21,7 +21,7 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.state import Timings
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import ControlMessage, KeepStandby, PrepareStage, Registration, TakeDump
+from edgeshard.domain.commands import ControlMessage, Deny, KeepStandby, PrepareStage, Registration, TakeDump
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
@@ -129,7 +129,7 @@ class Box:
         self.process.spawn(self._check.run())
 
     def _on_command(self, operation_id: OperationId, command: ControlMessage) -> None:
-        if isinstance(command, TakeDump):
+        if isinstance(command, TakeDump | Deny):
             self._dumps.take(operation_id)
         else:
             self.hosting.post(CommandReceived(operation_id, command))

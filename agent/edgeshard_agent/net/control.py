@@ -60,6 +60,9 @@ _FATAL = frozenset(
     }
 )
 
+_EXPELLED = frozenset({"REMOVED", "REVOKED"})
+"""An operator took the box out of the site."""
+
 Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
 
 
@@ -71,7 +74,8 @@ def drawn(delay_s: float) -> float:
 class ControlClient:
     """Keeps this box known to the coordinator.
 
-    `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate).
+    `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate, a box
+    that was taken out of the site).
     `on_lost` is called whenever a control stream ends. `joined` is set once the coordinator counts the box among the
     connected ones, `placeable` once it may place layers on it as well: after `started`.
     """
@@ -147,7 +151,7 @@ class ControlClient:
                 await self._serve()
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, f"the coordinator at {self._target}")
-                if not self.joined.is_set() and typed.code in _FATAL:
+                if typed.reason in _EXPELLED or (not self.joined.is_set() and typed.code in _FATAL):
                     raise typed from None
                 log.info("coordinator_lost", reason=typed.reason, why=typed.message)
             except UnavailableError as error:

@@ -7,17 +7,27 @@ import uuid
 from contextlib import suppress
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import InternalError, ResourceExhaustedError, UnavailableError
-from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
+from edgeshard.domain.commands import Deny
+from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.identity import Principal, Role
+from edgeshard.proto.v1 import (
+    admin_pb2_grpc,
+    coordinator_pb2_grpc,
+    head_pb2_grpc,
+    identity_pb2_grpc,
+    inference_pb2_grpc,
+    store_pb2_grpc,
+)
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
 from edgeshard_coordinator.control.calls import MeasureCalls
-from edgeshard_coordinator.control.coordinator_service import CoordinatorServicer
+from edgeshard_coordinator.control.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.executor import ActionExecutor
 from edgeshard_coordinator.control.head_service import HeadServicer
 from edgeshard_coordinator.control.hub import ControlHub
-from edgeshard_coordinator.control.inference_service import InferenceServicer
+from edgeshard_coordinator.control.identity_service import IdentityServicer
+from edgeshard_coordinator.control.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
@@ -29,6 +39,7 @@ from edgeshard_coordinator.core import eviction
 from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.state import State, Timings
+from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
 EXPIRY_S = 0.1
@@ -38,10 +49,11 @@ EXPIRY_S = 0.1
 class Coordinator:
     """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
 
-    `model_service` is the model store's servicer, None where a test needs none.
+    `model_service` is the model store's servicer, None where a test needs none; `membership` says who belongs to the
+    site, None in plaintext.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts
         self,
         server: Server,
         store: StateStore,
@@ -51,6 +63,7 @@ class Coordinator:
         clock: Clock,
         timings: Timings = Timings(),  # noqa: B008 - frozen
         backlog_limit: int = BACKLOG_LIMIT,
+        membership: Membership | None = None,
     ) -> None:
         self._server = server
         self._store = store
@@ -60,13 +73,18 @@ class Coordinator:
         self._models = models
         self._hub = ControlHub()
         self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit)
+        self._membership = membership
         planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
-        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps)
+        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials)
+        self.identities = IdentityServicer(self.loop, self._hub, store, membership)
+        if membership is not None:
+            membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
+        identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
         self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
@@ -75,6 +93,18 @@ class Coordinator:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
         if model_service is not None:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, server.grpc)
+
+    async def _end_of(self, principal: Principal) -> None:
+        """Whatever a principal that was revoked has open: a box leaves the site, a client's requests end."""
+        if principal.role is Role.AGENT:
+            for node in [node for node in self.loop.state.nodes.values() if node.name == principal.id]:
+                await self.identities.expel(node)
+            return
+        revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
+        self.front.end_of_client(client_name(principal), revoked)
+
+    def _tell_denials(self) -> None:
+        self._hub.tell_all(DENIALS, Deny(self._server.denials.list()))
 
     def _state(self) -> State:
         return self.loop.state
@@ -86,6 +116,8 @@ class Coordinator:
         state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
         self.loop.state = eviction.started(state, now)
         self.front.traffic.restore(await self._store.load_traffic())
+        if self._membership is not None:
+            await self._membership.open()
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)
         await self.loop.start()
@@ -138,3 +170,5 @@ class Coordinator:
         await self._executor.drain()
         await self._save_traffic()
         await self._store.close()
+        if self._membership is not None:
+            await self._membership.close()

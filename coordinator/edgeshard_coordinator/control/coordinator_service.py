@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, ControlMessage, DumpPart
+from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, ControlMessage, Deny, DumpPart
 from edgeshard.domain.errors import (
     EdgeShardError,
     InternalError,
@@ -25,6 +25,7 @@ from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
 from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
+from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.control import (
@@ -57,13 +58,26 @@ from edgeshard_coordinator.core.state import KnownNode
 log = structlog.get_logger()
 
 
+DENIALS = OperationId("denials")
+"""Boxes do not answer them."""
+
+
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    def __init__(self, loop: StateLoop, hub: ControlHub, calls: MeasureCalls, traces: Traces, dumps: Dumps) -> None:
+    def __init__(
+        self,
+        loop: StateLoop,
+        hub: ControlHub,
+        calls: MeasureCalls,
+        traces: Traces,
+        dumps: Dumps,
+        denials: Denials,
+    ) -> None:
         self._loop = loop
         self._hub = hub
         self._calls = calls
         self._traces = traces
         self._dumps = dumps
+        self._denials = denials
         self.batches = HeartbeatBatches(loop)
         self.closing = False
 
@@ -124,6 +138,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         # The agent says that it is ready when it has these, for then it can be deployed to.
         await context.send_initial_metadata(())
         log.info("node_connected", node_id=node_id)
+        if denials := self._denials.list():
+            connection.outgoing.put_nowait((DENIALS, Deny(denials)))
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
             if isinstance(item, EdgeShardError):

@@ -62,6 +62,16 @@ class ControlHub:
         if connection is not None and connection.number == number:
             connection.outgoing.put_nowait((operation_id, command))
 
+    def fail(self, node_id: NodeId, error: EdgeShardError) -> None:
+        """End a box's stream with an error, which the box gets as its status."""
+        connection = self._connections.get(node_id)
+        if connection is not None:
+            connection.fail(error)
+
+    def tell_all(self, operation_id: OperationId, command: ControlMessage) -> None:
+        for connection in self._connections.values():
+            connection.outgoing.put_nowait((operation_id, command))
+
     def close(self, node_id: NodeId, number: int) -> None:
         connection = self._connections.get(node_id)
         if connection is not None and connection.number == number:

@@ -14,7 +14,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.generation import Finished, Started
-from edgeshard.domain.identity import Role
+from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.ids import RequestId, check_id
 from edgeshard.domain.listening import ListenerHello, TokensRead
 from edgeshard.domain.site import ServedModel
@@ -55,7 +55,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()
         # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
-        stream = self._listeners.find(context.peer(), wanted.listener) if isinstance(first, Started) else None
+        stream = self._listeners.find(_owner(context), wanted.listener) if isinstance(first, Started) else None
         if stream is None or wanted.listener is None or not isinstance(first, Started):
             yield event_to_wire(first)
             if not isinstance(first, Finished):  # cancelled before it started
@@ -75,12 +75,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request_iterator: AsyncIterator[pb.ListenRequest], context: Any
     ) -> AsyncIterator[pb.ListenResponse]:
         """Raises InvalidArgumentError where the first message names no listener."""
-        peer, listener_id = context.peer(), await _listener_id(request_iterator)
-        stream = self._listeners.open(peer, listener_id)
+        owner, listener_id = _owner(context), await _listener_id(request_iterator)
+        stream = self._listeners.open(owner, listener_id)
         reader = asyncio.create_task(_take_reads(stream, request_iterator))
 
         def ended(_: object) -> None:
-            self._listeners.close(peer, listener_id)
+            self._listeners.close(owner, listener_id)
             reader.cancel()
 
         context.add_done_callback(ended)
@@ -138,7 +138,17 @@ async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenR
         stream.close()
 
 
+def _owner(context: Any) -> str:
+    """Whose listener it is: the client's by its certificate, also over another connection; else the connection's."""
+    return client_of(context) or context.peer()
+
+
 def client_of(context: Any) -> str:
     """The caller, as its certificate names it; '' in plaintext, where callers cannot be told apart."""
     principal = caller(context)
-    return "" if principal is None else f"{principal.role}/{principal.id}"
+    return "" if principal is None else client_name(principal)
+
+
+def client_name(principal: Principal) -> str:
+    """As requests carry it."""
+    return f"{principal.role}/{principal.id}"

@@ -122,23 +122,24 @@ class ListenerStream:
 
 
 class Listeners:
-    """The open Listen streams, each by its connection and the id that its client gave it.
+    """The open Listen streams, each by whose it is and the id that it was given.
 
-    A request finds only listeners of its own connection, so no client can have another's tokens sent anywhere.
+    A request finds only listeners of its own client (in plaintext, of its own connection), so no client can have
+    another's tokens sent anywhere.
     """
 
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str], ListenerStream] = {}
 
-    def open(self, peer: str, listener_id: str) -> ListenerStream:
-        """Raises AlreadyExistsError where the connection has a listener of this id."""
-        if (peer, listener_id) in self._streams:
-            raise AlreadyExistsError("listener: this connection has a listener of this id", field="listener")
-        stream = self._streams[peer, listener_id] = ListenerStream()
+    def open(self, owner: str, listener_id: str) -> ListenerStream:
+        """Raises AlreadyExistsError where the client has a listener of this id."""
+        if (owner, listener_id) in self._streams:
+            raise AlreadyExistsError("listener: you have a listener of this id", field="listener")
+        stream = self._streams[owner, listener_id] = ListenerStream()
         return stream
 
-    def close(self, peer: str, listener_id: str) -> None:
-        stream = self._streams.pop((peer, listener_id), None)
+    def close(self, owner: str, listener_id: str) -> None:
+        stream = self._streams.pop((owner, listener_id), None)
         if stream is not None:
             stream.close()
 
@@ -146,8 +147,8 @@ class Listeners:
         for stream in self._streams.values():
             stream.finish()
 
-    def find(self, peer: str, listener: Listener | None) -> ListenerStream | None:
-        return None if listener is None else self._streams.get((peer, listener.id))
+    def find(self, owner: str, listener: Listener | None) -> ListenerStream | None:
+        return None if listener is None else self._streams.get((owner, listener.id))
 
 
 def listener_lost() -> UnavailableError:

@@ -141,6 +141,10 @@ class StateStore:
         body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
         await self._run(lambda: self._replace_node(node, body.decode()))
 
+    async def forget_node(self, node_id: NodeId) -> None:
+        """Remove a box and all that was measured of it."""
+        await self._run(lambda: self._forget_node(node_id))
+
     async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
         """Replace a box's measurements; `now` is in monotonic seconds."""
         await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
@@ -284,6 +288,12 @@ class StateStore:
     def _replace_node(self, node: KnownNode, body: str) -> None:
         with _Transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
+
+    def _forget_node(self, node_id: NodeId) -> None:
+        with _Transaction(self._open_database) as database:
+            database.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
+            database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
+            database.execute("DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id))
 
     def _replace_measurements(self, node_id: NodeId, measurements: Measurements, offset: float) -> None:
         profiles = [(node_id, p.reported_at + offset, p.value.to_json()) for p in measurements.profiles.values()]

@@ -140,6 +140,12 @@ class RequestFront:
             if now >= limit:
                 self._end(request, self._not_recovered(request))
 
+    def end_of_client(self, client: str, failure: EdgeShardError) -> None:
+        """Its requests end, and are cancelled at their heads."""
+        for request in [request for request in self._requests.values() if request.client == client]:
+            request.fail(failure)
+            self.abandon(request)
+
     def close(self, failure: EdgeShardError) -> None:
         """Refuse new requests and end the running ones here; their heads keep them for the next coordinator."""
         self._closed = failure

@@ -44,6 +44,7 @@ from edgeshard_coordinator.core.events import (
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
+    NodeRemoved,
     ProfileReported,
     Replanned,
     SaveFailed,
@@ -92,6 +93,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return boxes.connected(state, event)
         case NodeDisconnected():
             return boxes.disconnected(state, event)
+        case NodeRemoved():
+            return boxes.removed(state, event)
         case HeartbeatsReceived():
             return boxes.heartbeats(state, event)
         case LinkReported():

@@ -16,6 +16,7 @@ from edgeshard_coordinator.core.events import (
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
+    NodeRemoved,
     ProfileReported,
 )
 from edgeshard_coordinator.core.measurements import Measurements, same_device
@@ -117,6 +118,14 @@ def disconnected(state: State, event: NodeDisconnected) -> State:
     if node is None or not node.connected or node.connection != event.connection:
         return state  # A stream that a newer one has replaced.
     return eviction.stream_ended(away(state, node), node.node_id, event.now)
+
+
+def removed(state: State, event: NodeRemoved) -> State:
+    """The box is none of the site's any more: nothing waits for it."""
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return state
+    return ghosts.without(eviction.died(away(state, node), node.node_id), {node.node_id})
 
 
 def away(state: State, node: KnownNode) -> State:

@@ -37,6 +37,14 @@ class NodeDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    """An operator took a box out of the site."""
+
+    node_id: NodeId
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatsReceived:
     """Of boxes whose control streams are open, together because there are many; a box's newest one."""
 
@@ -193,6 +201,7 @@ Event = (
     NodeRegistered
     | NodeConnected
     | NodeDisconnected
+    | NodeRemoved
     | HeartbeatsReceived
     | LinkReported
     | ProfileReported

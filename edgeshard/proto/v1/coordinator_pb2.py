@@ -23,63 +23,64 @@ _sym_db = _symbol_database.Default()
 
 
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
+from edgeshard.proto.v1 import identity_pb2 as edgeshard_dot_proto_dot_v1_dot_identity__pb2
 from edgeshard.proto.v1 import profile_pb2 as edgeshard_dot_proto_dot_v1_dot_profile__pb2
 from edgeshard.proto.v1 import trace_pb2 as edgeshard_dot_proto_dot_v1_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$edgeshard/proto/v1/coordinator.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a edgeshard/proto/v1/profile.proto\x1a\x1e\x65\x64geshard/proto/v1/trace.proto\"\xae\x01\n\x0fRegisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x12.\n\x05\x66\x61\x63ts\x18\x05 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\x10\n\x08starting\x18\x07 \x01(\x08\"b\n\x10RegisterResponse\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x02\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\"\x9e\x03\n\x0e\x43ontrolRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .edgeshard.proto.v1.ControlHelloH\x00\x12\x33\n\x06result\x18\x02 \x01(\x0b\x32!.edgeshard.proto.v1.CommandResultH\x00\x12\x37\n\x08progress\x18\x03 \x01(\x0b\x32#.edgeshard.proto.v1.CommandProgressH\x00\x12,\n\x04\x64ump\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.DumpPartH\x00\x12\x36\n\tsuspected\x18\x05 \x01(\x0b\x32!.edgeshard.proto.v1.LinkSuspectedH\x00\x12\x39\n\theartbeat\x18\x06 \x01(\x0b\x32$.edgeshard.proto.v1.HeartbeatRequestH\x00\x12?\n\x10heartbeat_change\x18\x07 \x01(\x0b\x32#.edgeshard.proto.v1.HeartbeatChangeH\x00\x42\t\n\x07message\"4\n\x0c\x43ontrolHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xb2\x01\n\rCommandResult\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12.\n\x05stage\x18\x03 \x01(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12-\n\x05trace\x18\x04 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StageTrace\"R\n\x0f\x43ommandProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0c\n\x04what\x18\x04 \x01(\t\"<\n\x08\x44umpPart\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\"x\n\rLinkSuspected\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nfrom_stage\x18\x03 \x01(\r\x12\x10\n\x08to_stage\x18\x04 \x01(\r\x12\x11\n\trecovered\x18\x05 \x01(\x08\x12\x0b\n\x03why\x18\x06 \x01(\t\"\xcd\x03\n\x0f\x43ontrolResponse\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x33\n\x07prepare\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.PrepareStageH\x00\x12\x34\n\x08\x61\x63tivate\x18\x03 \x01(\x0b\x32 .edgeshard.proto.v1.ActivateHeadH\x00\x12\x33\n\x07release\x18\x04 \x01(\x0b\x32 .edgeshard.proto.v1.ReleaseStageH\x00\x12\x35\n\x07measure\x18\x05 \x01(\x0b\x32\".edgeshard.proto.v1.MeasureComputeH\x00\x12/\n\x05probe\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.ProbeLinksH\x00\x12/\n\x05trace\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TraceStepsH\x00\x12,\n\x04\x64ump\x18\x08 \x01(\x0b\x32\x1c.edgeshard.proto.v1.TakeDumpH\x00\x12\x32\n\x07standby\x18\t \x01(\x0b\x32\x1f.edgeshard.proto.v1.KeepStandbyH\x00\x42\t\n\x07\x63ommand\"\xa9\x01\n\x0cPrepareStage\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\x30\n\tplacement\x18\x02 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\x12\r\n\x05stage\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\"1\n\x0c\x41\x63tivateHead\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"1\n\x0cReleaseStage\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xa5\x01\n\x0bKeepStandby\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12.\n\x06layers\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LayerRange\"\x86\x01\n\x0eMeasureCompute\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\x0c\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05quick\x18\x03 \x01(\x08\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\x12\x14\n\x0cquantisation\x18\x05 \x01(\t\"5\n\nProbeLinks\x12\'\n\x05peers\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Peer\"6\n\x04Peer\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"@\n\nTraceSteps\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\n\n\x08TakeDump\"\xd2\x01\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12/\n\x06stages\x18\x03 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x04\x12\x31\n\nhuge_pages\x18\x05 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HugePages\x12\x14\n\x0cothers_share\x18\x06 \x01(\x01\"\xa0\x02\n\x0fHeartbeatChange\x12/\n\x06stages\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12-\n\x07removed\x18\x02 \x03(\x0b\x32\x1c.edgeshard.proto.v1.StageKey\x12#\n\x16memory_available_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\nhuge_pages\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HugePages\x12\x19\n\x0cothers_share\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06urgent\x18\x06 \x01(\x08\x42\x19\n\x17_memory_available_bytesB\x0f\n\r_others_share\"\"\n\x11HeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\xbd\x01\n\x14ReportProfileRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x33\n\x07\x63ompute\x18\x03 \x03(\x0b\x32\".edgeshard.proto.v1.ComputeProfile\x12/\n\x05links\x18\x04 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\"\x17\n\x15ReportProfileResponse2\x83\x03\n\x12\x43oordinatorService\x12U\n\x08Register\x12#.edgeshard.proto.v1.RegisterRequest\x1a$.edgeshard.proto.v1.RegisterResponse\x12V\n\x07\x43ontrol\x12\".edgeshard.proto.v1.ControlRequest\x1a#.edgeshard.proto.v1.ControlResponse(\x01\x30\x01\x12X\n\tHeartbeat\x12$.edgeshard.proto.v1.HeartbeatRequest\x1a%.edgeshard.proto.v1.HeartbeatResponse\x12\x64\n\rReportProfile\x12(.edgeshard.proto.v1.ReportProfileRequest\x1a).edgeshard.proto.v1.ReportProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$edgeshard/proto/v1/coordinator.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a!edgeshard/proto/v1/identity.proto\x1a edgeshard/proto/v1/profile.proto\x1a\x1e\x65\x64geshard/proto/v1/trace.proto\"\xae\x01\n\x0fRegisterRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cwire_version\x18\x04 \x01(\r\x12.\n\x05\x66\x61\x63ts\x18\x05 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\x10\n\x08starting\x18\x07 \x01(\x08\"b\n\x10RegisterResponse\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_interval_s\x18\x02 \x01(\x02\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\"\x9e\x03\n\x0e\x43ontrolRequest\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32 .edgeshard.proto.v1.ControlHelloH\x00\x12\x33\n\x06result\x18\x02 \x01(\x0b\x32!.edgeshard.proto.v1.CommandResultH\x00\x12\x37\n\x08progress\x18\x03 \x01(\x0b\x32#.edgeshard.proto.v1.CommandProgressH\x00\x12,\n\x04\x64ump\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.DumpPartH\x00\x12\x36\n\tsuspected\x18\x05 \x01(\x0b\x32!.edgeshard.proto.v1.LinkSuspectedH\x00\x12\x39\n\theartbeat\x18\x06 \x01(\x0b\x32$.edgeshard.proto.v1.HeartbeatRequestH\x00\x12?\n\x10heartbeat_change\x18\x07 \x01(\x0b\x32#.edgeshard.proto.v1.HeartbeatChangeH\x00\x42\t\n\x07message\"4\n\x0c\x43ontrolHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xb2\x01\n\rCommandResult\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12,\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\x12.\n\x05stage\x18\x03 \x01(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12-\n\x05trace\x18\x04 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StageTrace\"R\n\x0f\x43ommandProgress\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\x12\x0c\n\x04what\x18\x04 \x01(\t\"<\n\x08\x44umpPart\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\"x\n\rLinkSuspected\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nfrom_stage\x18\x03 \x01(\r\x12\x10\n\x08to_stage\x18\x04 \x01(\r\x12\x11\n\trecovered\x18\x05 \x01(\x08\x12\x0b\n\x03why\x18\x06 \x01(\t\"\xfd\x03\n\x0f\x43ontrolResponse\x12\x14\n\x0coperation_id\x18\x01 \x01(\t\x12\x33\n\x07prepare\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.PrepareStageH\x00\x12\x34\n\x08\x61\x63tivate\x18\x03 \x01(\x0b\x32 .edgeshard.proto.v1.ActivateHeadH\x00\x12\x33\n\x07release\x18\x04 \x01(\x0b\x32 .edgeshard.proto.v1.ReleaseStageH\x00\x12\x35\n\x07measure\x18\x05 \x01(\x0b\x32\".edgeshard.proto.v1.MeasureComputeH\x00\x12/\n\x05probe\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.ProbeLinksH\x00\x12/\n\x05trace\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TraceStepsH\x00\x12,\n\x04\x64ump\x18\x08 \x01(\x0b\x32\x1c.edgeshard.proto.v1.TakeDumpH\x00\x12\x32\n\x07standby\x18\t \x01(\x0b\x32\x1f.edgeshard.proto.v1.KeepStandbyH\x00\x12.\n\x07\x64\x65nials\x18\n \x01(\x0b\x32\x1b.edgeshard.proto.v1.DenialsH\x00\x42\t\n\x07\x63ommand\"\xa9\x01\n\x0cPrepareStage\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\x30\n\tplacement\x18\x02 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\x12\r\n\x05stage\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x05 \x01(\t\"1\n\x0c\x41\x63tivateHead\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"1\n\x0cReleaseStage\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xa5\x01\n\x0bKeepStandby\x12\x30\n\x04spec\x18\x01 \x01(\x0b\x32\".edgeshard.proto.v1.DeploymentSpec\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12.\n\x06layers\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LayerRange\"\x86\x01\n\x0eMeasureCompute\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\x0c\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05quick\x18\x03 \x01(\x08\x12\r\n\x05\x61gain\x18\x04 \x01(\x08\x12\x14\n\x0cquantisation\x18\x05 \x01(\t\"5\n\nProbeLinks\x12\'\n\x05peers\x18\x01 \x03(\x0b\x32\x18.edgeshard.proto.v1.Peer\"6\n\x04Peer\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"@\n\nTraceSteps\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\n\n\x08TakeDump\"\xd2\x01\n\x10HeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12/\n\x06stages\x18\x03 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12\x1e\n\x16memory_available_bytes\x18\x04 \x01(\x04\x12\x31\n\nhuge_pages\x18\x05 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HugePages\x12\x14\n\x0cothers_share\x18\x06 \x01(\x01\"\xa0\x02\n\x0fHeartbeatChange\x12/\n\x06stages\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageStatus\x12-\n\x07removed\x18\x02 \x03(\x0b\x32\x1c.edgeshard.proto.v1.StageKey\x12#\n\x16memory_available_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\nhuge_pages\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HugePages\x12\x19\n\x0cothers_share\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06urgent\x18\x06 \x01(\x08\x42\x19\n\x17_memory_available_bytesB\x0f\n\r_others_share\"\"\n\x11HeartbeatResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"\xbd\x01\n\x14ReportProfileRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12.\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.DeviceFacts\x12\x33\n\x07\x63ompute\x18\x03 \x03(\x0b\x32\".edgeshard.proto.v1.ComputeProfile\x12/\n\x05links\x18\x04 \x03(\x0b\x32 .edgeshard.proto.v1.MeasuredLink\"\x17\n\x15ReportProfileResponse2\x83\x03\n\x12\x43oordinatorService\x12U\n\x08Register\x12#.edgeshard.proto.v1.RegisterRequest\x1a$.edgeshard.proto.v1.RegisterResponse\x12V\n\x07\x43ontrol\x12\".edgeshard.proto.v1.ControlRequest\x1a#.edgeshard.proto.v1.ControlResponse(\x01\x30\x01\x12X\n\tHeartbeat\x12$.edgeshard.proto.v1.HeartbeatRequest\x1a%.edgeshard.proto.v1.HeartbeatResponse\x12\x64\n\rReportProfile\x12(.edgeshard.proto.v1.ReportProfileRequest\x1a).edgeshard.proto.v1.ReportProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgeshard.proto.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERREQUEST']._serialized_start=160
-  _globals['_REGISTERREQUEST']._serialized_end=334
-  _globals['_REGISTERRESPONSE']._serialized_start=336
-  _globals['_REGISTERRESPONSE']._serialized_end=434
-  _globals['_CONTROLREQUEST']._serialized_start=437
-  _globals['_CONTROLREQUEST']._serialized_end=851
-  _globals['_CONTROLHELLO']._serialized_start=853
-  _globals['_CONTROLHELLO']._serialized_end=905
-  _globals['_COMMANDRESULT']._serialized_start=908
-  _globals['_COMMANDRESULT']._serialized_end=1086
-  _globals['_COMMANDPROGRESS']._serialized_start=1088
-  _globals['_COMMANDPROGRESS']._serialized_end=1170
-  _globals['_DUMPPART']._serialized_start=1172
-  _globals['_DUMPPART']._serialized_end=1232
-  _globals['_LINKSUSPECTED']._serialized_start=1234
-  _globals['_LINKSUSPECTED']._serialized_end=1354
-  _globals['_CONTROLRESPONSE']._serialized_start=1357
-  _globals['_CONTROLRESPONSE']._serialized_end=1818
-  _globals['_PREPARESTAGE']._serialized_start=1821
-  _globals['_PREPARESTAGE']._serialized_end=1990
-  _globals['_ACTIVATEHEAD']._serialized_start=1992
-  _globals['_ACTIVATEHEAD']._serialized_end=2041
-  _globals['_RELEASESTAGE']._serialized_start=2043
-  _globals['_RELEASESTAGE']._serialized_end=2092
-  _globals['_KEEPSTANDBY']._serialized_start=2095
-  _globals['_KEEPSTANDBY']._serialized_end=2260
-  _globals['_MEASURECOMPUTE']._serialized_start=2263
-  _globals['_MEASURECOMPUTE']._serialized_end=2397
-  _globals['_PROBELINKS']._serialized_start=2399
-  _globals['_PROBELINKS']._serialized_end=2452
-  _globals['_PEER']._serialized_start=2454
-  _globals['_PEER']._serialized_end=2508
-  _globals['_TRACESTEPS']._serialized_start=2510
-  _globals['_TRACESTEPS']._serialized_end=2574
-  _globals['_TAKEDUMP']._serialized_start=2576
-  _globals['_TAKEDUMP']._serialized_end=2586
-  _globals['_HEARTBEATREQUEST']._serialized_start=2589
-  _globals['_HEARTBEATREQUEST']._serialized_end=2799
-  _globals['_HEARTBEATCHANGE']._serialized_start=2802
-  _globals['_HEARTBEATCHANGE']._serialized_end=3090
-  _globals['_HEARTBEATRESPONSE']._serialized_start=3092
-  _globals['_HEARTBEATRESPONSE']._serialized_end=3126
-  _globals['_REPORTPROFILEREQUEST']._serialized_start=3129
-  _globals['_REPORTPROFILEREQUEST']._serialized_end=3318
-  _globals['_REPORTPROFILERESPONSE']._serialized_start=3320
-  _globals['_REPORTPROFILERESPONSE']._serialized_end=3343
-  _globals['_COORDINATORSERVICE']._serialized_start=3346
-  _globals['_COORDINATORSERVICE']._serialized_end=3733
+  _globals['_REGISTERREQUEST']._serialized_start=195
+  _globals['_REGISTERREQUEST']._serialized_end=369
+  _globals['_REGISTERRESPONSE']._serialized_start=371
+  _globals['_REGISTERRESPONSE']._serialized_end=469
+  _globals['_CONTROLREQUEST']._serialized_start=472
+  _globals['_CONTROLREQUEST']._serialized_end=886
+  _globals['_CONTROLHELLO']._serialized_start=888
+  _globals['_CONTROLHELLO']._serialized_end=940
+  _globals['_COMMANDRESULT']._serialized_start=943
+  _globals['_COMMANDRESULT']._serialized_end=1121
+  _globals['_COMMANDPROGRESS']._serialized_start=1123
+  _globals['_COMMANDPROGRESS']._serialized_end=1205
+  _globals['_DUMPPART']._serialized_start=1207
+  _globals['_DUMPPART']._serialized_end=1267
+  _globals['_LINKSUSPECTED']._serialized_start=1269
+  _globals['_LINKSUSPECTED']._serialized_end=1389
+  _globals['_CONTROLRESPONSE']._serialized_start=1392
+  _globals['_CONTROLRESPONSE']._serialized_end=1901
+  _globals['_PREPARESTAGE']._serialized_start=1904
+  _globals['_PREPARESTAGE']._serialized_end=2073
+  _globals['_ACTIVATEHEAD']._serialized_start=2075
+  _globals['_ACTIVATEHEAD']._serialized_end=2124
+  _globals['_RELEASESTAGE']._serialized_start=2126
+  _globals['_RELEASESTAGE']._serialized_end=2175
+  _globals['_KEEPSTANDBY']._serialized_start=2178
+  _globals['_KEEPSTANDBY']._serialized_end=2343
+  _globals['_MEASURECOMPUTE']._serialized_start=2346
+  _globals['_MEASURECOMPUTE']._serialized_end=2480
+  _globals['_PROBELINKS']._serialized_start=2482
+  _globals['_PROBELINKS']._serialized_end=2535
+  _globals['_PEER']._serialized_start=2537
+  _globals['_PEER']._serialized_end=2591
+  _globals['_TRACESTEPS']._serialized_start=2593
+  _globals['_TRACESTEPS']._serialized_end=2657
+  _globals['_TAKEDUMP']._serialized_start=2659
+  _globals['_TAKEDUMP']._serialized_end=2669
+  _globals['_HEARTBEATREQUEST']._serialized_start=2672
+  _globals['_HEARTBEATREQUEST']._serialized_end=2882
+  _globals['_HEARTBEATCHANGE']._serialized_start=2885
+  _globals['_HEARTBEATCHANGE']._serialized_end=3173
+  _globals['_HEARTBEATRESPONSE']._serialized_start=3175
+  _globals['_HEARTBEATRESPONSE']._serialized_end=3209
+  _globals['_REPORTPROFILEREQUEST']._serialized_start=3212
+  _globals['_REPORTPROFILEREQUEST']._serialized_end=3401
+  _globals['_REPORTPROFILERESPONSE']._serialized_start=3403
+  _globals['_REPORTPROFILERESPONSE']._serialized_end=3426
+  _globals['_COORDINATORSERVICE']._serialized_start=3429
+  _globals['_COORDINATORSERVICE']._serialized_end=3816
 # @@protoc_insertion_point(module_scope)

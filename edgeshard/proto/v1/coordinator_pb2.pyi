@@ -1,4 +1,5 @@
 from edgeshard.proto.v1 import common_pb2 as _common_pb2
+from edgeshard.proto.v1 import identity_pb2 as _identity_pb2
 from edgeshard.proto.v1 import profile_pb2 as _profile_pb2
 from edgeshard.proto.v1 import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
@@ -116,7 +117,7 @@ class LinkSuspected(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., recovered: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump", "standby")
+    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump", "standby", "denials")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +127,7 @@ class ControlResponse(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     prepare: PrepareStage
     activate: ActivateHead
@@ -135,7 +137,8 @@ class ControlResponse(_message.Message):
     trace: TraceSteps
     dump: TakeDump
     standby: KeepStandby
-    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ..., standby: _Optional[_Union[KeepStandby, _Mapping]] = ...) -> None: ...
+    denials: _identity_pb2.Denials
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ..., standby: _Optional[_Union[KeepStandby, _Mapping]] = ..., denials: _Optional[_Union[_identity_pb2.Denials, _Mapping]] = ...) -> None: ...
 
 class PrepareStage(_message.Message):
     __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")

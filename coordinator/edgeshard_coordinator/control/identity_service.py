@@ -1,0 +1,92 @@
+"""What members and operators call about who belongs to the site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.identity import Principal, Role, parse_role
+from edgeshard.domain.ids import check_name
+from edgeshard.proto.v1 import identity_pb2 as pb
+from edgeshard.proto.v1 import identity_pb2_grpc
+from edgeshard.rpc.access import caller
+from edgeshard.wire.identity import token_to_wire
+from edgeshard_coordinator.control.hub import ControlHub
+from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.control.persistence import StateStore
+from edgeshard_coordinator.core.events import NodeRemoved
+from edgeshard_coordinator.core.state import KnownNode
+from edgeshard_coordinator.membership.addresses import Addresses
+from edgeshard_coordinator.membership.membership import Membership
+
+log = structlog.get_logger()
+
+
+class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
+    """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen."""
+
+    def __init__(self, loop: StateLoop, hub: ControlHub, store: StateStore, membership: Membership | None) -> None:
+        self._loop = loop
+        self._hub = hub
+        self._store = store
+        self._membership = membership
+        self.addresses: Addresses | None = None
+
+    async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
+        role, id = parse_role(request.role), check_name(request.id, "name")
+        membership = self._checked()
+        if self.addresses is None:
+            raise FailedPreconditionError(
+                "nobody can join: start the coordinator with --enrol-listen HOST:PORT and --ca-key FILE",
+                field="enrol-listen",
+                reason="NO_ENROLMENT",
+            )
+        coordinator, enrolment = self.addresses.for_joiner(request.host)
+        token = await membership.create_token(role, id, request.ttl_s, coordinator, enrolment)
+        return pb.CreateTokenResponse(token=token_to_wire(token))
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
+        membership = self._checked()
+        certificate, authorities = await membership.renew(_member(context), request.request)
+        return pb.RenewResponse(certificate=certificate, authorities=authorities)
+
+    async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeResponse:
+        await self._checked().revoke(parse_role(request.role), check_name(request.id, "name"))
+        return pb.RevokeResponse()
+
+    async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
+        node = self._loop.state.find_node(request.node)
+        if node is None:
+            raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
+        if self._membership is None:
+            await self.expel(node)
+        else:
+            await self._membership.revoke(Role.AGENT, node.name)  # which expels it
+        return pb.RemoveNodeResponse()
+
+    async def expel(self, node: KnownNode) -> None:
+        """Forget a box, and have its agent stop. Deployments go on without it, in another epoch."""
+        gone = DeniedError(
+            f"box {node.name} was taken out of the site; an operator lets it in again with edgectl token create",
+            field="node",
+            reason="REMOVED",
+        )
+        self._hub.fail(node.node_id, gone)
+        await self._loop.ask(NodeRemoved(node.node_id, self._loop.now()))
+        await self._store.forget_node(node.node_id)
+        log.warning("node_removed", node_id=node.node_id, node=node.name)
+
+    def _checked(self) -> Membership:
+        if self._membership is None:
+            raise FailedPreconditionError(
+                "this site is in plaintext: nobody has a certificate; see edgectl init", reason="NO_TLS"
+            )
+        return self._membership
+
+
+def _member(context: Any) -> Principal:
+    principal = caller(context)
+    assert principal is not None  # there is a membership only where every caller shows a certificate
+    return principal

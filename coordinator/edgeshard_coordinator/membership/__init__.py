@@ -1,0 +1,1 @@
+"""Who belongs to the site: tokens, certificates, and whose are refused."""

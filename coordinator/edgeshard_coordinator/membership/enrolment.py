@@ -1,0 +1,21 @@
+"""What joiners call, who have no certificate yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeshard.domain.ids import check_id
+from edgeshard.proto.v1 import identity_pb2 as pb
+from edgeshard.proto.v1 import identity_pb2_grpc
+from edgeshard_coordinator.membership.membership import Membership
+
+
+class EnrolmentServicer(identity_pb2_grpc.EnrolmentServiceServicer):
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
+        certificate, authorities = await self._membership.enrol(
+            check_id(request.token_id, "token"), request.secret, request.request
+        )
+        return pb.EnrolResponse(certificate=certificate, authorities=authorities)

@@ -1,0 +1,159 @@
+"""Who is let into the site, for how long, and who is not any more."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.identity import Denial, JoinToken, Principal, Role, coordinator_of
+from edgeshard.identity.authority import Authority, key_digest
+from edgeshard.identity.certificates import ders_of, serial_of
+from edgeshard.rpc.denials import Denials
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard_coordinator.membership import tokens
+from edgeshard_coordinator.membership.store import MembershipStore
+from edgeshard_coordinator.membership.tokens import Token
+
+log = structlog.get_logger()
+
+SECRET_BYTES = 32
+
+
+async def _nothing(principal: Principal) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Issuing:
+    """What makes certificates: the site's authority, whom processes trust (in the files), and how long each is good."""
+
+    authority: Authority
+    files: TlsFiles
+    life: timedelta
+
+
+class Membership:
+    """`now` is the wall clock's time, `steady` seconds that only grow. Without `issuing`, certificates are made by
+    hand, and here they can only be refused. `denials` is what the coordinator's server goes by."""
+
+    def __init__(
+        self,
+        site: str,
+        store: MembershipStore,
+        denials: Denials,
+        issuing: Issuing | None,
+        now: Callable[[], datetime],
+        steady: Callable[[], float],
+    ) -> None:
+        self.site = site
+        self.denials = denials
+        self._store = store
+        self._issuing = issuing
+        self._now = now
+        self._attempts = tokens.Attempts()
+        self._steady = steady
+        # Between reading a token and writing that it was used, and between reading a denial and writing it.
+        self._lock = asyncio.Lock()
+        self.on_denied: Callable[[Principal], Awaitable[None]] = _nothing
+        """Ends whatever the principal has open."""
+        self.on_changed: Callable[[], None] = lambda: None
+        """The list of denials is another."""
+
+    async def open(self) -> None:
+        self.denials.replace(await self._store.open())
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def create_token(self, role: Role, id: str, ttl_s: float, coordinator: str, enrolment: str) -> JoinToken:
+        """A token that lets one process in. Raises FailedPreconditionError where no certificates are made here."""
+        issuing = self._check_issues()
+        tokens.check_ttl(ttl_s)
+        principal, secret = Principal(self.site, role, id), secrets.token_bytes(SECRET_BYTES)
+        now = self._now().timestamp()
+        if await self._store.count(now) >= tokens.MOST_TOKENS:
+            raise ResourceExhaustedError(
+                f"there are {tokens.MOST_TOKENS} tokens that have not expired; wait, or give shorter lives",
+                reason="TOO_MANY_TOKENS",
+            )
+        token = Token(secrets.token_hex(8), tokens.digest_of(secret), principal, now + ttl_s)
+        await self._store.save(token)
+        log.info("token_made", principal=str(principal), token_id=token.token_id, ttl_s=ttl_s)
+        authorities = ders_of(issuing.files.ca.read_bytes())
+        return JoinToken(authorities, principal, coordinator, enrolment, token.token_id, secret)
+
+    async def enrol(self, token_id: str, secret: bytes, request: bytes) -> tuple[bytes, bytes]:
+        """A certificate for a token, and whom to trust, both in PEM. Raises DeniedError for a token that is not good,
+        ResourceExhaustedError where too many try."""
+        self._attempts.count(self._steady())
+        issuing = self._check_issues()
+        asked = key_digest(request)
+        async with self._lock:
+            token = await self._store.find(token_id)
+            try:
+                used = tokens.redeemed(token, secret, asked, self._now().timestamp())
+            except DeniedError as error:
+                log.warning("enrolment_refused", token_id=token_id[:32], reason=error.reason)
+                if token is not None and error.reason == "TOKEN":
+                    await self._guessed(token)
+                raise
+            # First: a token that is not on disk as used would be good for another.
+            await self._store.save(used)
+            certificate = issuing.authority.issue(used.principal, request, self._now(), issuing.life)
+            await self._accept(used.principal, certificate)
+        log.info("enrolled", principal=str(used.principal), token_id=token_id)
+        return certificate, issuing.files.ca.read_bytes()
+
+    async def renew(self, principal: Principal, request: bytes) -> tuple[bytes, bytes]:
+        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here."""
+        issuing = self._check_issues()
+        certificate = issuing.authority.issue(principal, request, self._now(), issuing.life)
+        async with self._lock:
+            await self._accept(principal, certificate)
+        log.info("certificate_issued", principal=str(principal))
+        return certificate, issuing.files.ca.read_bytes()
+
+    async def revoke(self, role: Role, id: str) -> None:
+        """Refuse every certificate there is of a principal; tokens for it are void. It may join again by another."""
+        principal = Principal(self.site, role, id)
+        if principal == coordinator_of(self.site):
+            raise InvalidArgumentError("role: the coordinator cannot revoke itself", field="role")
+        async with self._lock:
+            await self._store.deny(Denial(principal))
+            others = [denial for denial in self.denials.list() if denial.principal != principal]
+            self.denials.replace([*others, Denial(principal)])
+        log.warning("revoked", principal=str(principal))
+        self.on_changed()
+        await self.on_denied(principal)
+
+    async def _accept(self, principal: Principal, certificate: bytes) -> None:
+        """Of a principal that was denied, this certificate is accepted."""
+        denied = {denial.principal: denial for denial in self.denials.list()}
+        if principal in denied:
+            denied[principal] = await self._store.accept(denied[principal], serial_of(certificate))
+            self.denials.replace(denied.values())
+            self.on_changed()
+
+    async def _guessed(self, token: Token) -> None:
+        left = tokens.guessed(token)
+        if left is None:
+            log.warning("token_destroyed", token_id=token.token_id)
+            await self._store.forget(token.token_id)
+        else:
+            await self._store.save(left)
+
+    def _check_issues(self) -> Issuing:
+        if self._issuing is None:
+            raise FailedPreconditionError(
+                "this coordinator makes no certificates: start it with --ca-key, the authority's key, and "
+                "--enrol-listen, where processes join; or make certificates with edgectl certificate",
+                field="ca-key",
+                reason="NO_AUTHORITY",
+            )
+        return self._issuing

@@ -1,0 +1,156 @@
+"""Tokens and denials on disk, in a file of their own: no decision about deployments waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.identity import Denial, principal_from_uri
+from edgeshard_coordinator.membership.tokens import Token
+
+_SCHEMA = """\
+CREATE TABLE IF NOT EXISTS tokens (
+    token_id TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
+    principal TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    key_digest TEXT NOT NULL,
+    guesses INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS denials (principal TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS accepted (
+    principal TEXT NOT NULL,
+    serial TEXT NOT NULL,
+    PRIMARY KEY (principal, serial)
+);
+"""
+ACCEPTED_KEPT = 8
+"""Certificates of one denied principal that are accepted: the newest, of which one is in use."""
+
+ResultT = TypeVar("ResultT")
+
+
+class MembershipStore:
+    """Every method raises InternalError (STATE_STORE) when the disk or the file refuses; nothing has changed then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="membership")
+        self._database: sqlite3.Connection | None = None
+
+    async def open(self) -> tuple[Denial, ...]:
+        """Whose certificates are refused."""
+        return await self._run(self._open)
+
+    async def find(self, token_id: str) -> Token | None:
+        return await self._run(lambda: self._find(token_id))
+
+    async def count(self, now: float) -> int:
+        """How many tokens there are that have not expired at `now`; the others are forgotten."""
+        return await self._run(lambda: self._count(now))
+
+    async def save(self, token: Token) -> None:
+        await self._run(lambda: self._save(token))
+
+    async def forget(self, token_id: str) -> None:
+        await self._run(lambda: self._write("DELETE FROM tokens WHERE token_id = ?", (token_id,)))
+
+    async def deny(self, denial: Denial) -> None:
+        """Refuse every certificate of the principal, and forget the tokens made for it."""
+        await self._run(lambda: self._deny(denial))
+
+    async def accept(self, denial: Denial, serial: str) -> Denial:
+        """Accept one certificate of a denied principal; the denial as it is then."""
+        return await self._run(lambda: self._accept(denial, serial))
+
+    async def close(self) -> None:
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        def call() -> ResultT:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                raise InternalError(
+                    f"{self._path.name} of the coordinator's state cannot be used: {error}; check the disk that "
+                    "--state-dir is on",
+                    field="state-dir",
+                    reason="STATE_STORE",
+                ) from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # Below: in the thread that owns the connection.
+
+    @property
+    def _open_database(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise sqlite3.ProgrammingError("it is not open")
+        return self._database
+
+    def _open(self) -> tuple[Denial, ...]:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._database = sqlite3.connect(self._path, timeout=5.0)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.executescript(_SCHEMA)
+        self._path.chmod(0o600)
+        uris = [uri for (uri,) in self._database.execute("SELECT principal FROM denials")]
+        return tuple(self._denial(uri) for uri in uris)
+
+    def _denial(self, uri: str) -> Denial:
+        rows = self._open_database.execute("SELECT serial FROM accepted WHERE principal = ?", (uri,))
+        return Denial(principal_from_uri(uri), frozenset(serial for (serial,) in rows))
+
+    def _find(self, token_id: str) -> Token | None:
+        row = self._open_database.execute(
+            "SELECT token_id, digest, principal, expires_at, key_digest, guesses FROM tokens WHERE token_id = ?",
+            (token_id,),
+        ).fetchone()
+        if row is None:
+            return None
+        name, digest, principal, expires_at, key_digest, guesses = row
+        return Token(name, digest, principal_from_uri(principal), expires_at, key_digest, guesses)
+
+    def _count(self, now: float) -> int:
+        with self._open_database as database:
+            database.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
+            (count,) = database.execute("SELECT COUNT(*) FROM tokens").fetchone()
+        return int(count)
+
+    def _save(self, token: Token) -> None:
+        values = (token.digest, token.principal.uri, token.expires_at, token.key_digest, token.guesses)
+        self._write("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?)", (token.token_id, *values))
+
+    def _deny(self, denial: Denial) -> None:
+        uri = denial.principal.uri
+        with self._open_database as database:
+            database.execute("INSERT OR REPLACE INTO denials VALUES (?)", (uri,))
+            database.execute("DELETE FROM accepted WHERE principal = ?", (uri,))
+            database.execute("DELETE FROM tokens WHERE principal = ?", (uri,))
+
+    def _accept(self, denial: Denial, serial: str) -> Denial:
+        uri = denial.principal.uri
+        with self._open_database as database:
+            database.execute("INSERT OR REPLACE INTO accepted VALUES (?, ?)", (uri, serial))
+            database.execute(
+                "DELETE FROM accepted WHERE principal = ? AND rowid NOT IN "
+                "(SELECT rowid FROM accepted WHERE principal = ? ORDER BY rowid DESC LIMIT ?)",
+                (uri, uri, ACCEPTED_KEPT),
+            )
+        return self._denial(uri)
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._open_database as database:
+            database.execute(statement, values)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None

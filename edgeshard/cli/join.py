@@ -1,0 +1,230 @@
+"""edgectl join: become part of a site, by the token that its operator made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli import install
+from edgeshard.cli.connect import run
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+)
+from edgeshard.domain.identity import JoinToken, Role
+
+if TYPE_CHECKING:
+    from edgeshard.rpc.tls import TlsFiles
+
+PORT = 7610
+"""Where a box listens for its neighbours."""
+_SERVICE_FILES = Path("/etc/edgeshard/agent-pki")
+_POLL_S = 0.05
+
+
+def join(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Of edgectl token create; - reads it from stdin.")],
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help=f"Where other boxes reach this one; by default port {PORT}."),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the box keeps its identity and its weights.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that stages may use, as 2GiB.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu (default) or cuda.")] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run the agent here, also where systemd could.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="In place of this user's credentials for another site.")
+    ] = False,
+) -> None:
+    """Become what the token says: a box, an application or an operator of its site.
+
+    A box: as root on a machine with systemd its agent is installed as a service and started; else it runs until
+    Ctrl-C. An application or an operator: this user's credentials are kept, and edgectl and the SDK find them.
+    """
+    from edgeshard.client.joining import token_from_text
+
+    decoded = token_from_text(sys.stdin.readline() if token == "-" else token)
+    if decoded.principal.role is not Role.AGENT:
+        _join_user(decoded, force)
+    elif not foreground and state_dir is None and _can_install():
+        _join_service(decoded, listen, _extra(memory, device))
+    else:
+        _join_here(decoded, listen, state_dir, _extra(memory, device))
+
+
+def _extra(memory: str | None, device: str | None) -> dict[str, str]:
+    from edgeshard.process.config import parse_bytes
+
+    if memory is not None:
+        parse_bytes(memory, "memory")
+    given = {"memory": memory, "device": device}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _join_user(token: JoinToken, force: bool) -> None:
+    from edgeshard.client.settings import configuration, directory
+
+    if configuration().exists() and not force:
+        raise AlreadyExistsError(
+            f"{configuration()} has credentials already; --force puts these in their place", field="force"
+        )
+    _enrol(token, directory())
+    write_client_settings(token.coordinator, directory())
+    typer.echo(
+        f"{token.principal} of site {token.principal.site}: edgectl and the SDK of this user find it now", err=True
+    )
+
+
+def write_client_settings(coordinator: str, directory: Path) -> None:
+    """What edgectl and the SDK of this user find: the coordinator, and the files of `directory`."""
+    from edgeshard.client.settings import configuration
+    from edgeshard.rpc.tls_files import tls_files, write_private
+
+    files = tls_files(directory)
+    values = {"coordinator": coordinator, "tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
+    configuration().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(configuration(), to_toml("client", {key: str(value) for key, value in values.items()}).encode())
+
+
+def to_toml(section: str, values: dict[str, str]) -> str:
+    # A JSON text is one of TOML, too.
+    return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+
+def _join_service(token: JoinToken, listen: str | None, extra: dict[str, str]) -> None:
+    from edgeshard.process.units import Daemon
+
+    name = token.principal.id
+    given: dict[str, str | None] = {
+        "name": name,
+        "coordinator": token.coordinator,
+        "listen": listen or _own_address(token),
+        "credentials": str(_SERVICE_FILES),
+        **extra,
+    }
+    _enrol_once(token, _SERVICE_FILES)
+    install.install_daemon(Daemon.AGENT, install.MACHINE, False, given)
+    _systemctl("enable", "--now", Daemon.AGENT.unit)
+    _systemctl("restart", Daemon.AGENT.unit)  # one that ran before takes the certificate up
+    typer.echo(f"box {name} runs as {Daemon.AGENT.unit}.service; edgectl get nodes shows it", err=True)
+
+
+def _systemctl(*arguments: str) -> None:
+    result = subprocess.run(("systemctl", *arguments), capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FailedPreconditionError(
+            f"systemctl {' '.join(arguments)}: {result.stderr.strip()}", reason="COMMAND_FAILED"
+        )
+
+
+def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
+    from edgeshard.rpc.tls_files import write_private
+
+    name = token.principal.id
+    state = (state_dir or state_home() / name).absolute()
+    files = _enrol_once(token, state / "pki")
+    values = {
+        "name": name,
+        "coordinator": token.coordinator,
+        "listen": listen or _own_address(token),
+        "state_dir": str(state),
+        "tls_ca": str(files.ca),
+        "tls_cert": str(files.cert),
+        "tls_key": str(files.key),
+        **extra,
+    }
+    config = state / "agent.toml"
+    write_private(config, to_toml("agent", values).encode())
+    _serve(name, token.principal.site, config, state / "ready")
+
+
+def _serve(name: str, site: str, config: Path, ready: Path) -> None:
+    """Run the agent as a child until it ends; its log is on stderr. Exits as the agent does."""
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "edgeshard_agent", "--config", str(config), "--ready-file", str(ready)]
+    agent = subprocess.Popen(command)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        # A Ctrl-C of the terminal reaches both, and a second signal changes nothing.
+        signal.signal(number, lambda received, _: agent.send_signal(signal.SIGTERM))
+    while agent.poll() is None and not ready.exists():
+        time.sleep(_POLL_S)
+    if agent.poll() is None:
+        typer.echo(
+            f"box {name} has joined site {site} and serves until Ctrl-C; edgeshard-agent --config {config} starts it again",
+            err=True,
+        )
+    raise typer.Exit(agent.wait())
+
+
+def _enrol_once(token: JoinToken, directory: Path) -> TlsFiles:
+    """The files of the token's principal. What is there of an earlier time is good as long as it has not expired."""
+    from edgeshard.rpc.tls_files import tls_files
+
+    files = tls_files(directory)
+    try:
+        files.check()
+        if files.principal() == token.principal and _trusts(files, token):
+            return files
+    except EdgeShardError:
+        pass  # there are none, or none that are good
+    return _enrol(token, directory)
+
+
+def _trusts(files: TlsFiles, token: JoinToken) -> bool:
+    from edgeshard.identity.certificates import ders_of
+
+    return bool(set(ders_of(files.ca.read_bytes())) & set(token.authorities))
+
+
+def _enrol(token: JoinToken, directory: Path) -> TlsFiles:
+    from edgeshard.client.joining import enrol
+    from edgeshard.identity.authority import load_key, new_key, private_pem
+    from edgeshard.rpc.tls_files import tls_files, write_files, write_private
+
+    waiting = directory / "joining.pem"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+        # The key is on disk first: a token is good for one key, which another try has then.
+        if not waiting.exists():
+            write_private(waiting, private_pem(new_key()))
+        key = waiting.read_bytes()
+        certificate, authorities = run(enrol(token, load_key(key)))
+        write_files(directory, authorities, certificate, key)
+        waiting.unlink()
+    except OSError as error:
+        raise DeniedError(f"{directory}: {error.strerror}", field="state-dir", reason="STATE_DIR") from None
+    return tls_files(directory)
+
+
+def _own_address(token: JoinToken) -> str:
+    """Where this machine is reached from the site: the address by which it reaches the coordinator."""
+    from edgeshard.rpc.addresses import outgoing_address
+    from edgeshard.rpc.tls import split_address
+
+    host, _ = split_address(token.coordinator)
+    own = outgoing_address(host)
+    return f"[{own}]:{PORT}" if ":" in own else f"{own}:{PORT}"
+
+
+def state_home() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgeshard"
+
+
+def _can_install() -> bool:
+    return shutil.which("systemctl") is not None and install.runs_systemd() and os.geteuid() == 0

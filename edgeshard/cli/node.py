@@ -1,0 +1,32 @@
+"""edgectl node: what is done to a box as a member of the site."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.domain.identity import Role
+
+app = typer.Typer(help="Take a box's certificate away.", no_args_is_help=True)
+
+
+@app.command(short_help="Refuse a certificate from now on.")
+def revoke(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the box, or of whoever has the role.")],
+    role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
+) -> None:
+    """Refuse every certificate that was made so far for NAME, also one that nobody has seen in use.
+
+    A box leaves its deployments within a heartbeat; they go on without it. Requests of a client end. edgectl token
+    create lets NAME in again.
+    """
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.revoke(role, name)
+
+    run(work())
+    typer.echo(f"{role} {name} revoked")

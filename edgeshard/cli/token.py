@@ -1,0 +1,49 @@
+"""edgectl token: what lets another process in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.rpc.tls import is_loopback, split_address
+
+app = typer.Typer(help="Let another process in.", no_args_is_help=True)
+
+
+@app.command(short_help="Print the line that joins a box, an application or an operator.")
+def create(
+    context: typer.Context,
+    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="A box of this name.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="A client or an operator of this name.")
+    ] = None,
+    role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
+    ttl: Annotated[str, typer.Option(metavar="TIME", help="How long it is good, such as 15m.")] = "15m",
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="What it dials; by default what the coordinator says of itself.")
+    ] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
+) -> None:
+    """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
+    from edgeshard.process.config import parse_duration
+    from edgeshard.client.joining import token_to_text
+
+    chosen = node if role is Role.AGENT else name
+    if chosen is None or (node is not None and name is not None):
+        option = "--node" if role is Role.AGENT else "--name"
+        raise InvalidArgumentError(f"{option} NAME says whom the token of role {role} is for", field="name")
+    ttl_s = parse_duration(ttl, "ttl")
+
+    async def work() -> JoinToken:
+        async with connect_of(context).client() as client:
+            return await client.create_token(role, chosen, ttl_s, host)
+
+    token = run(work())
+    typer.echo(token_to_text(token) if quiet else f"edgectl join {token_to_text(token)}")
+    where, _ = split_address(token.coordinator)
+    warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
+    typer.echo(f"lets {token.principal} in once, within {ttl}; it dials {token.enrolment}{warning}", err=True)

@@ -1,0 +1,86 @@
+"""How an application finds its site: arguments, else `EDGESHARD__CLIENT__*`, else what `edgectl join` or `edgectl init`
+wrote for this user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.rpc.tls import TlsFiles, check_secure, tls_from_options
+from edgeshard.storage.inputs import read_toml
+
+DEFAULT_TARGET = "127.0.0.1:7600"
+KEYS = ("coordinator", "tls_ca", "tls_cert", "tls_key", "plaintext")
+_PREFIX = "EDGESHARD__CLIENT__"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the coordinator is (host:port), and how it is spoken to."""
+
+    target: str
+    tls: TlsFiles | None = None
+    plaintext: bool = False
+
+    def check(self) -> None:
+        """Raise DeniedError where nothing says how, and for plaintext beyond loopback."""
+        if self.tls is None and not self.plaintext:
+            check_secure(self.target, self.tls, "coordinator")  # beyond loopback there is no choice
+            raise DeniedError(
+                f"there are no credentials for the site at {self.target}: join it with edgectl join TOKEN, give "
+                "--tls-ca, --tls-cert and --tls-key, or --plaintext for a site on this machine that has no TLS",
+                field="tls-cert",
+                reason="TLS_REQUIRED",
+            )
+        check_secure(self.target, self.tls, "coordinator")
+
+
+def directory() -> Path:
+    """Where this user's credentials are."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgeshard"
+
+
+def configuration() -> Path:
+    """The file that names the site and the credentials, in its section [client]."""
+    return directory() / "client.toml"
+
+
+def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bool | None = None) -> Access:
+    """What is given, else what is set. Raises InvalidArgumentError naming a setting that is wrong or missing."""
+    environment = {key: os.environ[_PREFIX + key.upper()] for key in KEYS if os.environ.get(_PREFIX + key.upper())}
+    chosen = plaintext if plaintext is not None or tls is not None else _plaintext(environment)
+    if chosen:
+        return Access(target or environment.get("coordinator") or DEFAULT_TARGET, tls, plaintext=True)
+    file = _read(configuration())
+    tls = tls or _tls(environment) or _tls(file)
+    return Access(target or environment.get("coordinator") or file.get("coordinator") or DEFAULT_TARGET, tls)
+
+
+def _plaintext(environment: Mapping[str, str]) -> bool:
+    text = environment.get("plaintext", "false").lower()
+    if text not in ("1", "true", "yes", "0", "false", "no"):
+        raise InvalidArgumentError(f"{_PREFIX}PLAINTEXT must be true or false, not {text[:40]!r}", field="plaintext")
+    return text in ("1", "true", "yes")
+
+
+def _tls(values: Mapping[str, str]) -> TlsFiles | None:
+    paths = [Path(values[key]) if values.get(key) else None for key in ("tls_ca", "tls_cert", "tls_key")]
+    return tls_from_options(*paths)
+
+
+def _read(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    section: Any = read_toml(path, f"{path}", "config", "CONFIG_FILE").get("client", {})
+    if not isinstance(section, dict):
+        raise InvalidArgumentError(f"{path}: client must be a section, [client]", field="client")
+    for key, value in section.items():
+        if key not in KEYS or not isinstance(value, str):
+            raise InvalidArgumentError(
+                f"{path}: {key!r} is no text of {', '.join(KEYS[:-1])}", field=key, reason="UNKNOWN_KEY"
+            )
+    return section

@@ -1,0 +1,113 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JoinToken(_message.Message):
+    __slots__ = ("authorities", "site", "role", "id", "coordinator", "enrolment", "token_id", "secret")
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    ENROLMENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    authorities: _containers.RepeatedScalarFieldContainer[bytes]
+    site: str
+    role: str
+    id: str
+    coordinator: str
+    enrolment: str
+    token_id: str
+    secret: bytes
+    def __init__(self, authorities: _Optional[_Iterable[bytes]] = ..., site: _Optional[str] = ..., role: _Optional[str] = ..., id: _Optional[str] = ..., coordinator: _Optional[str] = ..., enrolment: _Optional[str] = ..., token_id: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("token_id", "secret", "request")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    secret: bytes
+    request: bytes
+    def __init__(self, token_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class EnrolResponse(_message.Message):
+    __slots__ = ("certificate", "authorities")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    authorities: bytes
+    def __init__(self, certificate: _Optional[bytes] = ..., authorities: _Optional[bytes] = ...) -> None: ...
+
+class CreateTokenRequest(_message.Message):
+    __slots__ = ("role", "id", "ttl_s", "host")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: str
+    ttl_s: float
+    host: str
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[str] = ..., ttl_s: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
+
+class CreateTokenResponse(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: JoinToken
+    def __init__(self, token: _Optional[_Union[JoinToken, _Mapping]] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    def __init__(self, request: _Optional[bytes] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("certificate", "authorities")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    authorities: bytes
+    def __init__(self, certificate: _Optional[bytes] = ..., authorities: _Optional[bytes] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("role", "id")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: str
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class RevokeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class RemoveNodeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Denial(_message.Message):
+    __slots__ = ("principal", "accepted")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    accepted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, principal: _Optional[str] = ..., accepted: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Denials(_message.Message):
+    __slots__ = ("denials",)
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
+    denials: _containers.RepeatedCompositeFieldContainer[Denial]
+    def __init__(self, denials: _Optional[_Iterable[_Union[Denial, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,37 @@
+"""Whose certificates a server refuses although their time is not over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from edgeshard.domain.errors import DeniedError
+from edgeshard.domain.identity import Denial, Principal
+
+
+class Denials:
+    """The list of one process. A principal that came back has certificates that were made since, which are accepted."""
+
+    def __init__(self) -> None:
+        self._accepted: dict[Principal, frozenset[str]] = {}
+
+    def replace(self, denials: Iterable[Denial]) -> None:
+        """From now on these are refused, and nobody else."""
+        self._accepted = {denial.principal: denial.accepted for denial in denials}
+
+    def list(self) -> tuple[Denial, ...]:
+        return tuple(Denial(principal, accepted) for principal, accepted in self._accepted.items())
+
+    def check(self, context: Any, principal: Principal) -> None:
+        """Raise DeniedError for a caller whose certificate was revoked."""
+        accepted = self._accepted.get(principal)
+        if accepted is None:
+            return
+        from edgeshard.identity.certificates import serial_of  # only a site that revokes needs it
+
+        if serial_of(context.auth_context()["x509_pem_cert"][0]) not in accepted:
+            raise DeniedError(
+                f"the certificate of {principal} was revoked; an operator lets it in again with edgectl token create",
+                field="certificate",
+                reason="REVOKED",
+            )

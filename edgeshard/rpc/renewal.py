@@ -1,0 +1,86 @@
+"""A process's certificate is made anew before it expires; its key stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+
+import structlog
+
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.identity.authority import load_key, now, request_for
+from edgeshard.identity.certificates import is_of_key, validity_of
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.tls_files import write_private
+
+log = structlog.get_logger()
+
+Renew = Callable[[bytes], Awaitable[tuple[bytes, bytes]]]
+"""Asks for another certificate with a request in PEM: the certificate, and whom to trust, both in PEM."""
+LONGEST_SLEEP_S = 3600.0
+"""The clock may be set meanwhile."""
+LONGEST_RETRY_S = 600.0
+
+
+async def keep_renewed(files: TlsFiles, renew: Renew, time: Callable[[], datetime] = now) -> None:
+    """Renew whenever two thirds of the certificate's life are over. It ends where the site makes no certificates."""
+    while True:
+        validity = validity_of(files.cert.read_bytes())
+        left_s = (validity.renewal - time()).total_seconds()
+        if left_s > 0:
+            await asyncio.sleep(min(left_s, LONGEST_SLEEP_S))
+            continue
+        try:
+            await renew_now(files, renew)
+        except FailedPreconditionError as error:
+            log.warning("certificate_not_renewed", ends=str(validity.ends), why=error.message)
+            return
+        except (EdgeShardError, OSError) as error:
+            log.warning("certificate_not_renewed", ends=str(validity.ends), why=str(error))
+            await asyncio.sleep(min(LONGEST_RETRY_S, max(1.0, (validity.ends - time()).total_seconds() / 10)))
+
+
+async def renew_now(files: TlsFiles, renew: Renew) -> None:
+    """Raises what `renew` raises, and InvalidArgumentError for an answer that is not for this key."""
+    key = files.key.read_bytes()
+    certificate, authorities = await renew(request_for(load_key(key)))
+    if not is_of_key(certificate, key):
+        raise InvalidArgumentError("the coordinator answered with a certificate of another key", field="certificate")
+    if files.ca.read_bytes() != authorities:
+        write_private(files.ca, authorities)
+    write_private(files.cert, certificate)
+    log.info("certificate_renewed", ends=str(validity_of(certificate).ends))
+
+
+def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
+    """Where a daemon keeps its certificate: in `directory`, for those that it was given may be read-only.
+
+    A certificate that is kept there counts as long as it is of the key, and newer than the given one. The authorities
+    are those of the last renewal, unless others were given since.
+    """
+    kept = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
+    if given.cert == kept.cert:
+        return given
+    given.check_form()
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    seen = directory / "given-ca.sha256"
+    authorities, certificate = given.ca.read_bytes(), given.cert.read_bytes()
+    digest = sha256(authorities).hexdigest().encode()
+    if not kept.ca.exists() or not seen.exists() or seen.read_bytes() != digest:
+        write_private(kept.ca, authorities)
+        write_private(seen, digest)
+    if not _is_newer(kept, certificate):
+        write_private(kept.cert, certificate)
+    return kept
+
+
+def _is_newer(kept: TlsFiles, certificate: bytes) -> bool:
+    """Whether the certificate that is kept is to be used rather than another one of the same key."""
+    try:
+        pem = kept.cert.read_bytes()
+        return is_of_key(pem, kept.key.read_bytes()) and validity_of(pem).ends >= validity_of(certificate).ends
+    except (OSError, ValueError):
+        return False
