@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from edgeshard.domain.profile import (
     config_hash,
 )
 from edgeshard.planning.shapes import model_from_config
+
+# Sites of tests speak in plaintext unless a test says otherwise, and nothing of this user's own site is looked at.
+for section in ("CLIENT", "AGENT", "COORDINATOR"):
+    os.environ[f"EDGESHARD__{section}__PLAINTEXT"] = "true"
+os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = "/nonexistent"
 
 pytest_plugins = ("tests.support.stores",)
 

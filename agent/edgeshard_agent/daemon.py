@@ -33,7 +33,7 @@ from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import Server
-from edgeshard.rpc.tls import check_secure, split_address
+from edgeshard.rpc.tls import check_secure, join_address, split_address
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
@@ -283,4 +283,4 @@ def _advertised(settings: AgentSettings, address: str) -> str:
     host, port = split_address(settings.advertise, "advertise")
     if port == 0:
         port = split_address(address)[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)

@@ -21,6 +21,10 @@ _PKI = Path("pki")
 def init(
     site: Annotated[str, typer.Argument(metavar="SITE", help="The site's name, such as mill.")],
     directory: Directory = _PKI,
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where the coordinator will listen; processes join at the next port."),
+    ] = "0.0.0.0:7600",
 ) -> None:
     """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
 
@@ -29,9 +33,11 @@ def init(
     is the admin from then on, unless it belongs to a site already.
     """
     from edgeshard.identity.authority import Authority, now
+    from edgeshard.rpc.tls import split_address
     from edgeshard.rpc.tls_files import write_private
 
     check_name(site, "site")
+    host, port = split_address(listen, "listen")
     if (directory / "ca.key").exists():
         raise AlreadyExistsError(
             f"{directory} has the authority of a site already; give another --directory", field="directory"
@@ -42,7 +48,7 @@ def init(
     write_private(directory / "site", f"{site}\n".encode())
     for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
         _write(authority, principal, directory)
-    _write_settings(directory.absolute())
+    _write_settings(directory.absolute(), host, port)
     write_private(directory / "ca.key", authority.key_pem)  # last: what is half made can be made again
 
 
@@ -70,16 +76,17 @@ def certificate(
     _write(Authority.load(*pem), Principal(check_name(site, "site"), role, name), directory)
 
 
-def _write_settings(directory: Path) -> None:
+def _write_settings(directory: Path, host: str, port: int) -> None:
     """What starts the coordinator, and what this user's edgectl finds."""
     from edgeshard.cli.join import state_home, to_toml, write_client_settings
     from edgeshard.client.settings import configuration
+    from edgeshard.rpc.tls import join_address
     from edgeshard.rpc.tls_files import tls_files, write_private
 
     files, config = tls_files(directory / "coordinator"), directory / "coordinator.toml"
     values = {
-        "listen": "0.0.0.0:7600",
-        "enrol_listen": "0.0.0.0:7601",
+        "listen": join_address(host, port),
+        "enrol_listen": join_address(host, port + 1 if port else 0),
         "state_dir": str(state_home() / "coordinator"),
         "tls_ca": str(files.ca),
         "tls_cert": str(files.cert),
@@ -91,7 +98,8 @@ def _write_settings(directory: Path) -> None:
     if configuration().exists():
         typer.echo(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
     else:
-        write_client_settings("127.0.0.1:7600", directory / "admin")
+        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        write_client_settings(join_address(own, port), directory / "admin")
         typer.echo(f"{configuration()}: edgectl of this user is operator admin")
 
 

@@ -165,7 +165,8 @@ def _serve(name: str, site: str, config: Path, ready: Path) -> None:
         time.sleep(_POLL_S)
     if agent.poll() is None:
         typer.echo(
-            f"box {name} has joined site {site} and serves until Ctrl-C; edgeshard-agent --config {config} starts it again",
+            f"box {name} has joined site {site} and serves until Ctrl-C\n"
+            f"edgeshard-agent --config {config} starts it again",
             err=True,
         )
     raise typer.Exit(agent.wait())
@@ -215,11 +216,10 @@ def _enrol(token: JoinToken, directory: Path) -> TlsFiles:
 def _own_address(token: JoinToken) -> str:
     """Where this machine is reached from the site: the address by which it reaches the coordinator."""
     from edgeshard.rpc.addresses import outgoing_address
-    from edgeshard.rpc.tls import split_address
+    from edgeshard.rpc.tls import join_address, split_address
 
     host, _ = split_address(token.coordinator)
-    own = outgoing_address(host)
-    return f"[{own}]:{PORT}" if ":" in own else f"{own}:{PORT}"
+    return join_address(outgoing_address(host), PORT)
 
 
 def state_home() -> Path:

@@ -9,7 +9,6 @@ import typer
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import JoinToken, Role
-from edgeshard.rpc.tls import is_loopback, split_address
 
 app = typer.Typer(help="Let another process in.", no_args_is_help=True)
 
@@ -29,8 +28,9 @@ def create(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
 ) -> None:
     """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
-    from edgeshard.process.config import parse_duration
     from edgeshard.client.joining import token_to_text
+    from edgeshard.process.config import parse_duration
+    from edgeshard.rpc.tls import is_loopback, split_address
 
     chosen = node if role is Role.AGENT else name
     if chosen is None or (node is not None and name is not None):

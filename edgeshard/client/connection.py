@@ -17,7 +17,7 @@ from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started
 from edgeshard.proto.v1 import admin_pb2_grpc, identity_pb2_grpc, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.renewal import keep_renewed
+from edgeshard.rpc.renewal import Renew, keep_renewed
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
 
@@ -45,10 +45,14 @@ class Connection:
             tls = self._access.tls
             self._channel = open_channel(self.target, tls, "coordinator")
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
-                self._renewing = asyncio.ensure_future(keep_renewed(tls, renew_over(self._channel, self.target)))
+                self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
             self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
             self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         return self._channel
+
+    def renewal(self) -> Renew:
+        """Asks for another certificate."""
+        return renew_over(self.open(), self.target)
 
     async def close(self) -> None:
         """Close the channel; calls still running are cancelled."""

@@ -52,7 +52,7 @@ class Denial:
     """
 
     principal: Principal
-    accepted: frozenset[str] = frozenset()
+    accepted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,6 @@ def files(daemon: Daemon, options: Options) -> dict[str, str]:
         values |= {"memory": options.memory, "device": options.device}
     else:
         values["enrol_listen"] = options.enrol_listen
-    if not options.credentials:
-        values["plaintext"] = "true"
     config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
     return {
         user_path(daemon): f'u {daemon.unit} - "EdgeShard {daemon}" {state_directory(daemon)}\n',

@@ -103,6 +103,8 @@ def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca
         loads += f"LoadCredential={name}:{credentials}/{name}\n"
         # Not %d, which systemd before 250 does not know.
         command += f" --tls-{name.removesuffix('.pem')} ${{CREDENTIALS_DIRECTORY}}/{name}"
+    if not credentials:
+        command += " --plaintext"
     if ca_key:
         loads += f"LoadCredential=ca.key:{ca_key}\n"
         command += " --ca-key ${CREDENTIALS_DIRECTORY}/ca.key"

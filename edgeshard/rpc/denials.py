@@ -13,7 +13,7 @@ class Denials:
     """The list of one process. A principal that came back has certificates that were made since, which are accepted."""
 
     def __init__(self) -> None:
-        self._accepted: dict[Principal, frozenset[str]] = {}
+        self._accepted: dict[Principal, tuple[str, ...]] = {}
 
     def replace(self, denials: Iterable[Denial]) -> None:
         """From now on these are refused, and nobody else."""

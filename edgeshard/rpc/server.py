@@ -14,7 +14,7 @@ from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableEr
 from edgeshard.rpc.access import check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.denials import Denials
-from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
+from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
 from edgeshard.wire.status import abort
 
 log = structlog.get_logger()
@@ -198,4 +198,4 @@ class Listener:
                 reason="PORT_IN_USE",
             )
         await self.grpc.start()
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(host, port)

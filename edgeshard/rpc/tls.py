@@ -181,9 +181,8 @@ def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> Tl
 
 
 def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
-    """None where plaintext is asked for. Raises DeniedError where neither is: nobody speaks in plaintext by accident."""
-    if tls is not None and plaintext:
-        raise InvalidArgumentError("--plaintext and TLS files exclude each other", field="plaintext")
+    """The files, or None where there are none and plaintext is asked for. Raises DeniedError where neither is: nobody
+    speaks in plaintext by accident."""
     if tls is None and not plaintext:
         raise DeniedError(
             "there are no TLS files: give --tls-ca, --tls-cert and --tls-key (see edgectl init and edgectl join), or "
@@ -201,6 +200,11 @@ def split_address(address: str, field: str = "address") -> tuple[str, int]:
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise InvalidArgumentError(f"{field} {address!r} is not HOST:PORT, such as 127.0.0.1:7600", field=field)
     return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, or `[v6]:port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -70,9 +70,9 @@ def token_from_text(text: str) -> JoinToken:
 
 def denials_to_wire(denials: tuple[Denial, ...]) -> pb.Denials:
     return pb.Denials(
-        denials=[pb.Denial(principal=denial.principal.uri, accepted=sorted(denial.accepted)) for denial in denials]
+        denials=[pb.Denial(principal=denial.principal.uri, accepted=denial.accepted) for denial in denials]
     )
 
 
 def denials_from_wire(message: pb.Denials) -> tuple[Denial, ...]:
-    return tuple(Denial(principal_from_uri(item.principal), frozenset(item.accepted)) for item in message.denials)
+    return tuple(Denial(principal_from_uri(item.principal), tuple(item.accepted)) for item in message.denials)

@@ -22,6 +22,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tester's own EDGESHARD__ settings must not reach the commands under test."""
     for key in [key for key in os.environ if key.startswith("EDGESHARD__")]:
         monkeypatch.delenv(key)
+    monkeypatch.setenv("EDGESHARD__CLIENT__PLAINTEXT", "true")
 
 
 @pytest.fixture

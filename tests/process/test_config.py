@@ -15,8 +15,8 @@ import structlog
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.debugging.private import PRIVATE_KEYS
-from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.process.config import load_settings, parse_bytes, write_ready_file
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.process.config import load_settings, parse_bytes, parse_duration, write_ready_file
 from edgeshard.process.logs import configure_logging, debug_logged
 
 
@@ -48,7 +48,29 @@ def test_command_line_beats_environment_beats_file_beats_default(
     monkeypatch.setenv("EDGESHARD__COORDINATOR__STATE_DIR", "/environment")
     settings = load("--config", str(file), "--state-dir", "/line")
     assert (settings.listen, settings.log_level, settings.state_dir) == ("file:1", "debug", Path("/line"))
-    assert settings.ready_file is None and settings.tls() is None
+    assert settings.ready_file is None
+
+
+@pytest.mark.parametrize("given", [("--plaintext",), ("--plaintext", "true")])
+def test_plaintext_is_asked_for(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGESHARD__COORDINATOR__PLAINTEXT")
+    required = ("--listen", "127.0.0.1:0", "--state-dir", "/nowhere")
+    assert load(*required, *given).tls() is None
+    with pytest.raises(DeniedError) as refusal:
+        load(*required).tls()
+    assert refusal.value.reason == "TLS_REQUIRED" and "--plaintext" in refusal.value.message
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("12h", 43200), ("1.5d", 129600), ("7", 7)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1s", "1 month", "1e9", "nan", "inf"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as info:
+        parse_duration(text, "ttl")
+    assert info.value.field == "ttl"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.rpc.addresses import WILDCARDS, outgoing_address
-from edgeshard.rpc.tls import split_address
+from edgeshard.rpc.tls import join_address, split_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +29,4 @@ class Addresses:
             chosen = own if own not in WILDCARDS else outgoing_address()
         if any(character in chosen for character in " /[]") or len(chosen) > 253:
             raise InvalidArgumentError(f"host {chosen[:80]!r} is no host: give a name or an address", field="host")
-        return f"[{chosen}]:{port}" if ":" in chosen else f"{chosen}:{port}"
+        return join_address(chosen, port)

@@ -106,7 +106,7 @@ class MembershipStore:
 
     def _denial(self, uri: str) -> Denial:
         rows = self._open_database.execute("SELECT serial FROM accepted WHERE principal = ?", (uri,))
-        return Denial(principal_from_uri(uri), frozenset(serial for (serial,) in rows))
+        return Denial(principal_from_uri(uri), tuple(serial for (serial,) in rows))
 
     def _find(self, token_id: str) -> Token | None:
         row = self._open_database.execute(

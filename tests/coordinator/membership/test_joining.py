@@ -1,0 +1,300 @@
+"""Joining by a token, against a coordinator's real process: what is let in, and all that is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+from edgeshard_coordinator.membership.tokens import ATTEMPTS_PER_MINUTE
+
+from edgeshard.client.joining import enrol, token_from_text, token_to_text
+from edgeshard.domain.errors import (
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+from edgeshard.domain.identity import JoinToken, Principal, Role
+from edgeshard.identity import authority
+from edgeshard.identity.authority import Authority, new_key, private_pem
+from edgeshard.identity.certificates import ders_of, principal_of, serial_of, validity_of
+from edgeshard.proto.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
+from edgeshard.rpc.renewal import renew_now
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.tls_files import write_files
+from tests.support.membership import Mill, opened
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mill]:
+    async with opened(tmp_path_factory.mktemp("mill")) as site:
+        yield site
+
+
+async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
+    """The files of a process that joined by a token."""
+    async with mill.client() as admin:
+        token = await admin.create_token(role, name)
+    key = new_key()
+    certificate, authorities = await enrol(token, key)
+    return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
+
+
+async def test_who_joined_is_who_the_token_says(mill: Mill) -> None:
+    files = await joined(mill, Role.OPERATOR, "kim")
+    assert principal_of(files.cert.read_bytes()) == Principal("mill", Role.OPERATOR, "kim")
+    async with mill.client_with(files) as client:
+        assert await client.nodes() == ()
+
+
+async def test_a_token_is_for_one_process(mill: Mill) -> None:
+    """Whoever sees it later gets nothing; the process itself may ask again, if the answer was lost."""
+    async with mill.client() as admin:
+        token = token_from_text(token_to_text(await admin.create_token(Role.AGENT, "b")))
+    key = new_key()
+    await enrol(token, key)
+    await enrol(token, key)
+    with pytest.raises(DeniedError) as refusal:
+        await enrol(token, new_key())
+    assert refusal.value.reason == "TOKEN_USED"
+
+
+async def test_made_up_tokens_are_refused(mill: Mill) -> None:
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    for forged in (replace(token, secret=b"x" * 32), replace(token, token_id="0" * 16)):
+        with pytest.raises(DeniedError) as refusal:
+            await enrol(forged, new_key())
+        assert refusal.value.reason == "TOKEN"
+
+
+async def test_a_role_cannot_be_asked_for(mill: Mill) -> None:
+    """What a joiner says of itself is not looked at: its request holds a key and nothing else that counts."""
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.CLIENT, "app")
+    key = new_key()
+    certificate, _ = await enrol(replace(token, principal=Principal("mill", Role.OPERATOR, "admin")), key)
+    assert principal_of(certificate) == Principal("mill", Role.CLIENT, "app")
+
+
+async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: Mill, tmp_path: Path) -> None:
+    """Whoever listens at the address with a certificate of another authority learns nothing."""
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    other = Authority.create("mill", authority.now())
+    with pytest.raises(EdgeShardError):
+        await enrol(replace(token, authorities=ders_of(other.certificate_pem)), new_key())
+    await enrol(token, new_key())  # it was not used up
+
+
+async def test_a_coordinator_of_another_name_is_no_coordinator(mill: Mill) -> None:
+    """A member of the site cannot take joiners in: it has no certificate of the coordinator's name."""
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    with pytest.raises(EdgeShardError):
+        await enrol(replace(token, principal=replace(token.principal, site="other")), new_key())
+
+
+async def test_the_listener_for_joiners_serves_nothing_else(mill: Mill) -> None:
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    for path, request in [
+        ("/edgeshard.proto.v1.AdminService/ListNodes", admin_pb2.ListNodesRequest()),
+        ("/edgeshard.proto.v1.IdentityService/Renew", identity_pb2.RenewRequest()),
+        ("/grpc.health.v1.Health/Check", admin_pb2.ListNodesRequest()),
+    ]:
+        async with entrance(mill, token) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await channel.unary_unary(path, request_serializer=type(request).SerializeToString)(request, timeout=20)
+        assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def entrance(mill: Mill, token: JoinToken) -> grpc.aio.Channel:
+    """A channel to where processes join, without a certificate."""
+    trusted = grpc.ssl_channel_credentials(mill.identities.authority.certificate_pem)
+    options = [("grpc.ssl_target_name_override", "coordinator.coordinator.mill")]
+    return grpc.aio.secure_channel(token.enrolment, trusted, options)
+
+
+@pytest.mark.parametrize("request_pem", [b"", b"x" * 5000, b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n"])
+async def test_what_is_no_request_uses_no_token_up(mill: Mill, request_pem: bytes) -> None:
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    async with entrance(mill, token) as channel:
+        stub = identity_pb2_grpc.EnrolmentServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stub.Enrol(
+                identity_pb2.EnrolRequest(token_id=token.token_id, secret=token.secret, request=request_pem), timeout=20
+            )
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await enrol(token, new_key())
+
+
+@pytest.mark.parametrize(("role", "name"), [(Role.AGENT, "b"), (Role.CLIENT, "app")])
+async def test_only_operators_let_in_and_put_out(mill: Mill, role: Role, name: str) -> None:
+    async with mill.client(role, name) as client:
+        for call in (client.create_token(Role.OPERATOR, "me"), client.revoke(Role.AGENT, "a"), client.remove_node("a")):
+            with pytest.raises(DeniedError):
+                await call
+
+
+async def test_a_certificate_is_renewed_for_its_own_principal(mill: Mill) -> None:
+    files = await joined(mill, Role.CLIENT, "app")
+    before = files.cert.read_bytes()
+    async with mill.client_with(files) as client:
+        await renew_now(files, client._connection.renewal())
+        after = files.cert.read_bytes()
+        assert serial_of(after) != serial_of(before) and principal_of(after) == principal_of(before)
+        assert await client.served_models() == ()
+
+
+async def test_what_was_revoked_is_refused_and_may_join_again(mill: Mill) -> None:
+    """Also its renewal. A certificate that was made by hand, and that nobody has seen, is refused like the others."""
+    files, by_hand = await joined(mill, Role.CLIENT, "eve"), mill.identities.of(Role.CLIENT, "eve")
+    async with mill.client() as admin, mill.client_with(files) as eve, mill.client_with(by_hand) as twin:
+        await eve.served_models()
+        await twin.served_models()
+        token = await admin.create_token(Role.CLIENT, "eve")
+        await admin.revoke(Role.CLIENT, "eve")
+        for call in (eve.served_models(), twin.served_models(), renew_now(files, eve._connection.renewal())):
+            with pytest.raises(DeniedError) as refusal:
+                await call
+            assert refusal.value.reason == "REVOKED"
+        with pytest.raises(DeniedError):
+            await enrol(token, new_key())  # made before
+    again = await joined(mill, Role.CLIENT, "eve")
+    async with mill.client_with(again) as eve, mill.client_with(by_hand) as twin:
+        await eve.served_models()
+        await renew_now(again, eve._connection.renewal())
+        with pytest.raises(DeniedError):
+            await twin.served_models()
+    async with mill.client_with(again) as eve:
+        await eve.served_models()
+
+
+async def test_what_was_revoked_stays_so_over_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path) as site:
+        files = await joined(site, Role.CLIENT, "eve")
+        async with site.client() as admin:
+            pending = await admin.create_token(Role.CLIENT, "app")
+            await admin.revoke(Role.CLIENT, "eve")
+        await site.coordinator.kill()
+        await site.start()
+        async with site.client_with(files) as eve:
+            with pytest.raises(DeniedError):
+                await eve.served_models()
+        secrets_on_disk = b"".join(path.read_bytes() for path in (tmp_path / "coordinator").glob("membership*"))
+        assert pending.token_id.encode() in secrets_on_disk and pending.secret not in secrets_on_disk
+        assert pending.secret.hex().encode() not in secrets_on_disk
+
+
+async def test_too_many_attempts_are_refused_for_a_while(tmp_path: Path) -> None:
+    async with opened(tmp_path) as site:
+        async with site.client() as admin:
+            token = await admin.create_token(Role.AGENT, "b")
+        refusals: list[str] = []
+        async with entrance(site, token) as channel:
+            stub = identity_pb2_grpc.EnrolmentServiceStub(channel)
+            for _ in range(ATTEMPTS_PER_MINUTE + 1):
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await stub.Enrol(identity_pb2.EnrolRequest(token_id="0", request=b""), timeout=20)
+                refusals.append(refusal.value.code().name)
+        assert refusals[-1] == "RESOURCE_EXHAUSTED" and refusals[0] != "RESOURCE_EXHAUSTED"
+        with pytest.raises(ResourceExhaustedError):
+            await enrol(token, new_key())
+
+
+async def test_expired_certificates_are_refused(mill: Mill) -> None:
+    """By the server; a client that knows says so itself."""
+    principal, key = Principal("mill", Role.OPERATOR, "late"), new_key()
+    long_ago = authority.now() - timedelta(days=2)
+    certificate = mill.identities.authority.issue(principal, authority.request_for(key), long_ago, timedelta(days=1))
+    pem = mill.identities.authority.certificate_pem
+    files = write_files(mill.directory / "late", pem, certificate, private_pem(key))
+    with pytest.raises(FailedPreconditionError) as refusal:
+        async with mill.client_with(files):
+            pass
+    assert refusal.value.reason == "EXPIRED" and "edgectl token create" in refusal.value.message
+    credentials = grpc.ssl_channel_credentials(pem, private_pem(key), certificate)
+    options = [("grpc.ssl_target_name_override", "coordinator.coordinator.mill")]
+    async with grpc.aio.secure_channel(mill.coordinator.address, credentials, options) as channel:
+        call = channel.unary_unary("/edgeshard.proto.v1.AdminService/ListNodes")
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call(b"", timeout=20)
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_two_authorities_are_trusted_while_one_takes_over(tmp_path: Path) -> None:
+    """A coordinator that trusts both lets certificates of both in, issues with the one whose key it has, and hands the
+    bundle on to whoever joins or renews."""
+    async with opened(tmp_path) as site:
+        old, new = site.identities.authority, Authority.create("mill", authority.now())
+        files = await joined(site, Role.CLIENT, "app")
+        await site.coordinator.stop()
+        bundle = new.certificate_pem + old.certificate_pem
+        site.identities.coordinator().ca.write_bytes(bundle)
+        (tmp_path / "ca.key").write_bytes(new.key_pem)
+        await site.start()
+        async with site.client_with(files) as app:
+            await app.served_models()
+            await renew_now(files, app._connection.renewal())
+            assert files.ca.read_bytes() == bundle
+        async with site.client_with(files) as app:  # with its new certificate
+            await app.served_models()
+        newcomer = await joined(site, Role.CLIENT, "other")
+        assert newcomer.ca.read_bytes() == bundle
+
+
+async def test_a_site_without_the_authoritys_key_makes_no_certificates(tmp_path: Path) -> None:
+    async with opened(tmp_path) as site:
+        await site.coordinator.stop()
+        command = site.coordinator._command
+        for option in ("--ca-key", "--enrol-listen"):
+            at = command.index(option)
+            del command[at : at + 2]
+        await site.start()
+        async with site.client() as admin:
+            for call in (admin.create_token(Role.AGENT, "b"), renewal_of(admin)):
+                with pytest.raises(FailedPreconditionError):
+                    await call
+            await admin.revoke(Role.CLIENT, "app")
+
+
+async def renewal_of(client: object) -> None:
+    await client._connection.renewal()(authority.request_for(new_key()))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["", "edgeshard1-", "edgeshard1-AAAA", "x", "edgeshard1-" + "A" * 20_000])
+def test_what_is_no_token(text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        token_from_text(text)
+    assert refusal.value.field == "token" and "AAAA" not in refusal.value.message
+
+
+async def test_a_clock_before_the_authority_has_an_error_of_its_own(
+    mill: Mill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    early = authority.now() - timedelta(days=20_000)
+    monkeypatch.setattr("edgeshard.client.joining.now", lambda: early)
+    with pytest.raises(FailedPreconditionError) as refusal:
+        await enrol(token, new_key())
+    assert refusal.value.reason == "CLOCK" and "set the clock" in refusal.value.message
+
+
+async def test_a_certificate_lives_as_long_as_it_is_set(tmp_path: Path) -> None:
+    async with opened(tmp_path, "--certificate-life", "2h") as site:
+        files = await joined(site, Role.CLIENT, "app")
+    validity = validity_of(files.cert.read_bytes())
+    assert validity.ends - validity.begins == timedelta(hours=2)
+    assert validity.ends - validity.renewal == timedelta(hours=2) / 3
