@@ -97,6 +97,11 @@ class Daemon:
         self.address = str(json.loads(self._ready_path.read_text())["address"])
         return self.address
 
+    async def ended(self, timeout_s: float) -> int:
+        """Its exit code, once it ends by itself. Raises TimeoutError after `timeout_s`."""
+        assert self._process is not None
+        return await asyncio.wait_for(self._process.wait(), timeout_s)
+
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """End it with SIGTERM, after `grace_s` with SIGKILL."""
         if self.pid is None or self._process is None:
@@ -218,6 +223,11 @@ class LocalCluster:
         """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
         await self._agent(name).start()
         return await self.agents[name].wait_ready(self._startup_timeout_s)
+
+    async def ended(self, timeout_s: float) -> int:
+        """Its exit code, once it ends by itself. Raises TimeoutError after `timeout_s`."""
+        assert self._process is not None
+        return await asyncio.wait_for(self._process.wait(), timeout_s)
 
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt meanwhile kills the rest."""

@@ -27,15 +27,28 @@ class StallingProxy:
     """
 
     def __init__(self, target: str, bits_per_s: float = 0.0) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.aim(target)
         self._bits_per_s = bits_per_s
         self._passing = {way: asyncio.Event() for way in Way}
         self._free_at = dict.fromkeys(Way, 0.0)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._open: set[asyncio.StreamWriter] = set()
         self.connections = self._stranded = 0
         self.address = ""
         self.resume()
+
+    def aim(self, target: str) -> None:
+        """Where connections go from now on."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+
+    def cut(self) -> int:
+        """End every connection that there is, without a word of HTTP/2; how many there were."""
+        cut = len(self._open)
+        for writer in self._open:
+            writer.transport.abort()
+        self._open.clear()
+        return cut
 
     def stall(self, *ways: Way) -> None:
         """These directions, or both."""
@@ -65,6 +78,7 @@ class StallingProxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections = number = self.connections + 1
         there, back = await asyncio.open_connection(*self._target)
+        self._open |= {back, writer}
         for source, sink, way in ((reader, back, Way.THERE), (there, writer, Way.BACK)):
             held: asyncio.Queue[bytes] = asyncio.Queue()
             self._tasks.add(asyncio.create_task(self._take_in(source, held)))
@@ -88,6 +102,7 @@ class StallingProxy:
                 sink.write(data)
                 await sink.drain()
         await self._may_pass(number, way)
+        self._open.discard(sink)
         sink.close()
 
     async def _may_pass(self, number: int, way: Way) -> None:

@@ -30,7 +30,6 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_files
 from tests.support.membership import Mill, opened
 
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

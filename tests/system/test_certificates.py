@@ -1,0 +1,157 @@
+"""Real processes whose certificates come and go: renewed under streams, revoked under a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edgeshard.client import Client
+from edgeshard.client.joining import enrol
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.identity import Role
+from edgeshard.domain.ids import NodeName
+from edgeshard.identity import authority
+from edgeshard.identity.authority import new_key, private_pem
+from edgeshard.identity.certificates import validity_of
+from edgeshard.proto.v1 import stage_pb2, stage_pb2_grpc
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.tls_files import write_files
+from tests.support.membership import Mill, opened
+from tests.support.stalling_proxy import StallingProxy
+
+pytestmark = pytest.mark.timeout(600)
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+SPEC = {
+    "name": "tales",
+    "model": "tiny-tales",
+    "source": "a",
+    "dtype": "float32",
+    "layers": "a=0:4,b=4:9,c=9:12",
+    "concurrency": 8,
+    "max_context": 512,
+}
+PROMPT = "Once upon a time there was a king who had three sons"
+STREAMS = 8
+LIFE_S = 30
+
+
+async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
+    """The files of a process that joined by a token."""
+    async with mill.client() as admin:
+        token = await admin.create_token(role, name)
+    key = new_key()
+    certificate, authorities = await enrol(token, key)
+    return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
+
+
+async def answer(client: Client, new_tokens: int) -> tuple[int, ...]:
+    return (await client.complete("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True)).token_ids
+
+
+@contextlib.asynccontextmanager
+async def behind(target: str) -> AsyncIterator[StallingProxy]:
+    async with StallingProxy(target).running() as proxy:
+        yield proxy
+
+
+async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path) -> None:
+    """Certificates of 30 seconds. Once all of those are over with which boxes and client began, every connection of the
+    site is cut at once: whoever dials again has another certificate by then, and no stream is dropped."""
+    async with contextlib.AsyncExitStack() as stack:
+        mill = await stack.enter_async_context(opened(tmp_path, "--certificate-life", f"{LIFE_S}s"))
+        front = await stack.enter_async_context(behind(mill.coordinator.address))
+        proxies = [front]
+        first: dict[str, bytes] = {}
+        for name in ("a", "b", "c"):
+            files = await joined(mill, Role.AGENT, name)
+            first[name] = files.cert.read_bytes()
+            proxy = await stack.enter_async_context(behind("127.0.0.1:1"))
+            options = ("--coordinator", front.address, "--advertise", proxy.address)
+            proxy.aim((await mill.start_agent(name, files, *options)).address)
+            proxies.append(proxy)
+        files = await joined(mill, Role.OPERATOR, "kim")
+        first["kim"] = files.cert.read_bytes()
+        client = await stack.enter_async_context(Client(front.address, files))
+        await client.add_model(DEMO_MODEL, "tiny-tales")
+        await client.deploy(parse_spec(SPEC))
+        expected = await answer(client, 400)
+        over = asyncio.Event()
+
+        async def stream() -> int:
+            """Answers, one after the other, until all is over; each begun before that is whole."""
+            count = 0
+            while not over.is_set():
+                assert await answer(client, 400) == expected
+                count += 1
+            return count
+
+        streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
+        try:
+            latest = max(validity_of(pem).ends for pem in first.values())
+            while authority.now() <= latest:
+                await asyncio.sleep(0.1)
+                assert not any(task.done() for task in streams), [task.result() for task in streams if task.done()]
+            kept = {name: (tmp_path / name / "pki" / "cert.pem").read_bytes() for name in ("a", "b", "c")}
+            kept["kim"] = files.cert.read_bytes()
+            assert all(kept[name] != pem and validity_of(kept[name]).ends > latest for name, pem in first.items())
+            assert sum(proxy.cut() for proxy in proxies) >= 2 * (3 * 3 + 1)
+            over.set()
+            counts = await asyncio.gather(*streams)
+        finally:
+            for task in streams:
+                task.cancel()
+        assert min(counts) >= 1
+        assert all(node.connected for node in await client.nodes())
+
+
+async def test_a_box_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost(tmp_path: Path) -> None:
+    """Within a heartbeat: another epoch goes on without it, nobody lets it in, and its agent ends."""
+    async with opened(tmp_path) as mill, mill.client() as admin:
+        files = {name: await joined(mill, Role.AGENT, name) for name in ("a", "b", "c", "d")}
+        await asyncio.gather(*(mill.start_agent(name, files[name]) for name in files))
+        await admin.add_model(DEMO_MODEL, "tiny-tales")
+        before = await admin.deploy(parse_spec(SPEC))
+        expected = await answer(admin, 200)
+        seen = asyncio.Event()
+        running = asyncio.create_task(streamed(admin, 200, seen))
+        await seen.wait()
+        await admin.revoke(Role.AGENT, "b")
+        assert await running == expected
+        after = await admin.deployment("tales")
+        assert after.epoch > before.epoch and "b" not in [stage.node_name for stage in after.placement.stages]
+        assert "b" not in [node.name for node in await admin.nodes()]
+        await mill.agents["b"].ended(60.0)
+        assert "was taken out of the site" in mill.agents["b"].log_tail() or "revoked" in mill.agents["b"].log_tail()
+        await refused_by_its_neighbours(mill, files["b"])
+        with pytest.raises(Exception, match="revoked"):
+            await mill.start_agent("b", files["b"])
+        await mill.start_agent("b", await joined(mill, Role.AGENT, "b"))
+        assert "b" in [node.name for node in await admin.nodes()]
+
+
+async def streamed(client: Client, new_tokens: int, seen: asyncio.Event) -> tuple[int, ...]:
+    """Sets `seen` at the fifth token."""
+    tokens: list[int] = []
+    async for event in client.generate("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True):
+        tokens += [event.token] if hasattr(event, "token") else []
+        if len(tokens) == 5:
+            seen.set()
+    return tuple(tokens)
+
+
+async def refused_by_its_neighbours(mill: Mill, files: TlsFiles) -> None:
+    """What it opens at another box, too, ends with a refusal, although its certificate has not expired."""
+    async with open_channel(mill.agents["a"].address, files, box=NodeName("a")) as channel:
+        call: Any = stage_pb2_grpc.StageServiceStub(channel).Probe()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(stage_pb2.ProbeRequest())
+            await call.read()
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "revoked" in await call.details()
