@@ -50,7 +50,7 @@ def run(home: dict[str, str]) -> Run:
 def admin(mill: Mill, run: Run) -> Run:
     """edgectl of the site's operator."""
 
-    async def call(*arguments: str) -> tuple[int, str, str]:
+    async def call(*arguments: str) -> Any:
         options = ["--coordinator", mill.coordinator.address, *tls_options(mill.identities.of(Role.OPERATOR, "admin"))]
         return await run(*options, *arguments)
 
