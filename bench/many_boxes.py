@@ -195,6 +195,7 @@ class Served:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bench.many_boxes", "--serve", str(self._notes), "--"),
                 *("--listen", listen, "--state-dir", str(self._directory / "state"), "--ready-file", str(ready)),
+                "--plaintext",
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

@@ -62,7 +62,7 @@ class Tree:
         self._count += 1
         place = self._directory / f"coordinator-{self._count}"
         ready, began = place.with_suffix(".ready"), time.monotonic()
-        options = ("--listen", "127.0.0.1:0", "--state-dir", str(place), "--ready-file", str(ready))
+        options = ("--listen", "127.0.0.1:0", "--state-dir", str(place), "--ready-file", str(ready), "--plaintext")
         process = self.start("edgeshard_coordinator", *options)
         while not ready.exists():
             if process.poll() is not None or time.monotonic() - began > LIMIT_S:
@@ -107,6 +107,7 @@ async def _agent(tree: Tree, client: Client, address: str, state: Path) -> Figur
     began, name = time.monotonic(), "bench"
     figures: Figures = {}
     options = ("--name", name, "--coordinator", address, "--state-dir", str(state), "--listen", "127.0.0.1:0")
+    options += ("--plaintext",)
     process = tree.start("edgeshard_agent", *options)
     while "placeable_s" not in figures:
         elapsed = time.monotonic() - began
