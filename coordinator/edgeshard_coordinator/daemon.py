@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
@@ -20,9 +21,11 @@ from edgeshard.process.notify import Notifier
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
 from edgeshard.rpc.server import Server
+from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
@@ -82,6 +85,12 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
         ModelStoreServicer(models),
         PlanningPlacer(),
         SystemClock(),
+        quotas=_quotas(settings.quotas),
     )
     coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
     return coordinator
+
+
+def _quotas(path: Path | None) -> Quotas:
+    what = f"--quotas {path}"
+    return Quotas() if path is None else parse_quotas(read_toml(path, what, "quotas", "QUOTAS_FILE"), what)

@@ -28,6 +28,7 @@ from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core import eviction
 from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.quotas import Quotas
 from edgeshard_coordinator.core.state import State, Timings
 
 TRAFFIC_SAVED_EVERY_S = 15.0
@@ -51,6 +52,7 @@ class Coordinator:
         clock: Clock,
         timings: Timings = Timings(),  # noqa: B008 - frozen
         backlog_limit: int = BACKLOG_LIMIT,
+        quotas: Quotas = Quotas(),  # noqa: B008 - frozen
     ) -> None:
         self._server = server
         self._store = store
@@ -59,7 +61,7 @@ class Coordinator:
         self._chores: list[asyncio.Task[None]] = []
         self._models = models
         self._hub = ControlHub()
-        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit)
+        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas)
         planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
