@@ -22,6 +22,8 @@ from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
 from edgeshard.rpc.server import Server
 from edgeshard.storage.inputs import read_toml
+from edgeshard_coordinator.control.audit_log import AuditLog
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
@@ -78,14 +80,16 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
         raise InvalidArgumentError(
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
+    audit = AuditLog(settings.state_dir / "audit", SystemClock())
     coordinator = Coordinator(
-        Server(settings.listen, tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES),
+        Server(settings.listen, tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, CallAudit(audit)),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),
         PlanningPlacer(),
         SystemClock(),
         quotas=_quotas(settings.quotas),
+        audit=audit,
     )
     coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
     return coordinator

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.audit import CALLER_LEFT
+from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
 from edgeshard.rpc.access import check_access
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.tls import TlsFiles, check_secure, split_address
@@ -34,12 +35,33 @@ def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, in
     return options
 
 
+class CallWatch(Protocol):
+    """Is told of calls; it neither waits nor raises."""
+
+    def began(self, method: str, context: Any, request: Any) -> None:
+        """A call that its caller may make, and whose answer is a stream."""
+
+    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+        """Any call, before its caller hears of the end. `answer` is None of a stream, and where there was an error."""
+
+
+class NoWatch:
+    """Nobody is told."""
+
+    def began(self, method: str, context: Any, request: Any) -> None:
+        pass
+
+    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+        pass
+
+
 class GuardInterceptor(grpc.aio.ServerInterceptor):
     """Refuses callers whose role may not call a method (`access.py`). Turns a typed error raised by a servicer into its
     status, and any other exception into INTERNAL, logged. `site` is the server's own, None in plaintext."""
 
-    def __init__(self, site: str | None) -> None:
+    def __init__(self, site: str | None, watch: CallWatch) -> None:
         self._site = site
+        self._watch = watch
 
     async def intercept_service(
         self,
@@ -54,47 +76,66 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
             if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**{kind: _guard_stream(behaviour, method, self._site)})
+                return handler._replace(**{kind: _guard_stream(behaviour, method, self._site, self._watch)})
             if inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: _guard_unary(behaviour, method, self._site)})
+                return handler._replace(**{kind: _guard_unary(behaviour, method, self._site, self._watch)})
         return handler
 
 
 def _guard_unary(
-    behaviour: Callable[..., Awaitable[Any]], method: str, site: str | None
+    behaviour: Callable[..., Awaitable[Any]], method: str, site: str | None, watch: CallWatch
 ) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
+        answer, end = None, _left()
         try:
             check_access(context, method, site)
-            return await behaviour(request, context)
+            answer = await behaviour(request, context)
+            end = None
         except EdgeShardError as error:
-            await abort(context, error)
+            end = error
         except (grpc.aio.AbortError, grpc.RpcError):
             raise
         except Exception:
             log.exception("rpc_failed", method=method)
-            await abort(context, _unexpected(method))
+            end = _unexpected(method)
+        finally:
+            watch.ended(method, context, request, answer, end)
+        if end is not None:
+            await abort(context, end)
+        return answer
 
     return call
 
 
 def _guard_stream(
-    behaviour: Callable[..., AsyncIterator[Any]], method: str, site: str | None
+    behaviour: Callable[..., AsyncIterator[Any]], method: str, site: str | None, watch: CallWatch
 ) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        end = _left()
         try:
             check_access(context, method, site)
+            watch.began(method, context, request)
             async for response in behaviour(request, context):
                 yield response
+            end = None
         except EdgeShardError as error:
-            await abort(context, error)
+            end = error
         except (grpc.aio.AbortError, grpc.RpcError):
             raise
         except Exception:
             log.exception("rpc_failed", method=method)
-            await abort(context, _unexpected(method))
+            end = _unexpected(method)
+        finally:
+            watch.ended(method, context, request, None, end)
+        if end is not None:
+            await abort(context, end)
 
     return call
+
+
+def _left() -> EdgeShardError | None:
+    """How a call ended that nothing else is known of: it was cancelled."""
+    return CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
 
 
 def _unexpected(method: str) -> InternalError:
@@ -106,15 +147,21 @@ class Server:
 
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
-    gRPC measure each path with pings, nearly one for every message where messages come one by one.
+    gRPC measure each path with pings, nearly one for every message where messages come one by one. `watch` is told of
+    every call.
     """
 
     def __init__(
-        self, listen: str, tls: TlsFiles | None, keepalive_s: float = KEEPALIVE_S, window_bytes: int | None = None
+        self,
+        listen: str,
+        tls: TlsFiles | None,
+        keepalive_s: float = KEEPALIVE_S,
+        window_bytes: int | None = None,
+        watch: CallWatch = NoWatch(),  # noqa: B008 - it holds nothing
     ) -> None:
         self._listen = listen
         self._tls = tls
-        guard = GuardInterceptor(None if tls is None else tls.principal().site)
+        guard = GuardInterceptor(None if tls is None else tls.principal().site, watch)
         self.grpc = grpc.aio.server(
             interceptors=[guard],
             options=_options(keepalive_s, window_bytes),

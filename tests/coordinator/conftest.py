@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
+from edgeshard_coordinator.control.audit_log import AuditLog
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.placing import Placer
@@ -116,7 +118,9 @@ class Site:
         self.agents: list[FakeAgent] = []
 
     async def start(self) -> None:
-        server = Server("127.0.0.1:0", None if self._identities is None else self._identities.coordinator())
+        tls = None if self._identities is None else self._identities.coordinator()
+        audit = AuditLog(self.state_path.parent / "audit", SystemClock())
+        server = Server("127.0.0.1:0", tls, watch=CallAudit(audit))
         store = StateStore(self.state_path)
         self.coordinator = Coordinator(
             server,
@@ -128,6 +132,7 @@ class Site:
             self._timings,
             self._backlog_limit,
             self._quotas,
+            audit,
         )
         self.address = await self.coordinator.start()
         self.channel = self._dial(Role.OPERATOR, "admin")

@@ -11,6 +11,8 @@ from edgeshard.domain.errors import InternalError, ResourceExhaustedError, Unava
 from edgeshard.proto.v1 import admin_pb2_grpc, coordinator_pb2_grpc, head_pb2_grpc, inference_pb2_grpc, store_pb2_grpc
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
+from edgeshard_coordinator.control.audit_log import AuditLog
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.coordinator_service import CoordinatorServicer
 from edgeshard_coordinator.control.dumping import Dumps
@@ -39,10 +41,11 @@ EXPIRY_S = 0.1
 class Coordinator:
     """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
 
-    `model_service` is the model store's servicer, None where a test needs none.
+    `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
+    same `audit`, which keeps none by default.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts it is put together of
         self,
         server: Server,
         store: StateStore,
@@ -53,6 +56,7 @@ class Coordinator:
         timings: Timings = Timings(),  # noqa: B008 - frozen
         backlog_limit: int = BACKLOG_LIMIT,
         quotas: Quotas = Quotas(),  # noqa: B008 - frozen
+        audit: AuditLog | None = None,
     ) -> None:
         self._server = server
         self._store = store
@@ -61,6 +65,8 @@ class Coordinator:
         self._chores: list[asyncio.Task[None]] = []
         self._models = models
         self._hub = ControlHub()
+        self._audit = audit or AuditLog(None, clock)
+        noted = CallAudit(self._audit)
         self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas)
         planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
@@ -68,11 +74,13 @@ class Coordinator:
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
-        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps)
-        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store)
+        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps, noted)
+        self._admin = AdminServicer(
+            self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store, self._audit
+        )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
-        self._inference = InferenceServicer(self.loop, self.front, models)
+        self._inference = InferenceServicer(self.loop, self.front, models, noted)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
         if model_service is not None:
@@ -90,11 +98,13 @@ class Coordinator:
         self.front.traffic.restore(await self._store.load_traffic())
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)
+        self._audit.start()
         await self.loop.start()
         try:
             return await self._server.start()
         except BaseException:
             await self._stop_state()
+            await self._audit.stop()
             raise
 
     async def stop(self) -> None:
@@ -110,6 +120,7 @@ class Coordinator:
         self._calls.close(gone)
         self._hub.close_all()
         await self._server.stop()
+        await self._audit.stop()
 
     async def _keep_traffic(self) -> None:
         """Now and then, since no request waits for it; a coordinator that is killed forgets what came since."""

@@ -296,6 +296,11 @@ class RequestFront:
             request.deliver(Finished(FinishReason.CANCELLED, "", *tokens))
         return True
 
+    def owner_of(self, request_id: RequestId) -> str:
+        """Whose a running request is; '' for one that is not there, as in plaintext."""
+        request = self._requests.get(request_id)
+        return "" if request is None else request.client
+
     def active_requests(self, deployment: DeploymentName) -> int:
         return len(self._of(deployment))
 
