@@ -87,12 +87,8 @@ class AuditLog:
                 self._suppressed += 1
                 return
             self._pace = self._pace.charged(1, now)
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        who, what, target, result, address = (text[:_LONGEST] for text in (who, what, target, result, address))
-        if self._put((AuditEntry(time, who, what, target, result, address, self._suppressed), by_operator)):
-            self._suppressed = 0
-        else:
-            self._suppressed += 1
+        entry = AuditEntry(_time(), *(text[:_LONGEST] for text in (who, what, target, result, address)))
+        self._put_entry(replace(entry, suppressed=self._suppressed), by_operator)
 
     async def newest(self, count: int) -> tuple[AuditEntry, ...]:
         """At most so many, the oldest first, all that were added until now among them.
@@ -122,9 +118,13 @@ class AuditLog:
             return False
         return True
 
+    def _put_entry(self, entry: AuditEntry, by_operator: bool) -> None:
+        """It and those that it counts are counted by the next one where there is no room."""
+        self._suppressed = 0 if self._put((entry, by_operator)) else entry.suppressed + (entry.result != _SUPPRESSED)
+
     def _tell_suppressed(self) -> None:
         if self._suppressed:
-            self.add("", "", "", _SUPPRESSED)
+            self._put_entry(AuditEntry(_time(), "", "", "", _SUPPRESSED, "", self._suppressed), False)
 
     # The thread that has the files
 
@@ -172,6 +172,10 @@ class AuditLog:
             except queue.Empty:
                 break
         return items
+
+
+def _time() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _line(entry: AuditEntry) -> bytes:
