@@ -63,7 +63,7 @@ AUDIT_COLUMNS: list[Column[AuditEntry]] = [
     Column("WHAT", lambda entry: printable(entry.what)),
     Column("TARGET", lambda entry: printable(entry.target)),
     Column("RESULT", lambda entry: entry.result),
-    Column("SUPPRESSED", lambda entry: str(entry.suppressed or ""), right=True),
+    Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
     Column("ADDRESS", lambda entry: printable(entry.address), wide=True),
 ]
 

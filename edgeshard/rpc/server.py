@@ -45,7 +45,7 @@ class CallWatch(Protocol):
         """Any call, before its caller hears of the end. `answer` is None of a stream, and where there was an error."""
 
 
-class NoWatch:
+class _NoWatch:
     """Nobody is told."""
 
     def began(self, method: str, context: Any, request: Any) -> None:
@@ -59,9 +59,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     """Refuses callers whose role may not call a method (`access.py`). Turns a typed error raised by a servicer into its
     status, and any other exception into INTERNAL, logged. `site` is the server's own, None in plaintext."""
 
-    def __init__(self, site: str | None, watch: CallWatch) -> None:
+    def __init__(self, site: str | None, watch: CallWatch | None = None) -> None:
         self._site = site
-        self._watch = watch
+        self._watch = watch or _NoWatch()
 
     async def intercept_service(
         self,
@@ -157,7 +157,7 @@ class Server:
         tls: TlsFiles | None,
         keepalive_s: float = KEEPALIVE_S,
         window_bytes: int | None = None,
-        watch: CallWatch = NoWatch(),  # noqa: B008 - it holds nothing
+        watch: CallWatch | None = None,
     ) -> None:
         self._listen = listen
         self._tls = tls

@@ -87,8 +87,9 @@ class AuditLog:
                 self._suppressed += 1
                 return
             self._pace = self._pace.charged(1, now)
-        entry = AuditEntry(_time(), *(text[:_LONGEST] for text in (who, what, target, result, address)))
-        self._put_entry(replace(entry, suppressed=self._suppressed), by_operator)
+        who, what, target, result, address = (text[:_LONGEST] for text in (who, what, target, result, address))
+        entry = AuditEntry(_time(), who, what, target, result, address, self._suppressed)
+        self._put_entry(entry, by_operator)
 
     async def newest(self, count: int) -> tuple[AuditEntry, ...]:
         """At most so many, the oldest first, all that were added until now among them.

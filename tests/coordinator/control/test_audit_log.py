@@ -12,7 +12,7 @@ from edgeshard_coordinator.control import audit_log
 from edgeshard_coordinator.control.audit_log import AuditLog
 
 from edgeshard.domain.audit import AuditEntry
-from edgeshard.domain.errors import DeadlineError
+from edgeshard.domain.errors import DeadlineError, InternalError
 
 
 class Clock:
@@ -87,7 +87,7 @@ async def test_a_disk_that_refuses_stops_nothing_and_is_told_of(log: Any, tmp_pa
     (tmp_path / "audit").write_text("in the way")
     for number in range(3):
         log.add("operator/admin", "Deploy", f"lost-{number}")
-        with pytest.raises(audit_log.InternalError):
+        with pytest.raises(InternalError):
             await log.newest(1)
     (tmp_path / "audit").unlink()
     log.add("operator/admin", "Deploy", "kept")

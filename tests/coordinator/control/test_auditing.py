@@ -36,7 +36,7 @@ def test_every_method_is_declared() -> None:
 
 @pytest.mark.parametrize("method", [*MUTATIONS, *NOTED])
 def test_what_a_call_is_about_is_a_field_of_its_request(method: str) -> None:
-    mutation, kind = (MUTATIONS | NOTED)[method], METHODS[method].input_type
+    mutation, kind = {**MUTATIONS, **NOTED}[method], METHODS[method].input_type
     for name in filter(None, mutation.target.split(".")):
         kind = kind.fields_by_name[name].message_type or kind.fields_by_name[name]
     assert not mutation.target or kind.type == kind.TYPE_STRING
