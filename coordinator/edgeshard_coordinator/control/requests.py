@@ -255,7 +255,7 @@ class RequestFront:
             held = [request.deployment for request in self._requests.values() if request.client == client]
             self._quotas.check(client, generation.priority, record, held)
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if not resumed and len(self._of(record.name)) >= limit:
+        if not was_admitted and len(self._of(record.name)) >= limit:
             raise ResourceExhaustedError(
                 f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
                 reason="OVERLOADED",

@@ -206,6 +206,9 @@ def test_whoever_only_says_that_it_is_back_is_held_to_its_quota() -> None:
     assert site.refused("client/thief", id="mine", emitted=()).reason == "QUOTA", "another's"
     site.now += COME_BACK_S + 1
     assert site.refused("client/app", id="mine", emitted=()).reason == "QUOTA", "too late"
+    for number in range(18):
+        site.start(f"client/{number}")
+    assert site.refused("client/new", id="never-there", emitted=()).reason == "OVERLOADED"
 
 
 def test_what_is_remembered_is_bounded() -> None:
