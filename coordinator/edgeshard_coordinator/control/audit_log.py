@@ -152,7 +152,7 @@ class AuditLog:
         except OSError as error:
             if self._lost == 0:
                 log.error("audit_not_written", error=error.strerror or str(error))
-            self._lost += len(entries)
+            self._lost = sum(entry.suppressed + (entry.result != _SUPPRESSED) for entry in entries)
         else:
             self._lost = 0
 
@@ -184,8 +184,11 @@ def _line(entry: AuditEntry) -> bytes:
 
 
 def _entry(line: bytes) -> AuditEntry | None:
-    """None for a line that is no entry of this version."""
+    """None for a line that is no entry of this version, or could not be sent as one."""
     try:
-        return AuditEntry(**json.loads(line))
-    except (ValueError, TypeError, RecursionError):
+        entry = AuditEntry(**json.loads(line))
+        for text in (entry.time, entry.who, entry.what, entry.target, entry.result, entry.address):
+            text.encode()
+        return entry if 0 <= entry.suppressed < 2**63 else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None

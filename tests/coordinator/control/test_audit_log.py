@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +131,9 @@ async def test_without_a_directory_nothing_is_kept() -> None:
 
 async def test_lines_that_are_no_entries_are_left_out(log: Any, tmp_path: Path) -> None:
     log.add("operator/admin", "Deploy", "tale")
-    await log.newest(1)
+    (entry,) = await log.newest(1)
     with (tmp_path / "audit" / "operators.jsonl").open("a") as file:
         file.write('not json\n[1]\n{"who": "me"}\n' + "[" * 100_000 + "\n")
+        for changed in ({"time": 1}, {"who": None}, {"target": "\ud800"}, {"suppressed": -1}, {"suppressed": "1"}):
+            file.write(json.dumps({**asdict(entry), **changed}) + "\n")
     assert [entry.target for entry in await log.newest(10)] == ["tale"]
