@@ -28,6 +28,10 @@ _OPTIONS = [
 ]
 
 
+_LEFT: EdgeShardError | None = CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
+"""How a call ended that nothing else is known of: it was cancelled."""
+
+
 def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, int]]:
     options = [*_OPTIONS, ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
     if window_bytes is not None:
@@ -86,7 +90,7 @@ def _guard_unary(
     behaviour: Callable[..., Awaitable[Any]], method: str, site: str | None, watch: CallWatch
 ) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
-        answer, end = None, _left()
+        answer, end = None, _LEFT
         try:
             check_access(context, method, site)
             answer = await behaviour(request, context)
@@ -111,7 +115,7 @@ def _guard_stream(
     behaviour: Callable[..., AsyncIterator[Any]], method: str, site: str | None, watch: CallWatch
 ) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        end = _left()
+        end = _LEFT
         try:
             check_access(context, method, site)
             watch.began(method, context, request)
@@ -131,11 +135,6 @@ def _guard_stream(
             await abort(context, end)
 
     return call
-
-
-def _left() -> EdgeShardError | None:
-    """How a call ended that nothing else is known of: it was cancelled."""
-    return CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
 
 
 def _unexpected(method: str) -> InternalError:

@@ -32,11 +32,6 @@ class QuotaBook:
         self._ended: OrderedDict[RequestId, tuple[str, float]] = OrderedDict()
         self._began_at = now()
 
-    @property
-    def identities(self) -> int:
-        """Those that are remembered."""
-        return len(self._buckets)
-
     def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
         """Raise for a request beyond the quota of who asks for it, who has one running or waiting at each of `held`.
 

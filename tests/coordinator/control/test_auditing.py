@@ -15,7 +15,7 @@ from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import MUTATIONS, NOTED, READS, TRAFFIC, CallAudit
 
 from edgeshard.domain.commands import ProbeLinks, ProfileReport
-from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import DeniedError, InternalError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId
 from edgeshard.process.clock import SystemClock
@@ -205,9 +205,13 @@ async def test_a_model_has_one_entry_when_all_of_it_is_there(tmp_path: Path) -> 
     assert said(list(found)) == [(ADMIN, "RegisterModel", "tiny", "ok"), (ADMIN, "RegisterModel", "tiny", "BAD")]
 
 
-async def test_what_a_full_disk_loses_is_told_of_and_nothing_else_happens(site: Any, tmp_path: Path) -> None:
+async def test_what_a_full_disk_loses_is_told_of_and_nothing_else_happens(
+    site: Any, failing: Any, tmp_path: Path
+) -> None:
     (tmp_path / "audit").write_text("in the way")
     await site.deployed()
+    async with failing(InternalError):
+        await entries(site)  # All that came before was tried.
     (tmp_path / "audit").unlink()
     await site.admin.DeleteDeployment(
         admin_pb2.DeleteDeploymentRequest(operation_id="o", name="tale"), timeout=DEADLINE_S
