@@ -106,8 +106,7 @@ async def measure(tree: Tree, number: int, directory: Path) -> Figures:
 async def _agent(tree: Tree, client: Client, address: str, state: Path) -> Figures:
     began, name = time.monotonic(), "bench"
     figures: Figures = {}
-    options = ("--name", name, "--coordinator", address, "--state-dir", str(state), "--listen", "127.0.0.1:0")
-    options += ("--plaintext",)
+    options = ("--name", name, "--coordinator", address, "--state-dir", str(state), "--plaintext")
     process = tree.start("edgeshard_agent", *options)
     while "placeable_s" not in figures:
         elapsed = time.monotonic() - began

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -28,9 +29,13 @@ from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
+from edgeshard.storage.inputs import read_toml
+from edgeshard_coordinator.control.audit_log import AuditLog
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
 from edgeshard_coordinator.membership.membership import Issuing, Membership
@@ -80,19 +85,20 @@ async def serve(settings: CoordinatorSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Whom the coordinator trusts, and who belongs to its site; both None in plaintext."""
+    """Whom the coordinator trusts, and who belongs to its site, both None in plaintext; and what is remembered of it."""
 
     tls: TlsFiles | None
     membership: Membership | None
     denials: Denials
+    audit: AuditLog
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
-    given, denials = settings.tls(), Denials()
+    given, denials, audit = settings.tls(), Denials(), AuditLog(settings.state_dir / "audit", SystemClock())
     if given is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
             raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
-        return _Site(None, None, denials)
+        return _Site(None, None, denials, audit)
     given.check_is(Role.COORDINATOR, "coordinator")
     tls = adopted(given, settings.state_dir / "pki")
     issuing = None
@@ -104,7 +110,7 @@ def _site(settings: CoordinatorSettings) -> _Site:
         raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
     store = MembershipStore(settings.state_dir / "membership.sqlite")
     membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
-    return _Site(tls, membership, denials)
+    return _Site(tls, membership, denials, audit)
 
 
 class _Entrance:
@@ -131,7 +137,7 @@ async def _open_entrance(
     renewing = asyncio.create_task(keep_renewed(site.tls, renew))
     if settings.enrol_listen is None:
         return _Entrance(None, renewing)
-    server = EnrolmentServer(settings.enrol_listen, site.tls)
+    server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit))
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
@@ -149,13 +155,20 @@ async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
     coordinator = Coordinator(
-        Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials),
+        Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, CallAudit(site.audit)),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),
         PlanningPlacer(),
         SystemClock(),
         membership=site.membership,
+        quotas=_quotas(settings.quotas),
+        audit=site.audit,
     )
     coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
     return coordinator
+
+
+def _quotas(path: Path | None) -> Quotas:
+    what = f"--quotas {path}"
+    return Quotas() if path is None else parse_quotas(read_toml(path, what, "quotas", "QUOTAS_FILE"), what)

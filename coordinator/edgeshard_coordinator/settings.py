@@ -21,3 +21,4 @@ class CoordinatorSettings(DaemonSettings):
     certificate_life: Annotated[Duration, Field(ge=10, le=10 * 365 * 86400)] = Field(
         default=30 * 86400.0, description="how long certificates are good, such as 30d; they renew themselves before"
     )
+    quotas: Path | None = Field(default=None, description="TOML file: what clients and operators may use, by identity")

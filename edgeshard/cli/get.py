@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.output import Output, OutputOption, show_list
 
-app = typer.Typer(help="List boxes, models or deployments.", no_args_is_help=True)
+app = typer.Typer(help="List boxes, models, deployments or the audit log.", no_args_is_help=True)
 
 
 @app.command()
@@ -43,5 +45,21 @@ def deployments(context: typer.Context, output: OutputOption = Output.TABLE) -> 
         async with connect_of(context).client() as client:
             found = await client.deployments()
             show_list(found, output, DEPLOYMENT_COLUMNS, lambda deployment: deployment.spec.name)
+
+    run(work())
+
+
+@app.command(short_help="List who changed the site, or was refused.")
+def audit(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="The newest so many.")] = 50,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List who changed the site, or was refused, the newest last."""
+    from edgeshard.cli.views import AUDIT_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            show_list(await client.audit(limit), output, AUDIT_COLUMNS, lambda entry: entry.what)
 
     run(work())

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
+from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
+from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageStatus
 from edgeshard.domain.loss import Loss
@@ -54,6 +55,16 @@ DEPLOYMENT_COLUMNS: list[Column[Deployment]] = [
     Column("CONCURRENCY", lambda deployment: str(deployment.spec.concurrency), wide=True, right=True),
     Column("WEIGHTS", lambda deployment: human_bytes(_total(deployment, "parameter_bytes")), wide=True, right=True),
     Column("KV CACHE", lambda deployment: human_bytes(_total(deployment, "kv_bytes")), wide=True, right=True),
+]
+
+AUDIT_COLUMNS: list[Column[AuditEntry]] = [
+    Column("TIME", lambda entry: entry.time[:19]),
+    Column("WHO", lambda entry: printable(entry.who)),
+    Column("WHAT", lambda entry: printable(entry.what)),
+    Column("TARGET", lambda entry: printable(entry.target)),
+    Column("RESULT", lambda entry: entry.result),
+    Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
+    Column("ADDRESS", lambda entry: printable(entry.address), wide=True),
 ]
 
 PLACED_COLUMNS: list[Column[PlacedStage]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
+from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.generation import GenerateOptions
 from edgeshard.domain.site import (
     NodeDetails,
@@ -18,6 +19,7 @@ from edgeshard.domain.site import (
 from edgeshard.rpc.tls import TlsFiles
 
 __all__ = [
+    "AuditEntry",
     "Client",
     "Completion",
     "GenerateOptions",

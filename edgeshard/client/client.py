@@ -16,6 +16,7 @@ from edgeshard.client.options import generation_of
 from edgeshard.client.resuming import resumed
 from edgeshard.client.settings import access
 from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
@@ -30,6 +31,7 @@ from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
 from edgeshard.rpc.tls import TlsFiles
+from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
@@ -309,6 +311,11 @@ class Client:
         """
         async with aclosing(self._connection.dump(admin_pb2.DumpRequest(), timeout_s)) as messages:
             return tuple([dump async for dump in read_dumps(messages)])
+
+    async def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
+        """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
+        response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
+        return tuple(audit_entry_from_wire(entry) for entry in response.entries)
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]

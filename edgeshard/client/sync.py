@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -157,6 +158,9 @@ class SyncClient:
 
     def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
         return self._run(self._client.dump(timeout_s))
+
+    def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
+        return self._run(self._client.audit(limit))
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.audit import CALLER_LEFT
+from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
 from edgeshard.rpc.access import check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.denials import Denials
@@ -31,6 +32,10 @@ _OPTIONS = [
 ]
 
 
+_LEFT: EdgeShardError | None = CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
+"""How a call ended that nothing else is known of: it was cancelled."""
+
+
 def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, int]]:
     options = [*_OPTIONS, ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
     if window_bytes is not None:
@@ -38,12 +43,33 @@ def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, in
     return options
 
 
+class CallWatch(Protocol):
+    """Is told of calls; it neither waits nor raises."""
+
+    def began(self, method: str, context: Any, request: Any) -> None:
+        """A call that its caller may make, and whose answer is a stream."""
+
+    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+        """Any call, before its caller hears of the end. `answer` is None of a stream, and where there was an error."""
+
+
+class _NoWatch:
+    """Nobody is told."""
+
+    def began(self, method: str, context: Any, request: Any) -> None:
+        pass
+
+    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+        pass
+
+
 class GuardInterceptor(grpc.aio.ServerInterceptor):
     """Refuses whom `check` refuses: the call's context and its method are its arguments. Turns a typed error raised by
     a servicer into its status, and any other exception into INTERNAL, logged."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, watch: CallWatch | None = None) -> None:
         self._check = check
+        self._watch = watch or _NoWatch()
 
     async def intercept_service(
         self,
@@ -58,43 +84,59 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
             if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**{kind: _guard_stream(behaviour, method, self._check)})
+                return handler._replace(**{kind: _guard_stream(behaviour, method, self._check, self._watch)})
             if inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: _guard_unary(behaviour, method, self._check)})
+                return handler._replace(**{kind: _guard_unary(behaviour, method, self._check, self._watch)})
         return handler
 
 
-def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str, check: Check) -> Callable[..., Awaitable[Any]]:
+def _guard_unary(
+    behaviour: Callable[..., Awaitable[Any]], method: str, check: Check, watch: CallWatch
+) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Any) -> Any:
+        answer, end = None, _LEFT
         try:
             check(context, method)
-            return await behaviour(request, context)
+            answer = await behaviour(request, context)
+            end = None
         except EdgeShardError as error:
-            await abort(context, error)
+            end = error
         except (grpc.aio.AbortError, grpc.RpcError):
             raise
         except Exception:
             log.exception("rpc_failed", method=method)
-            await abort(context, _unexpected(method))
+            end = _unexpected(method)
+        finally:
+            watch.ended(method, context, request, answer, end)
+        if end is not None:
+            await abort(context, end)
+        return answer
 
     return call
 
 
 def _guard_stream(
-    behaviour: Callable[..., AsyncIterator[Any]], method: str, check: Check
+    behaviour: Callable[..., AsyncIterator[Any]], method: str, check: Check, watch: CallWatch
 ) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        end = _LEFT
         try:
             check(context, method)
+            watch.began(method, context, request)
             async for response in behaviour(request, context):
                 yield response
+            end = None
         except EdgeShardError as error:
-            await abort(context, error)
+            end = error
         except (grpc.aio.AbortError, grpc.RpcError):
             raise
         except Exception:
             log.exception("rpc_failed", method=method)
-            await abort(context, _unexpected(method))
+            end = _unexpected(method)
+        finally:
+            watch.ended(method, context, request, None, end)
+        if end is not None:
+            await abort(context, end)
 
     return call
 
@@ -109,7 +151,7 @@ class Server:
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
     gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` says
-    whose certificates are refused; a server makes its own list where it is given none.
+    whose certificates are refused; a server makes its own list where it is given none. `watch` is told of every call.
     """
 
     def __init__(
@@ -119,11 +161,12 @@ class Server:
         keepalive_s: float = KEEPALIVE_S,
         window_bytes: int | None = None,
         denials: Denials | None = None,
+        watch: CallWatch | None = None,
     ) -> None:
         self._tls = tls
         self.denials = Denials() if denials is None else denials
         site = None if tls is None else tls.principal().site
-        guard = GuardInterceptor(lambda context, method: check_access(context, method, site, self.denials))
+        guard = GuardInterceptor(lambda context, method: check_access(context, method, site, self.denials), watch)
         self._listener = Listener(listen, guard, _options(keepalive_s, window_bytes))
         self.grpc = self._listener.grpc
         self._health = health.aio.HealthServicer()
@@ -151,7 +194,7 @@ class EnrolmentServer:
     MOST_CALLS = 16
     MOST_BYTES = 64 << 10
 
-    def __init__(self, listen: str, tls: TlsFiles) -> None:
+    def __init__(self, listen: str, tls: TlsFiles, watch: CallWatch | None = None) -> None:
         self._tls = tls
         options = [
             *_OPTIONS,
@@ -161,7 +204,7 @@ class EnrolmentServer:
             ("grpc.max_connection_age_ms", 60_000),
             ("grpc.max_connection_age_grace_ms", 5_000),
         ]
-        self._listener = Listener(listen, GuardInterceptor(check_enrolment), options, self.MOST_CALLS)
+        self._listener = Listener(listen, GuardInterceptor(check_enrolment, watch), options, self.MOST_CALLS)
         self.grpc = self._listener.grpc
 
     async def start(self) -> str:

@@ -12,10 +12,13 @@ from typing import Any
 
 import grpc
 import pytest
+from edgeshard_coordinator.control.audit_log import AuditLog
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.quotas import Quotas
 from edgeshard_coordinator.core.state import Timings, validate_state
 
 from edgeshard import WIRE_VERSION
@@ -102,8 +105,10 @@ class Site:
         backlog_limit: int,
         placer: Placer,
         identities: Identities | None = None,
+        quotas: Quotas = Quotas(),  # noqa: B008 - frozen
     ) -> None:
         self._identities = identities
+        self._quotas = quotas
         self.models = MemoryModels([build_manifest()])
         self.state_path = state_dir / "state.sqlite"
         self._timings = timings
@@ -113,10 +118,21 @@ class Site:
         self.agents: list[FakeAgent] = []
 
     async def start(self) -> None:
-        server = Server("127.0.0.1:0", None if self._identities is None else self._identities.coordinator())
+        tls = None if self._identities is None else self._identities.coordinator()
+        audit = AuditLog(self.state_path.parent / "audit", SystemClock())
+        server = Server("127.0.0.1:0", tls, watch=CallAudit(audit))
         store = StateStore(self.state_path)
         self.coordinator = Coordinator(
-            server, store, self.models, None, self._placer, SystemClock(), self._timings, self._backlog_limit
+            server,
+            store,
+            self.models,
+            None,
+            self._placer,
+            SystemClock(),
+            self._timings,
+            self._backlog_limit,
+            self._quotas,
+            audit,
         )
         self.address = await self.coordinator.start()
         self.channel = self._dial(Role.OPERATOR, "admin")
@@ -230,9 +246,10 @@ async def open_site(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
             backlog_limit: int = 4096,
             placer: Placer = PlanningPlacer(),  # noqa: B008
             identities: Identities | None = None,
+            quotas: Quotas = Quotas(),  # noqa: B008 - frozen
             **timings: Any,
         ) -> Site:
-            site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer, identities)
+            site = Site(tmp_path, replace(UNDISTURBED, **timings), backlog_limit, placer, identities, quotas)
             await site.start()
             stack.push_async_callback(site.stop)
             return site

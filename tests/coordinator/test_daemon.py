@@ -12,7 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from edgeshard_coordinator.core.quotas import Quota
+from edgeshard_coordinator.daemon import _assemble, _site
+from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
 from edgeshard.rpc.channel import open_channel
@@ -104,6 +108,8 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
         ((), 2, "error: --listen is required"),
         (("--listen", "127.0.0.1:0", "--tls-ca", "ca.pem"), 2, "error: --tls-cert is missing"),
         (("--listen", "127.0.0.1:0", "--config", "{config}"), 2, "unknown key 'lisen'"),
+        (("--listen", "127.0.0.1:0", "--quotas", "{config}"), 2, "'coordinator' is no identity"),
+        (("--listen", "127.0.0.1:0", "--quotas", "nowhere.toml"), 2, "error: --quotas nowhere.toml: cannot be read"),
     ],
 )
 async def test_a_start_that_fails_says_why(
@@ -117,6 +123,27 @@ async def test_a_start_that_fails_says_why(
     assert process.returncode == code
     assert message in stderr.decode()
     assert "Traceback" not in stderr.decode()
+
+
+async def test_what_was_done_is_written_down(start: Any, tmp_path: Path) -> None:
+    ready, state = tmp_path / "ready.json", tmp_path / "state"
+    process = await start("--listen", "127.0.0.1:0", "--state-dir", str(state), "--ready-file", str(ready))
+    async with open_channel((await wait_for_file(ready, process))["address"], None) as channel:
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="o", name="none"), timeout=DEADLINE_S)
+    await end(process)
+    (line,) = (state / "audit" / "operators.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["what"], entry["target"], entry["result"]) == ("DeleteModel", "none", "MODEL_NOT_FOUND")
+
+
+async def test_the_file_of_quotas_is_what_requests_are_held_to(tmp_path: Path) -> None:
+    (tmp_path / "quotas.toml").write_text('["*"]\nrequests = 7\n')
+    given = {"listen": "127.0.0.1:0", "state_dir": tmp_path / "state", "quotas": tmp_path / "quotas.toml"}
+    settings = CoordinatorSettings(**given, plaintext=True)
+    coordinator = await _assemble(settings, _site(settings))
+    assert coordinator.front._quotas._quotas.of("client/app") == Quota(requests=7)
 
 
 async def test_an_address_in_use_by_something_else(start: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.settings import AgentSettings
+from edgeshard_coordinator.core.quotas import parse_quotas
 from edgeshard_coordinator.settings import CoordinatorSettings
 from google.protobuf.message import DecodeError
 
@@ -328,6 +329,10 @@ def _spec(data: bytes) -> None:
     parse_spec(parse_toml(_text(data), "spec", "file"))
 
 
+def _quotas(data: bytes) -> None:
+    parse_quotas(parse_toml(_text(data), "quotas", "quotas"), "quotas")
+
+
 _CLUSTER = """
 source = "a-1"
 [link]
@@ -344,6 +349,13 @@ new_tokens = 32
 _LAB = (
     _CLUSTER + '[lab]\nmodel = "tiny/config.json"\n[[lab.run]]\nlayers = "a-1=0:1"\nmode = "no-bubbles"\nstreams = 2\n'
 )
+_QUOTAS = """
+["*"]
+requests = 4
+max_priority = -1
+["client/app"]
+tokens_per_minute = 60_000
+"""
 _SPEC = """
 name = "tales"
 model = "tiny"
@@ -386,7 +398,7 @@ class _All:
     targets: dict[str, Target] = field(default_factory=dict)
 
     def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
-        is_json = name not in ("frame", "settings", "cluster", "spec", "header", "manifest")
+        is_json = name not in ("frame", "settings", "cluster", "spec", "header", "manifest", "quotas")
         self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
 
 
@@ -403,6 +415,7 @@ def _made() -> dict[str, Target]:
     every.add("settings", _settings, _SETTINGS.encode(), *_examples())
     every.add("cluster", _cluster, _CLUSTER.encode(), _LAB.encode(), *_examples())
     every.add("spec", _spec, _SPEC.encode())
+    every.add("quotas", _quotas, _QUOTAS.encode(), words=(b"max_priority", b'["operator/a"]'))
     return every.targets
 
 

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -47,6 +48,7 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
+from edgeshard.wire.audit import audit_entry_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire, traffic_to_wire
@@ -152,6 +154,7 @@ class ScriptedSite:
     progress: list[Any] = field(default_factory=list)
     traces: list[StageTrace] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
+    audit: list[AuditEntry] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     traffic: Traffic = NO_TRAFFIC
     requests: list[Any] = field(default_factory=list)
@@ -311,6 +314,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         answer(self.site, "Dump", request, context)
         for dump in self.site.dumps:
             yield from dump_messages(dump)
+
+    def ListAudit(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "ListAudit", request, context)
+        return admin_pb2.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in self.site.audit])
 
     def DeleteDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "DeleteDeployment", request, context)

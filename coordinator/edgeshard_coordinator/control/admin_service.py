@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures import check_quantisation, parse_config
+from edgeshard.domain.audit import MOST_ENTRIES
 from edgeshard.domain.commands import MeasureCompute
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.dtypes import DType
@@ -18,6 +19,7 @@ from edgeshard.domain.errors import (
     AlreadyExistsError,
     EdgeShardError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
 )
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, OperationId
@@ -27,6 +29,7 @@ from edgeshard.domain.site import MeasureRequest, StoredModel
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
+from edgeshard.wire.audit import audit_entry_to_wire
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire
@@ -38,6 +41,7 @@ from edgeshard.wire.site import (
     stored_model_to_wire,
 )
 from edgeshard.wire.trace import trace_to_wire
+from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
@@ -63,7 +67,7 @@ PLACING_ATTEMPTS = 5
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an operator asks for everything
         self,
         loop: StateLoop,
         front: RequestFront,
@@ -73,6 +77,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         models: Models,
         planner: Planner,
         store: StateStore,
+        audit: AuditLog,
     ) -> None:
         self._loop = loop
         self._front = front
@@ -83,6 +88,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._models = models
         self._planner = planner
         self._store = store
+        self._audit = audit
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
@@ -195,6 +201,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             async for dump in dumps:
                 for message in dump_messages(dump):
                     yield message
+
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Any) -> pb.ListAuditResponse:
+        if not 1 <= request.limit <= MOST_ENTRIES:
+            raise InvalidArgumentError(f"limit must be 1 to {MOST_ENTRIES}, not {request.limit}", field="limit")
+        entries = await self._audit.newest(request.limit)
+        return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries])
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""

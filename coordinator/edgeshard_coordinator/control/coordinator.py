@@ -20,6 +20,8 @@ from edgeshard.proto.v1 import (
 )
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.admin_service import AdminServicer
+from edgeshard_coordinator.control.audit_log import AuditLog
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.dumping import Dumps
@@ -38,6 +40,7 @@ from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core import eviction
 from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
+from edgeshard_coordinator.core.quotas import Quotas
 from edgeshard_coordinator.core.state import State, Timings
 from edgeshard_coordinator.membership.membership import Membership
 
@@ -49,11 +52,11 @@ EXPIRY_S = 0.1
 class Coordinator:
     """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
 
-    `model_service` is the model store's servicer, None where a test needs none; `membership` says who belongs to the
-    site, None in plaintext.
+    `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
+    same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts
+    def __init__(  # noqa: PLR0913 - the parts it is put together of
         self,
         server: Server,
         store: StateStore,
@@ -63,6 +66,8 @@ class Coordinator:
         clock: Clock,
         timings: Timings = Timings(),  # noqa: B008 - frozen
         backlog_limit: int = BACKLOG_LIMIT,
+        quotas: Quotas = Quotas(),  # noqa: B008 - frozen
+        audit: AuditLog | None = None,
         membership: Membership | None = None,
     ) -> None:
         self._server = server
@@ -72,23 +77,29 @@ class Coordinator:
         self._chores: list[asyncio.Task[None]] = []
         self._models = models
         self._hub = ControlHub()
-        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit)
+        self._audit = audit or AuditLog(None, clock)
+        noted = CallAudit(self._audit)
         self._membership = membership
+        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas)
         planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
-        self._agents = CoordinatorServicer(self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials)
+        self._agents = CoordinatorServicer(
+            self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted
+        )
         self.identities = IdentityServicer(self.loop, self._hub, store, membership)
         if membership is not None:
             membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
-        self._admin = AdminServicer(self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store)
+        self._admin = AdminServicer(
+            self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store, self._audit
+        )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
-        self._inference = InferenceServicer(self.loop, self.front, models)
+        self._inference = InferenceServicer(self.loop, self.front, models, noted)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
         if model_service is not None:
@@ -120,11 +131,13 @@ class Coordinator:
             await self._membership.open()
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)
+        self._audit.start()
         await self.loop.start()
         try:
             return await self._server.start()
         except BaseException:
             await self._stop_state()
+            await self._audit.stop()
             raise
 
     async def stop(self) -> None:
@@ -140,6 +153,7 @@ class Coordinator:
         self._calls.close(gone)
         self._hub.close_all()
         await self._server.stop()
+        await self._audit.stop()
 
     async def _keep_traffic(self) -> None:
         """Now and then, since no request waits for it; a coordinator that is killed forgets what came since."""

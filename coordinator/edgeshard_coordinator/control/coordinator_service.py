@@ -37,6 +37,7 @@ from edgeshard.wire.control import (
     report_from_wire,
     term_to_wire,
 )
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
@@ -71,6 +72,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         traces: Traces,
         dumps: Dumps,
         denials: Denials,
+        audit: CallAudit,
     ) -> None:
         self._loop = loop
         self._hub = hub
@@ -78,6 +80,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._traces = traces
         self._dumps = dumps
         self._denials = denials
+        self._audit = audit
         self.batches = HeartbeatBatches(loop)
         self.closing = False
 
@@ -86,9 +89,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
-        self._owned(context, registration.node_id)  # an id that another box has
+        known = self._owned(context, registration.node_id)  # an id that another box has
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
+        if known is None or (known.name, known.address) != (registration.name, registration.address):
+            self._audit.note(context, "Register", registration.name)
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
         answer = term_to_wire(self._loop.state.term)
         answer.wire_version = WIRE_VERSION

@@ -25,6 +25,7 @@ from edgeshard.rpc.hello import first_message
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
+from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
@@ -33,10 +34,11 @@ from edgeshard_coordinator.core.state import DeploymentRecord
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, loop: StateLoop, front: RequestFront, models: Models) -> None:
+    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit) -> None:
         self._loop = loop
         self._front = front
         self._models = models
+        self._audit = audit
         self._listeners = Listeners()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
@@ -98,7 +100,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         principal = caller(context)
         everyones = principal is None or principal.role is Role.OPERATOR
         request_id = RequestId(check_id(request.request_id, "request_id"))
-        cancelled = self._front.cancel(request_id, None if everyones else client_of(context))
+        owner, client = self._front.owner_of(request_id), client_of(context)
+        cancelled = self._front.cancel(request_id, None if everyones else client)
+        if cancelled and owner != client:
+            self._audit.note(context, "Cancel", f"{request_id} of {owner}")
         return pb.InferenceServiceCancelResponse(cancelled=cancelled)
 
     async def ListModels(

@@ -24,12 +24,12 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, FinishReason, Generation, Started, Token
 from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard_coordinator.control.quotas import QuotaBook
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
+from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
-QUEUED_PER_SLOT = 4
-"""Requests that may wait at a head for each one that may run; more are refused at once."""
 BACKLOG_LIMIT = 4096
 """Events a client may fall behind before its request is given up."""
 PARKED_LIMIT_S = 30.0
@@ -65,10 +65,12 @@ class RequestFront:
         traffic: TrafficBook,
         now: Callable[[], float],
         backlog_limit: int = BACKLOG_LIMIT,
+        quotas: Quotas = Quotas(),  # noqa: B008 - frozen
     ) -> None:
         self._state = state
         self.traffic = traffic
         self._now = now
+        self._quotas = QuotaBook(quotas, now)
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -165,6 +167,8 @@ class RequestFront:
         if request.prompt_tokens is not None or record is None:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
+        if not request.was_admitted:
+            self._quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
     def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
@@ -174,6 +178,7 @@ class RequestFront:
             self.dropped_messages += 1
             return False
         request.emitted.append(token.token)
+        self._quotas.charge(request.client, 1)
         if request.unread_by_choice:
             return True
         if request.backlog >= self._backlog_limit:
@@ -229,7 +234,8 @@ class RequestFront:
         has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
-        `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait.
+        `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait,
+        and what `QuotaBook.check` raises.
         """
         if self._closed is not None:
             raise self._closed
@@ -250,14 +256,19 @@ class RequestFront:
             raise AlreadyExistsError(
                 "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
             )
+        was_admitted = resumed and self._quotas.was_admitted(request_id, client)
+        if not was_admitted:
+            held = [request.deployment for request in self._requests.values() if request.client == client]
+            self._quotas.check(client, generation.priority, record, held)
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if not resumed and len(self._of(record.name)) >= limit:
+        if not was_admitted and len(self._of(record.name)) >= limit:
             raise ResourceExhaustedError(
                 f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )
         request = RunningRequest(request_id, record.name, generation, client, emitted, deadline)
+        request.was_admitted = was_admitted
         request.parked_at = self._now()
         self._requests[request_id] = request
         self.occupied.set()
@@ -290,6 +301,11 @@ class RequestFront:
             tokens = len(request.prompt_tokens or ()), len(request.emitted)
             request.deliver(Finished(FinishReason.CANCELLED, "", *tokens))
         return True
+
+    def owner_of(self, request_id: RequestId) -> str:
+        """Whose a running request is; '' for one that is not there, as in plaintext."""
+        request = self._requests.get(request_id)
+        return "" if request is None else request.client
 
     def active_requests(self, deployment: DeploymentName) -> int:
         return len(self._of(deployment))
@@ -392,5 +408,6 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
+            self._quotas.ended(request)
             if not self._requests:
                 self.occupied.clear()

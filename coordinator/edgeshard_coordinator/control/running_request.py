@@ -48,6 +48,8 @@ class RunningRequest:
         self.emitted: list[int] = list(emitted or ())
         self._resumed = emitted is not None
         self.deadline = deadline
+        self.was_admitted = False
+        """Whether it was let in before, by this run of the coordinator or a former one, and its prompt counted."""
         self.parked_at = 0.0
         self.fruitless = 0
         """Heads in a row that were lost before the request had a token of them."""

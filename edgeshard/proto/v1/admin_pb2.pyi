@@ -253,6 +253,36 @@ class DumpResponse(_message.Message):
     failure: _common_pb2.Failure
     def __init__(self, node: _Optional[str] = ..., part: _Optional[bytes] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
+class ListAuditRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("time", "who", "what", "target", "result", "address", "suppressed")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    time: str
+    who: str
+    what: str
+    target: str
+    result: str
+    address: str
+    suppressed: int
+    def __init__(self, time: _Optional[str] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., target: _Optional[str] = ..., result: _Optional[str] = ..., address: _Optional[str] = ..., suppressed: _Optional[int] = ...) -> None: ...
+
 class Deployment(_message.Message):
     __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook")
     SPEC_FIELD_NUMBER: _ClassVar[int]

@@ -100,6 +100,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/ListAudit',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -189,6 +194,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """Who changed the site or was refused, lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -256,6 +268,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Dump,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -610,6 +627,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/Dump',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DumpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/ListAudit',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

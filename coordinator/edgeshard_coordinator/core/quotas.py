@@ -1,0 +1,103 @@
+"""What one identity may use of a site: how many requests at once, tokens a minute, and the highest priority.
+
+An identity is a certificate's role and id, such as `client/app`; '' is everyone in plaintext.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import Role
+from edgeshard.domain.ids import check_name
+
+QUEUED_PER_SLOT = 4
+"""Requests that may wait at a head for each one that may run; more are refused at once."""
+QUEUED_OF_ONE = 2
+"""Of these, how many one identity may have, unless a quota says otherwise: the others have the rest."""
+EVERYONE_ELSE = "*"
+MOST_IDENTITIES = 10_000
+_ROLES = (Role.CLIENT, Role.OPERATOR)
+_LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), "max_priority": (-10, 10)}
+"""Least and most of each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What is None was not given.
+
+    `requests` at once, at all deployments together; in its absence an identity has a share of each deployment's.
+    `tokens_per_minute` counts those of prompts and new ones. `max_priority` is the highest that a request may have.
+    """
+
+    requests: int | None = None
+    tokens_per_minute: int | None = None
+    max_priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Those that are `named`, and what counts for all others."""
+
+    named: Mapping[str, Quota] = field(default_factory=dict)
+    others: Quota = Quota()
+
+    def of(self, identity: str) -> Quota:
+        return self.named.get(identity, self.others)
+
+    def max_priority_of(self, identity: str) -> int:
+        """A client that asks for more would make all others wait, so it needs somebody's word for it."""
+        given = self.of(identity).max_priority
+        if given is not None:
+            return given
+        return 0 if identity.startswith(f"{Role.CLIENT}/") else _LIMITS["max_priority"][1]
+
+
+def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:
+    """The quotas of a decoded TOML file: a section for each identity, and `*` for everyone else, whose keys also count
+    where an identity's own section does not have them.
+
+    Raises InvalidArgumentError of the key at fault; `what` begins its message.
+    """
+    if len(document) > MOST_IDENTITIES:
+        raise InvalidArgumentError(f"{what}: has more than {MOST_IDENTITIES} identities", field="quotas")
+    sections = {name: _section(what, name, section) for name, section in document.items()}
+    everyone = sections.pop(EVERYONE_ELSE, {})
+    return Quotas({name: Quota(**{**everyone, **section}) for name, section in sections.items()}, Quota(**everyone))
+
+
+def _section(what: str, name: str, section: Any) -> dict[str, int]:
+    _check_identity(what, name)
+    if not isinstance(section, dict):
+        raise InvalidArgumentError(f'{what}: {name[:80]} must be a section, ["{name[:80]}"]', field=name)
+    for key, value in section.items():
+        if key not in _LIMITS:
+            raise InvalidArgumentError(
+                f'{what}: unknown key {key[:80]!r} in ["{name}"]; keys are {", ".join(_LIMITS)}',
+                field=key,
+                reason="UNKNOWN_KEY",
+            )
+        least, most = _LIMITS[key]
+        if type(value) is not int or not least <= value <= most:
+            raise InvalidArgumentError(
+                f'{what}: {key} in ["{name}"] must be a whole number from {least} to {most}', field=key
+            )
+    return section
+
+
+def _check_identity(what: str, name: str) -> None:
+    if name == EVERYONE_ELSE:
+        return
+    role, _, id = name.partition("/")
+    try:
+        if role in _ROLES and check_name(id, name):
+            return
+    except InvalidArgumentError:
+        pass  # What follows says it for the whole of it.
+    raise InvalidArgumentError(
+        f"{what}: {name[:80]!r} is no identity: write client/NAME, operator/NAME, or * for everyone else",
+        field=name,
+        reason="UNKNOWN_KEY",
+    )

@@ -1,0 +1,27 @@
+"""A bucket that fills at a steady rate and may be overdrawn, for what is known only after it was used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBucket:
+    """Fills by `rate` a second and holds what `holds_s` seconds bring. It is full until something is charged.
+
+    `full_at` is when it will be full again, in seconds of the caller's clock: one number tells the level and the debt.
+    """
+
+    rate: float
+    holds_s: float
+    full_at: float = float("-inf")
+
+    def charged(self, amount: float, now: float) -> TokenBucket:
+        return TokenBucket(self.rate, self.holds_s, max(self.full_at, now) + amount / self.rate)
+
+    def debt_s(self, now: float) -> float:
+        """Seconds until it is out of debt; 0 where it is in none."""
+        return max(0.0, self.full_at - now - self.holds_s)
+
+    def is_full(self, now: float) -> bool:
+        return self.full_at <= now
