@@ -17,6 +17,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.logs import configure_logging
 from edgeshard.process.notify import Notifier
+from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
 from edgeshard.rpc.server import Server
@@ -69,7 +70,7 @@ async def _assemble(settings: CoordinatorSettings) -> Coordinator:
         tls.check_is(Role.COORDINATOR, "coordinator")
     models = ModelStore(settings.state_dir / "models")
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_directory(settings.state_dir, "state-dir")
         await asyncio.to_thread(models.open)
     except OSError as error:
         raise InvalidArgumentError(

@@ -136,6 +136,7 @@ async def _up(lab: Lab, lab_file: Path, directory: Path) -> str:
     from edgeshard.cli.lab_site import lab_cluster, make_stand_in
     from edgeshard.client import Client
 
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_stand_in(lab, directory / "stand-in")
     site = lab_cluster(lab, lab_file, directory)
     try:

@@ -55,11 +55,13 @@ class Daemon:
 
     async def start(self) -> None:
         """Start the process; see `wait_ready` for when it listens."""
+        from edgeshard.process.private import open_private
+
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
         # The operator's own settings for daemons must not change a temporary site.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-        with self.log_path.open("ab") as log:
+        with open(self.log_path, "ab", opener=open_private) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
