@@ -1,4 +1,4 @@
-"""What users ask and get stays between them and the boxes: clients share no KV, and no file has a word or a token of it.
+"""What users ask and get stays between them and the boxes: clients share no KV, and no file has a word or token of it.
 
 One site behind TLS whose daemons log at debug, started with a umask that hides nothing from anybody.
 """
@@ -25,9 +25,10 @@ import pytest_asyncio
 from edgeshard import Client
 from edgeshard.cli.local import Daemon, LocalCluster
 from edgeshard.client import Completion
+from edgeshard.client.completion import CompletionBuilder
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError
-from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerateRequest, Started, Token
+from edgeshard.domain.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
 from edgeshard.domain.identity import Role
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
@@ -98,11 +99,20 @@ class Watched(Site):
     def files(self, name: str) -> TlsFiles:
         return self.identities.of(Role.CLIENT, name)
 
-    async def complete(self, name: str, prompt: str = PROMPT, new_tokens: int = NEW) -> Completion:
-        """By the client of this name."""
+    async def complete(
+        self, name: str, prompt: str = PROMPT, new_tokens: int = NEW, begun: asyncio.Event | None = None
+    ) -> Completion:
+        """By the client of this name; `begun` is set when it has a token."""
+        now = asyncio.get_running_loop().time
+        builder = CompletionBuilder(now(), logprobs=False)
         async with Client(self.cluster.address, self.files(name)) as client:
-            done = await client.complete("tales", prompt, max_new_tokens=new_tokens, ignore_eos=True, timeout_s=60)
-        return self.said.add(done)
+            async for event in client.generate(
+                "tales", prompt, max_new_tokens=new_tokens, ignore_eos=True, timeout_s=120
+            ):
+                builder.add(event, now())
+                if begun is not None and isinstance(event, Token):
+                    begun.set()
+        return self.said.add(builder.build())
 
     async def edgectl(self, *arguments: str) -> tuple[int | None, bytes, bytes]:
         files = self.identities.of(Role.OPERATOR, "admin")
@@ -181,25 +191,12 @@ async def test_whose_a_prefix_is_survives_the_loss_of_a_box_and_of_the_coordinat
     """What goes on in a new epoch, and what its client takes up again, is still that client's alone."""
     long = 160
     undisturbed = await site.complete("alice", new_tokens=long)
-    async with Client(site.cluster.address, site.files("alice")) as alice:
-        first, tokens, seen = (), [], asyncio.Event()
-
-        async def answer() -> None:
-            nonlocal first
-            async for event in alice.generate("tales", PROMPT, max_new_tokens=long, ignore_eos=True, timeout_s=120):
-                if isinstance(event, Started):
-                    first = event.prompt_tokens
-                elif isinstance(event, Token):
-                    tokens.append(event.token)
-                    if len(tokens) >= 3:
-                        seen.set()
-
-        task = asyncio.create_task(answer())
-        await asyncio.wait_for(seen.wait(), 60)
-        await site.cluster.agents["b"].kill()
-        await restart_coordinator(site)
-        await task
-    assert (first, tuple(tokens)) == (undisturbed.prompt_token_ids, undisturbed.token_ids)
+    begun = asyncio.Event()
+    running = asyncio.create_task(site.complete("alice", new_tokens=long, begun=begun))
+    await asyncio.wait_for(begun.wait(), 60)
+    await site.cluster.agents["b"].kill()
+    await restart_coordinator(site)
+    assert (await running).token_ids == undisturbed.token_ids
     await site.cluster.start_agent("b")
     await site.until(site.ready)
     await check_sharing(site, known_to=("alice",))
@@ -276,8 +273,9 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
 async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watched) -> None:
     printed = await ask_in_every_way(site)
     # The head's box is lost in mid-answer, and a dump of what is left is taken.
-    running = asyncio.create_task(site.complete("alice", f"{PROMPT} of {CANARIES[1]}", new_tokens=160))
-    await asyncio.sleep(0.5)
+    begun = asyncio.Event()
+    running = asyncio.create_task(site.complete("alice", f"{PROMPT} of {CANARIES[1]}", 160, begun))
+    await asyncio.wait_for(begun.wait(), 60)
     await site.cluster.agents["a"].kill()
     code, *outputs = await site.edgectl("debug", "dump", "-o", "later.json")
     assert code == 0, outputs
@@ -289,7 +287,7 @@ async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watche
     assert {"state.sqlite", "coordinator.log", "a.log", "b.log", "c.log", "trace.json", "site.json"} <= names
     for name, content in [*((str(path), read(path)) for path in files), *(("output", item) for item in printed)]:
         hit = found.search(content)
-        assert hit is None, f"{name} has {hit[0]!r}"  # type: ignore[index]
+        assert hit is None, f"{name} has {hit[0]!r}"
     assert found.search(b"the prompt was " + PROMPT.encode()), "it would be found"
     tokens = next(iter(site.said.tokens))
     for form in (str(list(tokens)), json.dumps(tokens, indent=0)):

@@ -5,8 +5,8 @@ draft of the tables it touches and only then committed, so a refused step change
 
 Several tables may hold one block, as long as it is full: they share what it holds, and nobody writes to it any more.
 
-A block that is granted anew is zeroed first, whoever had it before: what one client's tokens left there is gone on every
-stage before another's are computed.
+A block that is granted anew is zeroed first, whoever had it before: what one client's tokens left there is gone from
+every stage before another's are computed.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ class KvPool:
 
     def _clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks, those that lie one behind the other at once."""
-        for _, run in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
-            _, first = next(run)
-            self._by_block[:, first : first + 1 + sum(1 for _ in run)].zero_()
+        for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
+            run = [block for _, block in group]
+            self._by_block[:, run[0] : run[-1] + 1].zero_()
 
     def _peek(self, draft: KvDraft, request: int) -> KvTable:
         if request in draft.tables:

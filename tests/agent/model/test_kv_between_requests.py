@@ -21,6 +21,7 @@ from edgeshard_agent.scheduler.scheduler import Limits, RequestEnd, Scheduler, T
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.generation import Generation
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
@@ -150,7 +151,7 @@ def test_blocks_that_are_shared_keep_what_they_hold(pool: KvPool) -> None:
 
 
 def test_a_refused_step_zeroes_nothing(pool: KvPool) -> None:
-    with pytest.raises(Exception, match="KV_GAP|begins at"):
+    with pytest.raises(FailedPreconditionError):
         pool.check(StepPlan(grants=(KvGrant(2, 0, (0, 1)),), spans=(Span(2, 3, 1),)))
     assert zero_blocks(pool) == []
 
