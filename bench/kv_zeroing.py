@@ -1,9 +1,9 @@
 """What zeroing KV blocks costs beside what is computed into them.
 
 The 316 M-parameter random Llama (`bench/random_llama.py`) in one StageModel with int4 weights, whose steps are the
-quickest, on one thread. Timed in turns, in milliseconds: a decode step of 1 and of 16 streams, a prompt of 128 tokens, and
-zeroing the blocks that are granted for them: one block in each 16 steps of a stream, 8 for the prompt. `share` is the
-part of the step, or of the prompt, that zeroing takes.
+quickest, on one thread. Timed in turns, in milliseconds: a decode step of 1 and of 16 streams, a prompt of 128 tokens,
+and zeroing the blocks that are granted for them: one block in each 16 steps of a stream, 8 for the prompt. `share` is
+the part of the step, or of the prompt, that zeroing takes.
 
     python -m bench.kv_zeroing [--rounds 15]      JSON on stdout
 """
