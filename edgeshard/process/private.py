@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
 from pathlib import Path
 
@@ -17,6 +16,8 @@ log = structlog.get_logger()
 def keep_private() -> None:
     """From now on this process and its children make files for their owner alone, and leave no core: it would hold
     prompts. Whoever looks for a crash can raise the limit again: prlimit --core=unlimited --pid PID."""
+    import resource  # not where edgectl alone runs on a system without it
+
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
