@@ -28,6 +28,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.notify import Notifier
+from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
@@ -237,7 +238,7 @@ def persistent_node_id(state_dir: Path) -> NodeId:
     """This box's id, made once and kept in the state directory, so that a restarted box is the same box."""
     path = state_dir / "node-id"
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        private_directory(state_dir, "state-dir")
         if not path.exists():
             with tempfile.NamedTemporaryFile("w", dir=state_dir, prefix="node-id.", delete=False) as file:
                 file.write(secrets.token_hex(16) + "\n")

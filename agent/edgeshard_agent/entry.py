@@ -20,8 +20,10 @@ def main() -> None:
     settle_grpc()
     from edgeshard.process.config import load_settings
     from edgeshard.process.logs import configure_logging, report_failure
+    from edgeshard.process.private import keep_private
     from edgeshard_agent.settings import AgentSettings
 
+    keep_private()
     try:
         settings = load_settings(AgentSettings, "edgeshard-agent")
         configure_logging(settings.log_level)

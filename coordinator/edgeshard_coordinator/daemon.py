@@ -22,6 +22,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.logs import configure_logging
 from edgeshard.process.notify import Notifier
+from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
@@ -85,7 +86,7 @@ async def serve(settings: CoordinatorSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Whom the coordinator trusts, and who belongs to its site, both None in plaintext; and what is remembered of it."""
+    """Whom the coordinator trusts and who belongs to its site, both None in plaintext; and its logbook."""
 
     tls: TlsFiles | None
     membership: Membership | None
@@ -148,7 +149,7 @@ async def _open_entrance(
 async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_directory(settings.state_dir, "state-dir")
         await asyncio.to_thread(models.open)
     except OSError as error:
         raise InvalidArgumentError(

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import report_failure
+from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 
 _NEEDED = ("psutil",)
@@ -22,6 +23,7 @@ def main() -> None:
     with lasting_imports():
         from edgeshard_coordinator.daemon import run
 
+    keep_private()
     try:
         run()
     except EdgeShardError as error:

@@ -54,6 +54,7 @@ def up(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY) -> None:
             f"directory: a lab is up in {directory}; end it with edgectl lab down, or give another --directory",
             field="directory",
         )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = run_async(_up(lab, lab_file, directory.absolute()))
     typer.echo(address)
     sys.stdout.flush()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from edgeshard.domain.errors import (
     DeadlineError,
@@ -43,6 +43,12 @@ _STOP_GRACE_S = 4.0
 _TAIL_LINES = 12
 
 
+def _private_log(path: Path) -> BinaryIO:
+    from edgeshard.process.private import open_private
+
+    return open(path, "ab", opener=open_private)
+
+
 class Daemon:
     """One child process with a ready file and a log file in `directory`."""
 
@@ -66,7 +72,7 @@ class Daemon:
         self.address = ""
         # The operator's own settings for daemons must not change a temporary site.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-        with self.log_path.open("ab") as log:
+        with _private_log(self.log_path) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -76,7 +76,10 @@ async def _recorded(context: typer.Context, deployment: str, seconds: float) -> 
 
 
 def _write(path: Path, text: str) -> None:
+    from edgeshard.process.private import open_private
+
     try:
-        path.write_text(text, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
     except OSError as error:
         raise InvalidArgumentError(f"cannot write --output {path}: {error.strerror}", field="output") from None

@@ -43,8 +43,9 @@ StateDirectory={unit}
 StateDirectoryMode=0700
 UMask=0077
 LimitNOFILE=65536
-# A core would hold prompts.
+# A core would hold prompts, and so would swap.
 LimitCORE=0
+MemorySwapMax=0
 
 NoNewPrivileges=yes
 CapabilityBoundingSet=

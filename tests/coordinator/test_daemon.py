@@ -140,8 +140,9 @@ async def test_what_was_done_is_written_down(start: Any, tmp_path: Path) -> None
 
 async def test_the_file_of_quotas_is_what_requests_are_held_to(tmp_path: Path) -> None:
     (tmp_path / "quotas.toml").write_text('["*"]\nrequests = 7\n')
-    given = {"listen": "127.0.0.1:0", "state_dir": tmp_path / "state", "quotas": tmp_path / "quotas.toml"}
-    settings = CoordinatorSettings(**given, plaintext=True)
+    settings = CoordinatorSettings(
+        listen="127.0.0.1:0", state_dir=tmp_path / "state", quotas=tmp_path / "quotas.toml", plaintext=True
+    )
     coordinator = await _assemble(settings, _site(settings))
     assert coordinator.front._quotas._quotas.of("client/app") == Quota(requests=7)
 

@@ -143,11 +143,12 @@ class Head:
         """Begin a request, or go on with one that is here, and answer on the stream there is now."""
         entry = self._journal.find(start.request_id)
         if entry is not None:
-            if self._has_all(entry, start.emitted_tokens):
+            # An id is no secret between clients: what another one asked is not said to whoever names it.
+            if entry.start.client == start.client and self._has_all(entry, start.emitted_tokens):
                 entry.start = replace(entry.start, instance=start.instance)
                 self._follow(entry, len(start.emitted_tokens))
                 return
-            # Another head had it meanwhile, and what the coordinator has counts.
+            # It is another client's, or another head had it meanwhile and what the coordinator has counts.
             self._scheduler.cancel(start.request_id)
             self._journal.forget(start.request_id)
         task = asyncio.create_task(self.start_request(start))

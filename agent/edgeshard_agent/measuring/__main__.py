@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.storage.inputs import read_json
 
@@ -20,6 +21,7 @@ def main() -> None:
         sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
         sys.exit(1)
     settle_grpc()
+    keep_private()
     try:
         _run(_parser().parse_args())
     except EdgeShardError as error:

@@ -4,12 +4,16 @@ The pool holds no allocator: the head grants blocks, the pool checks and obeys. 
 draft of the tables it touches and only then committed, so a refused step changes nothing.
 
 Several tables may hold one block, as long as it is full: they share what it holds, and nobody writes to it any more.
+
+A block that is granted anew is zeroed first, whoever had it before: what one client's tokens left there is gone from
+every stage before another's are computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
@@ -17,8 +21,7 @@ from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import PanelArena, RowArena, make_arena
-from edgeshard_agent.ops.huge_pages import Arena
+from edgeshard_agent.ops import PanelArena, RowArena, make_arena, zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,15 @@ class KvTable:
 
 @dataclass(slots=True)
 class KvDraft:
-    """What a validated step will change: None for a freed table, and of each block touched its holders and state."""
+    """What a validated step will change: None for a freed table, and of each block touched its holders and state.
+
+    `anew` are the blocks granted to be written.
+    """
 
     tables: dict[int, KvTable | None] = field(default_factory=dict)
     holders: dict[int, int] = field(default_factory=dict)
     full: dict[int, bool] = field(default_factory=dict)
+    anew: list[int] = field(default_factory=list)
 
 
 class KvPool:
@@ -70,19 +77,22 @@ class KvPool:
         self.scratch_block = blocks if scratch else None
         self.dtype = TORCH_DTYPES[dtype]
         self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
-        slots = (blocks + 1 if scratch else blocks) * block_tokens
-        memory = Arena(self.bytes_capacity)
+        held = blocks + 1 if scratch else blocks
+        slots, row = held * block_tokens, held * block_tokens * kv_heads * head_dim
         try:
+            memory = zeroed((len(layers), 2, row), self.dtype, device)
             self._arenas = [
-                RowArena(slots, kv_heads, head_dim, self.dtype, device, memory)
+                RowArena(slots, kv_heads, head_dim, self.dtype, device, memory[index])
                 if scratch  # what records steps gathers
-                else make_arena(slots, kv_heads, head_dim, self.dtype, block_tokens, device, memory)
-                for _ in range(len(layers))
+                else make_arena(slots, kv_heads, head_dim, self.dtype, block_tokens, device, memory[index])
+                for index in range(len(layers))
             ]
         except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
                 f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
             ) from error
+        self._by_block = memory.view(2 * len(layers), held, row // held)
+        """All memory of the pool: keys and values of each layer, by block."""
         self._tables: dict[int, KvTable] = {}
         self._holders: dict[int, int] = {}
         """How many tables hold a block, for blocks that any does."""
@@ -116,6 +126,9 @@ class KvPool:
     def release(self) -> None:
         """Give all memory back. No arena can be had any more."""
         self._arenas.clear()
+        if self._by_block.device.type != "cpu":
+            self._by_block.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+        self._by_block = self._by_block.new_empty(0)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -139,7 +152,8 @@ class KvPool:
         return draft
 
     def commit(self, draft: KvDraft) -> None:
-        """Make a draft, checked against the pool as it is, the state of the pool."""
+        """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
+        self._clear(draft.anew)
         for request, table in draft.tables.items():
             if table is None:
                 self._tables.pop(request, None)
@@ -155,6 +169,12 @@ class KvPool:
                 self._full.add(block)
             else:
                 self._full.discard(block)
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        """Zero blocks, those that lie one behind the other at once."""
+        for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
+            run = [block for _, block in group]
+            self._by_block[:, run[0] : run[-1] + 1].zero_()
 
     def _peek(self, draft: KvDraft, request: int) -> KvTable:
         if request in draft.tables:
@@ -199,6 +219,7 @@ class KvPool:
             draft.holders[block] = self._holders_of(draft, block) + 1
             if not grant.filled:
                 draft.full[block] = False
+                draft.anew.append(block)
         length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
         draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared)
 

@@ -9,7 +9,7 @@ from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.idle_spin import idle_spin
-from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena
+from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena, zeroed
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import Scheme
@@ -37,4 +37,5 @@ __all__ = [
     "run_blocks",
     "sample_rows",
     "swiglu",
+    "zeroed",
 ]

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from edgeshard_agent.ops import native
-from edgeshard_agent.ops.huge_pages import Arena, mapped
+from edgeshard_agent.ops.huge_pages import mapped
 
 PAGE = 16
 """Tokens in a page of `PanelArena` (KV_PAGE of kernels.h)."""
@@ -35,7 +35,10 @@ class KvArena(Protocol):
 
 
 class RowArena:
-    """`keys` and `values` [slots, kv_heads, head_dim]: what torch's operators read well."""
+    """`keys` and `values` [slots, kv_heads, head_dim]: what torch's operators read well.
+
+    They lie in the two rows of `memory` [2, slots * kv_heads * head_dim] where it is given.
+    """
 
     def __init__(
         self,
@@ -44,10 +47,11 @@ class RowArena:
         head_dim: int,
         dtype: torch.dtype,
         device: str = "cpu",
-        memory: Arena | None = None,
+        memory: torch.Tensor | None = None,
     ) -> None:
         size = (slots, kv_heads, head_dim)
-        self.keys, self.values = (_touched(size, dtype, device, memory) for _ in range(2))
+        rows = [zeroed(size, dtype, device) for _ in range(2)] if memory is None else memory
+        self.keys, self.values = (row.view(size) for row in rows)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,15 +78,19 @@ class PanelArena:
     Outputs of the first product are tokens, so that keys are transposed; its inputs, and the tokens that the second
     product takes in, go by twos in bfloat16. With `step` 2 for bfloat16 and 1 for float32, `keys` are
     [pages, kv_heads, head_dim / step, 16, step] and `values` [pages, kv_heads, head_dim / 16, 16 / step, 16, step].
+    They lie in the two rows of `memory` [2, slots * kv_heads * head_dim] where it is given.
     """
 
     def __init__(
-        self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, memory: Arena | None = None
+        self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, memory: torch.Tensor | None = None
     ) -> None:
         step = 4 // dtype.itemsize
         pages, vectors = slots // PAGE, head_dim // _VECTOR
-        self.keys = _touched((pages, kv_heads, head_dim // step, PAGE, step), dtype, "cpu", memory)
-        self.values = _touched((pages, kv_heads, vectors, PAGE // step, _VECTOR, step), dtype, "cpu", memory)
+        keys, values = (
+            [zeroed((slots * kv_heads * head_dim,), dtype, "cpu") for _ in range(2)] if memory is None else memory
+        )
+        self.keys = keys.view(pages, kv_heads, head_dim // step, PAGE, step)
+        self.values = values.view(pages, kv_heads, vectors, PAGE // step, _VECTOR, step)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,11 +131,12 @@ def make_arena(
     dtype: torch.dtype,
     block_tokens: int,
     device: str,
-    memory: Arena | None = None,
+    memory: torch.Tensor | None = None,
 ) -> RowArena | PanelArena:
-    """An arena of zeros as the device's attention reads it best, on a CPU in `memory`.
+    """An arena as the device's attention reads it best, in the two rows of `memory`, or in memory of its own.
 
-    Raises RuntimeError or MemoryError where memory is short.
+    A block's keys lie one behind the other in a row, and so do its values. Raises RuntimeError or MemoryError where
+    memory is short.
     """
     whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0
     if device == "cpu" and whole_pages and dtype in native.ELEMENTS and native.native_available():
@@ -135,9 +144,9 @@ def make_arena(
     return RowArena(slots, kv_heads, head_dim, dtype, device, memory)
 
 
-def _touched(size: tuple[int, ...], dtype: torch.dtype, device: str, memory: Arena | None) -> torch.Tensor:
+def zeroed(size: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros in memory that was touched. Raises RuntimeError or MemoryError where it is short."""
     if torch.device(device).type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    taken = mapped(size, dtype) if memory is None else memory.take(size, dtype)
     # Pages that nobody has touched would be found on first use, when it is too late to refuse.
-    return taken.zero_()
+    return mapped(size, dtype).zero_()

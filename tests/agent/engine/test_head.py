@@ -213,6 +213,29 @@ async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() 
     assert not any(isinstance(output, TokenOut) for output in rig.out)
 
 
+@pytest.mark.parametrize("client", ["client/b", ""])
+async def test_whoever_names_the_id_of_anothers_request_gets_a_request_of_its_own(client: str) -> None:
+    """After a coordinator was lost, only the head knows whose it is."""
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4), client="client/a"))
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    rig.head.stream_lost()
+    rig.out.clear()
+    rig.head.start(StartRequest(REQUEST, Generation((3, 4, 5), 4), client=client, resumed=True))
+    await asyncio.gather(*rig.head._tasks)
+    assert rig.out == [RequestAccepted(REQUEST, [3, 4, 5])]
+
+
+async def test_the_client_of_a_request_is_told_what_it_has_not_heard() -> None:
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4), client="client/a"))
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    rig.head.stream_lost()
+    rig.out.clear()
+    rig.head.start(StartRequest(REQUEST, Generation((1, 2), 4), client="client/a", resumed=True))
+    assert rig.out == [RequestAccepted(REQUEST, [1, 2]), TokenOut(REQUEST, Token(2, 7, "<7>"))]
+
+
 async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
     tries = []
     for _ in range(10):  # a busy machine takes the core from some of them, and not from all

@@ -1,0 +1,52 @@
+"""What a process writes is its owner's alone: files, directories, and no copy of its memory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import structlog
+
+from edgeshard.domain.errors import InvalidArgumentError
+
+log = structlog.get_logger()
+
+
+def keep_private() -> None:
+    """From now on this process and its children make files for their owner alone, and leave no core: it would hold
+    prompts. Whoever looks for a crash can raise the limit again: prlimit --core=unlimited --pid PID."""
+    import resource  # not where edgectl alone runs on a system without it
+
+    os.umask(0o077)
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def private_directory(path: Path, option: str) -> None:
+    """Make a directory that is its owner's alone; take the others' rights from one that is there.
+
+    Raises OSError where it cannot be made, InvalidArgumentError naming `option` where others' rights cannot be taken.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & 0o077:
+        return
+    if mode & stat.S_ISVTX:
+        raise InvalidArgumentError(
+            f"--{option} {path} is a directory for all users (mode {mode:04o}); give one below it", field=option
+        )
+    try:
+        path.chmod(mode & ~0o077)
+    except PermissionError:
+        raise InvalidArgumentError(
+            f"--{option} {path} is open to others (mode {mode:04o}) and belongs to another user: run chmod 700 {path} "
+            "as that user, or give another directory",
+            field=option,
+        ) from None
+    log.warning("directory_made_private", path=str(path), mode_was=f"{mode:04o}")
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` of `open`: a file that it makes is its owner's alone."""
+    return os.open(path, flags, 0o600)
