@@ -82,7 +82,8 @@ def install_locked(project: dict[str, Any]) -> None:
     # pip itself first: older ones do not take hashes from constraints.
     run(*locked, "--quiet", "--no-deps", "--requirement", str(own_pip))
     locked += ("--constraint", str(LOCK))
-    take_torch(project, *locked)
+    if not take_torch(project, *locked):
+        run(*locked, "--no-deps", torch_build(project))
     # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
     run(*locked, *requirements(project))
     # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
@@ -98,7 +99,8 @@ def install(project: dict[str, Any]) -> None:
     run(*PIP_INSTALL, "--editable", f"{ROOT}[all]", "--group", f"{ROOT / 'pyproject.toml'}:dev")
 
 
-def take_torch(project: dict[str, Any], *pip: str) -> None:
+def take_torch(project: dict[str, Any], *pip: str) -> bool:
+    """Whether there is an index to take torch from; if so, it is taken."""
     index = os.environ.get("TORCH_INDEX_URL")
     if index:
         # First and alone: the project's own requirement then finds torch in place, and nothing else comes from there.
@@ -108,6 +110,20 @@ def take_torch(project: dict[str, Any], *pip: str) -> None:
             "note: no NVIDIA driver here. If pip is about to fetch gigabytes of CUDA, stop it and set TORCH_INDEX_URL "
             "to the index of PyTorch's CPU wheels (PyTorch's own install page names it)."
         )
+    return bool(index)
+
+
+def torch_build(project: dict[str, Any]) -> str:
+    """torch at the version that pip's configuration leads to, with its build's label where it has one ("2.13.0+cpu").
+
+    Held to the lock, pip prefers a file whose hash an index tells to one in a directory of wheels (`find-links`), however
+    the versions compare, and a site with CPU builds in such a directory would get CUDA.
+    """
+    look = (*PIP_INSTALL, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-")
+    command = (*look, torch_requirement(project))
+    done = subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    (found,) = json.loads(done.stdout)["install"]
+    return f"torch=={found['metadata']['version']}"
 
 
 def pip_of_the_lock(lock: str) -> str:
