@@ -27,6 +27,8 @@ STAMP = VENV / ".setup-stamp"
 PYTHON = VENV / "bin" / "python"
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
 LOCK = ROOT / "constraints.lock"
+# How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
+HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
 OLDEST_PYTHON = (3, 11)
 # What to do about a locked installation that pip gave up; its own words stand above.
 UNLOCKED_HINT = """\
@@ -78,10 +80,9 @@ def fingerprint(project: dict[str, Any], lock: str) -> str:
 def install_locked(project: dict[str, Any]) -> None:
     own_pip = VENV / "pip.lock"
     own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
-    locked = (*PIP_INSTALL, "--require-hashes", "--only-binary", ":all:")
     # pip itself first: older ones do not take hashes from constraints.
-    run(*locked, "--quiet", "--no-deps", "--requirement", str(own_pip))
-    locked += ("--constraint", str(LOCK))
+    run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
+    locked = (*PIP_INSTALL, *HELD)
     if not take_torch(project, *locked):
         run(*locked, "--no-deps", torch_build(project))
     # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
