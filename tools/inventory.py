@@ -2,11 +2,11 @@
 
     python -m tools.inventory licences    write docs/licences.md
     python -m tools.inventory sbom        write dist/sbom.cdx.json (CycloneDX 1.6) for the environment that this runs in
-    python -m tools.inventory check       exits 1 when docs/licences.md does not fit the lock, or a licence is not allowed
+    python -m tools.inventory check       exits 1 if docs/licences.md does not fit the lock, or a licence is not allowed
 
-A licence is what a package's own metadata declares: its expression, else its text, else its classifiers. Metadata comes from
-what is installed; for a package that is not (CUDA beside torch's CPU build) the old row is kept while the version is the
-same, and pip asks the index otherwise.
+A licence is what a package's own metadata declares: its expression, else its text, else its classifiers. Metadata
+comes from what is installed; for a package that is not (CUDA beside torch's CPU build) the old row is kept while the
+version is the same, and pip asks the index otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
-from pathlib import Path
 from typing import Any
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -36,7 +35,7 @@ RUN_TIME, AGENT, DEVELOPMENT = "run time", "agent", "development"
 NVIDIA = "LicenseRef-NVIDIA-Proprietary"
 UNKNOWN = "unknown"
 
-# What may be delivered with EdgeShard, which is under Apache-2.0: nothing here asks for the source of what it is linked with.
+# What may be delivered with EdgeShard, which is under Apache-2.0. None of these reaches beyond a package's own files.
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
     *("CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0", "MPL-2.0", "PSF-2.0", "Zlib"),
@@ -62,12 +61,14 @@ _UNDECLARED = {"cuda-toolkit": NVIDIA}
 _INTRODUCTION = f"""\
 # Licences
 
-What each package of the lock (`constraints.lock`) declares in its metadata, written by `make licences`. What a wheel bundles beyond
-that is in the wheel's own licence files. *{RUN_TIME}* is what every installation gets (with the coordinator's extra), *{AGENT}* what
-a box gets besides, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard and is not delivered with it.
+What each package of the lock (`constraints.lock`) declares in its metadata, written by `make licences`. What a wheel
+bundles beyond that is in the wheel's own licence files. *{RUN_TIME}* is what every installation gets (with the
+coordinator's extra), *{AGENT}* what a box gets besides, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard and is
+not delivered with it.
 
-`make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}. `{NVIDIA}` stands for
-NVIDIA's own terms: not open source, and there only beside a build of torch for CUDA. The CPU build needs none of those packages.
+`make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}.
+`{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch for
+CUDA. The CPU build needs none of those packages.
 
 | package | version | licence | used for |
 | --- | --- | --- | --- |
@@ -97,11 +98,14 @@ class InventoryError(Exception):
     """An inventory cannot be made; the text says what to do."""
 
 
-def licence_of(name: str, expression: str | None, text: str | None, classifiers: Iterable[str]) -> str:
-    """The declared licence, as an SPDX expression where the metadata has one or a text that is known to mean one."""
+def licence_of(name: str, metadata: Mapping[str, Any]) -> str:
+    """The declared licence, as an SPDX expression where the metadata has one or a text that is known to mean one.
+
+    `metadata` has the keys of core metadata in JSON (PEP 566).
+    """
+    classifiers = metadata.get("classifier", ())
     names = [item.rpartition(" :: ")[2] for item in classifiers if item.startswith("License :: OSI Approved :: ")]
-    declared = [[expression or ""], [text or ""], names]
-    for candidates in declared:
+    for candidates in ([metadata.get("license_expression", "")], [metadata.get("license", "")], names):
         meant = [_meaning(candidate) for candidate in candidates]
         if meant and all(meant):
             return " AND ".join(sorted(meant))
@@ -148,11 +152,8 @@ def installed() -> dict[str, Installed]:
     """What the environment holds that this runs in, by normalised name; EdgeShard itself is left out."""
     found = {}
     for distribution in distributions():
-        metadata, name = distribution.metadata, str(canonicalize_name(distribution.name))
-        licence = licence_of(
-            name, metadata.get("License-Expression"), metadata.get("License"), metadata.get_all("Classifier", [])
-        )
-        found[name] = Installed(name, distribution.version, licence)
+        name = str(canonicalize_name(distribution.name))
+        found[name] = Installed(name, distribution.version, licence_of(name, distribution.metadata.json))
     found.pop("edgeshard", None)
     return found
 
@@ -163,7 +164,7 @@ def is_locked(package: Installed, entries: Mapping[str, Locked]) -> bool:
 
 
 def from_index(entries: Iterable[Locked]) -> dict[str, str]:
-    """Licences of packages that are not installed, from the metadata that the index has of them: no wheel is fetched."""
+    """Licences of packages that are not installed, by the metadata that the index has of them; no wheel is fetched."""
     wanted = [f"{entry.name}=={entry.version}" for entry in entries]
     if not wanted:
         return {}
@@ -171,12 +172,13 @@ def from_index(entries: Iterable[Locked]) -> dict[str, str]:
     command = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *look, *wanted)
     done = subprocess.run(command, stdout=subprocess.PIPE)
     if done.returncode:
-        raise InventoryError(f"no metadata of {', '.join(wanted)}: run this on Linux with an index, pip's words are above")
+        raise InventoryError(
+            f"no metadata of {', '.join(wanted)}: run this on Linux with an index, pip's words are above"
+        )
     found = {}
     for item in json.loads(done.stdout)["install"]:
-        metadata, name = item["metadata"], str(canonicalize_name(item["metadata"]["name"]))
-        expression, text = metadata.get("license_expression"), metadata.get("license")
-        found[name] = licence_of(name, expression, text, metadata.get("classifier", ()))
+        name = str(canonicalize_name(item["metadata"]["name"]))
+        found[name] = licence_of(name, item["metadata"])
     return found
 
 
@@ -210,7 +212,9 @@ def problems(
     for row in rows:
         package = packages.get(row.name)
         if package and is_locked(package, entries) and package.licence != row.licence:
-            found.append(f"docs/licences.md: {row.name} declares {package.licence}, not {row.licence}; run `make licences`")
+            found.append(
+                f"docs/licences.md: {row.name} declares {package.licence}, not {row.licence}; run `make licences`"
+            )
         if row.use != DEVELOPMENT and not allowed(row.licence, row.name):
             found.append(
                 f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does not allow: "
@@ -223,7 +227,9 @@ def make_sbom(
     project: dict[str, Any], entries: Mapping[str, Locked], packages: Mapping[str, Installed], now: datetime.datetime
 ) -> dict[str, Any]:
     """A CycloneDX 1.6 document. Raises InventoryError for packages that are not what the lock says."""
-    strangers = [f"{package.name} {package.version}" for package in packages.values() if not is_locked(package, entries)]
+    strangers = [
+        f"{package.name} {package.version}" for package in packages.values() if not is_locked(package, entries)
+    ]
     if strangers:
         raise InventoryError(
             f"the environment holds what is not in constraints.lock: {', '.join(sorted(strangers))}. "
@@ -233,7 +239,13 @@ def make_sbom(
     references = {name: _purl(name, package.version) for name, package in packages.items()}
     named = project["project"]
     own = _purl(named["name"], named["version"])
-    own_component = {"type": "application", "bom-ref": own, "name": named["name"], "version": named["version"], "purl": own}
+    own_component = {
+        "type": "application",
+        "bom-ref": own,
+        "name": named["name"],
+        "version": named["version"],
+        "purl": own,
+    }
     dependencies: dict[str, list[str]] = {own: [], **{reference: [] for reference in references.values()}}
     for name, reference in references.items():
         for parent in entries[name].via:
@@ -248,11 +260,14 @@ def make_sbom(
         "version": 1,
         "metadata": {
             "timestamp": now.isoformat(timespec="seconds"),
-            "tools": {"components": [{"type": "application", "name": "tools/inventory.py", "version": named["version"]}]},
+            "tools": {
+                "components": [{"type": "application", "name": "tools/inventory.py", "version": named["version"]}]
+            },
             "component": own_component | {"licenses": _licences(named["license"])},
         },
         "components": [
-            _component(package, references[name], entries[name], use[name]) for name, package in sorted(packages.items())
+            _component(package, references[name], entries[name], use[name])
+            for name, package in sorted(packages.items())
         ],
         "dependencies": [{"ref": name, "dependsOn": sorted(below)} for name, below in sorted(dependencies.items())],
     }

@@ -4,10 +4,10 @@
     python -m tools.lock --upgrade    the newest versions that pyproject.toml allows
     python -m tools.lock --check      exits 1 when lock and pyproject.toml disagree; needs no network
 
-uv resolves once for all Pythons and platforms of `TARGETS`, then once for each of them, to be sure that wheels are there:
-`make setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX), else the one that pip is
-configured for; it must list all files of a version, and when they were uploaded. A package index with other builds of
-torch (`TORCH_INDEX_URL`, as for `make setup`) adds the hashes of those; they stay in the lock while torch's version does.
+uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels are there: `make
+setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX), else the one that pip is
+configured for; it must list all files of a version, and when they were uploaded. An index with other builds of torch
+(`TORCH_INDEX_URL`, as for `make setup`) adds the hashes of those, which stay in the lock while torch's version does.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_lock(text: str) -> dict[str, Locked]:
             open_entry = bool(match[2])
         elif not open_entry and current and not current.via and (match := _VIA.fullmatch(line)):
             via = (re.sub(r"edgeshard \((pyproject\.toml).*\)", r"\1", name) for name in match[1].split(", "))
-            current = replace(current, via=tuple(via))
+            current = replace(current, via=tuple(dict.fromkeys(via)))  # the project once, whatever sections ask
         elif not open_entry and (match := _ENTRY.fullmatch(line)) and match[1] not in entries:
             current = Locked(match[1], match[2], match[3] or "", (), ())
             open_entry = True
@@ -157,7 +157,9 @@ def installable(marker: str) -> bool:
 def resolve(newest: str) -> dict[str, Locked]:
     """What pyproject.toml comes to, by files that were uploaded before `newest`."""
     options = ("--extra", "all", "--group", "dev", "--exclude-newer", newest)
-    text = _compile("pyproject.toml", "--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest", *options)
+    text = _compile(
+        "pyproject.toml", "--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest", *options
+    )
     entries = read_lock(text)
     return {name: entry for name, entry in entries.items() if installable(entry.marker)}
 
@@ -167,7 +169,9 @@ def torch_builds(version: str, index: str) -> set[str]:
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder) / "torch.in"
         wanted.write_text(f"torch=={version}\n")
-        text = _compile(str(wanted), "--universal", "--python-version", PYTHONS[0], "--no-deps", "--default-index", index)
+        text = _compile(
+            str(wanted), "--universal", "--python-version", PYTHONS[0], "--no-deps", "--default-index", index
+        )
     return set(re.findall(r"--hash=(sha256:[0-9a-f]{64})", text))
 
 
@@ -182,8 +186,8 @@ def _compile(*arguments: str) -> str:
     if not uv.exists():
         raise LockError("uv is not installed: run `make setup`; EDGESHARD_UNLOCKED=1 if the lock does not let it")
     environment = dict(os.environ)
-    command = (sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "get", "global.index-url")
-    configured = subprocess.run(command, capture_output=True, text=True)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    configured = subprocess.run((*pip, "config", "get", "global.index-url"), capture_output=True, text=True)
     if configured.returncode == 0:
         environment.setdefault("UV_DEFAULT_INDEX", configured.stdout.strip())
     options = ("--generate-hashes", "--only-binary", ":all:", "--no-header", "--annotation-style", "line")

@@ -1,9 +1,9 @@
 """Build `.venv`: what `make setup` runs. Needs only the standard library and Python 3.11 or newer.
 
 Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
-ask for: a stamp file in it keeps the hash of what they say of it. pip installs wheels alone, of the lock's versions, and
-refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only torch)
-from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves.
+ask for: a stamp file in it keeps the hash of what they say of it. pip installs wheels alone, of the lock's versions,
+and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only
+torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves.
 `EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
 versions.
 """
@@ -115,10 +115,10 @@ def take_torch(project: dict[str, Any], *pip: str) -> bool:
 
 
 def torch_build(project: dict[str, Any]) -> str:
-    """torch at the version that pip's configuration leads to, with its build's label where it has one ("2.13.0+cpu").
+    """torch at the version that pip's configuration leads to, with its build's label if it has one ("2.13.0+cpu").
 
-    Held to the lock, pip prefers a file whose hash an index tells to one in a directory of wheels (`find-links`), however
-    the versions compare, and a site with CPU builds in such a directory would get CUDA.
+    Held to the lock, pip prefers a file whose hash an index tells to one in a directory of wheels (`find-links`),
+    however the versions compare, and a site with CPU builds in such a directory would get CUDA.
     """
     look = (*PIP_INSTALL, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-")
     command = (*look, torch_requirement(project))

@@ -1,4 +1,4 @@
-"""The lock: it covers pyproject.toml, every entry has hashes, pip refuses what is not in it, and nothing else is written there."""
+"""The lock covers pyproject.toml, every entry has hashes, nothing else stands there, and pip refuses anything else."""
 
 from __future__ import annotations
 

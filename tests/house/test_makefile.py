@@ -163,7 +163,9 @@ def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout)
     pinned = (checkout.root / ".venv" / "pip.lock").read_text().splitlines()
     assert pinned[0].startswith("pip==") and all("--hash=sha256:" in line for line in pinned[1:]) and len(pinned) > 1
     held = f"--require-hashes --only-binary :all: --constraint {checkout.root / 'constraints.lock'} "
-    assert held in torch and torch.endswith(" --no-deps torch==2.13.0+cpu"), "the build that pip's configuration leads to"
+    assert held in torch and torch.endswith(" --no-deps torch==2.13.0+cpu"), (
+        "the build that pip's configuration leads to"
+    )
     assert held in everything
     for text in ("hatchling==1.33.0", "pyyaml>=6,<7", "psutil>=7,<8", "transformers>=5.23,<5.24", "types-PyYAML>=6,<7"):
         assert f" {text}" in everything
@@ -190,7 +192,9 @@ def test_a_refused_installation_says_what_to_do_and_unlocked_leaves_the_lock_asi
     status, calls, _ = checkout.setup(EDGESHARD_UNLOCKED="1")
     assert status == 0
     assert not any("--require-hashes" in call or "constraints.lock" in call for call in calls)
-    assert any(call.endswith(f"--editable {checkout.root}[all] --group {checkout.root}/pyproject.toml:dev") for call in calls)
+    assert any(
+        call.endswith(f"--editable {checkout.root}[all] --group {checkout.root}/pyproject.toml:dev") for call in calls
+    )
     assert any("--editable" in call for call in checkout.setup()[1]), "an unlocked set-up was taken for a locked one"
 
 
