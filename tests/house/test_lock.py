@@ -35,6 +35,8 @@ def test_the_lock_covers_every_requirement_within_its_range(project: dict[str, A
     for requirement in wanted:
         assert requirement.specifier.contains(entries[canonicalize_name(requirement.name)].version), requirement
     assert problems(project, TEXT) == []
+    project["build-system"]["requires"] = ["attrs"]
+    assert "attrs" in SETUP["requirements"](project), "what builds the project is fetched beside the lock"
 
 
 def test_every_entry_has_a_hash_and_the_file_nothing_but_entries() -> None:
