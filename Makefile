@@ -14,14 +14,14 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz
+.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## build .venv (again only when pyproject.toml or the kernels change)
+setup: $(STAMP) ## build .venv (again only when pyproject.toml, the lock or the kernels change)
 
-$(STAMP): pyproject.toml tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
+$(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
 	@$(PYTHON) tools/setup_environment.py
 
 demo: $(STAMP) ## a coordinator and three agents tell a story
@@ -44,6 +44,8 @@ check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, gen
 	$(BIN)/buf breaking --against $(BASELINE)
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python tools/draw_phases.py --check
+	$(BIN)/python -m tools.lock --check
+	$(BIN)/python -m tools.inventory check
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
@@ -59,6 +61,15 @@ proto: $(STAMP) ## generate edgeshard/proto from proto/
 
 proto-baseline: $(STAMP) ## accept the protocol as it is: what `buf breaking` compares with
 	$(BIN)/buf build -o $(BASELINE)
+
+lock: ## write constraints.lock, what `make setup` installs, for a changed pyproject.toml; ARGS=--upgrade for newer versions
+	@$(BIN)/python -m tools.lock $(ARGS)
+
+sbom: $(STAMP) ## what .venv holds, as a CycloneDX document: dist/sbom.cdx.json
+	@$(BIN)/python -m tools.inventory sbom
+
+licences: $(STAMP) ## write docs/licences.md for the lock
+	@$(BIN)/python -m tools.inventory licences
 
 bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner is: JSON in .benchmarks (10 minutes)
 	@mkdir -p .benchmarks

@@ -1,9 +1,11 @@
 """Build `.venv`: what `make setup` runs. Needs only the standard library and Python 3.11 or newer.
 
-Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml asks for: a stamp
-file in it keeps the hash of the sections that say what is installed. `TORCH_INDEX_URL` may name a package index to take
-torch (and only torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration
-resolves.
+Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
+ask for: a stamp file in it keeps the hash of what they say of it. pip installs wheels alone, of the lock's versions,
+and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only
+torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves.
+`EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
+versions.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +25,20 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / ".setup-stamp"
 PYTHON = VENV / "bin" / "python"
+PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
+LOCK = ROOT / "constraints.lock"
+# How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
+HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
 OLDEST_PYTHON = (3, 11)
-# The first pip that installs dependency groups.
-OLDEST_PIP = "25.1"
+# What to do about a locked installation that pip gave up; its own words stand above.
+UNLOCKED_HINT = """\
+setup: the installation was held to constraints.lock. What pip says above tells what to do:
+  hashes that do not match    this index serves another file than the one that was locked. Find out why before you trust
+                              it: nobody but the package's author may change a file. An index that rebuilds wheels, or
+                              another build of torch, needs a lock of its own: TORCH_INDEX_URL=... make lock
+  versions not pinned         pyproject.toml asks for a package that the lock lacks: make lock
+  no matching distribution    the index lacks the file, or this Python or platform is not one of the lock's
+EDGESHARD_UNLOCKED=1 make setup installs without the lock, whatever the index serves."""
 
 
 def main() -> int:
@@ -34,7 +48,8 @@ def main() -> int:
     import tomllib  # absent from the Pythons refused above
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = fingerprint(project)
+    locked = not os.environ.get("EDGESHARD_UNLOCKED")
+    wanted = fingerprint(project, LOCK.read_text() if locked else "")
     finished = STAMP.exists() and STAMP.read_text() == wanted and PYTHON.exists()
     if not finished and importlib.util.find_spec("ensurepip") is None:
         return fail("this Python cannot create virtual environments: on Debian, apt-get install python3-venv")
@@ -43,26 +58,50 @@ def main() -> int:
     try:
         if not finished:
             STAMP.unlink(missing_ok=True)
-            install(project)
+            (install_locked if locked else install)(project)
         # Compiles the kernels where they are out of date, and says so, which pip would hide, where it cannot.
         run(str(PYTHON), "hatch_build.py")
     except subprocess.CalledProcessError as error:
+        if "--require-hashes" in error.cmd:
+            print(UNLOCKED_HINT, file=sys.stderr)
         return fail(f"`{' '.join(error.cmd[1:])}` failed with status {error.returncode}; its output is above")
     STAMP.write_text(wanted)  # and newer than what make compares it with, so that make does not come here again
     return 0
 
 
-def fingerprint(project: dict[str, Any]) -> str:
+def fingerprint(project: dict[str, Any], lock: str) -> str:
     """Changes when what is to be installed changes; a new lint rule in pyproject.toml does not count."""
     names = ("requires-python", "dependencies", "optional-dependencies", "scripts")
     parts = [project["build-system"], project["dependency-groups"], {n: project["project"].get(n) for n in names}]
-    parts.append(project["tool"].get("hatch", {}))
+    parts += [project["tool"].get("hatch", {}), lock]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def install_locked(project: dict[str, Any]) -> None:
+    own_pip = VENV / "pip.lock"
+    own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
+    # pip itself first: older ones do not take hashes from constraints.
+    run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
+    locked = (*PIP_INSTALL, *HELD)
+    if not take_torch(project, *locked):
+        run(*locked, "--no-deps", torch_build(project))
+    # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
+    run(*locked, *requirements(project))
+    # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
+    run(*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    run(str(PYTHON), "-m", "pip", "check")
+
+
 def install(project: dict[str, Any]) -> None:
-    pip = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
-    run(*pip, "--quiet", "--upgrade", f"pip>={OLDEST_PIP}")
+    """What pip resolves by itself."""
+    (own,) = (text for text in project["dependency-groups"]["dev"] if text.startswith("pip>"))
+    run(*PIP_INSTALL, "--quiet", "--upgrade", own)
+    take_torch(project, *PIP_INSTALL)
+    run(*PIP_INSTALL, "--editable", f"{ROOT}[all]", "--group", f"{ROOT / 'pyproject.toml'}:dev")
+
+
+def take_torch(project: dict[str, Any], *pip: str) -> bool:
+    """Whether there is an index to take torch from; if so, it is taken."""
     index = os.environ.get("TORCH_INDEX_URL")
     if index:
         # First and alone: the project's own requirement then finds torch in place, and nothing else comes from there.
@@ -72,7 +111,37 @@ def install(project: dict[str, Any]) -> None:
             "note: no NVIDIA driver here. If pip is about to fetch gigabytes of CUDA, stop it and set TORCH_INDEX_URL "
             "to the index of PyTorch's CPU wheels (PyTorch's own install page names it)."
         )
-    run(*pip, "--editable", f"{ROOT}[all]", "--group", f"{ROOT / 'pyproject.toml'}:dev")
+    return bool(index)
+
+
+def torch_build(project: dict[str, Any]) -> str:
+    """torch at the version that pip's configuration leads to, with its build's label if it has one ("2.13.0+cpu").
+
+    Held to the lock, pip prefers a file whose hash an index tells to one in a directory of wheels (`find-links`),
+    however the versions compare, and a site with CPU builds in such a directory would get CUDA.
+    """
+    look = (*PIP_INSTALL, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-")
+    command = (*look, torch_requirement(project))
+    done = subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    (found,) = json.loads(done.stdout)["install"]
+    return f"torch=={found['metadata']['version']}"
+
+
+def pip_of_the_lock(lock: str) -> str:
+    """The lock's entry of pip, as a requirements file."""
+    entry = re.search(r"^pip==.*\n(?: +--hash=.*\n)+", lock, re.M)
+    if entry is None:
+        raise SystemExit("setup: constraints.lock has no entry of pip: run `make lock`")
+    return entry[0]
+
+
+def requirements(project: dict[str, Any]) -> list[str]:
+    """All that pyproject.toml asks for anywhere, but the project itself."""
+    named = project["project"]
+    sections = [project["build-system"]["requires"], named["dependencies"]]
+    sections += [*named["optional-dependencies"].values(), *project["dependency-groups"].values()]
+    texts = {text: None for section in sections for text in section}  # in order, each once
+    return [text for text in texts if not text.startswith(f"{named['name']}[")]
 
 
 def torch_requirement(project: dict[str, Any]) -> str:

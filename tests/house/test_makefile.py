@@ -37,6 +37,9 @@ TARGETS = (
     "chaos-quick",
     "sim",
     "format",
+    "lock",
+    "sbom",
+    "licences",
 )
 
 
@@ -77,53 +80,122 @@ def test_bench_runs_what_the_suite_leaves_out(project: dict[str, Any]) -> None:
 
 
 def test_setup_is_done_again_only_for_what_is_installed(setup_environment: ModuleType, project: dict[str, Any]) -> None:
-    before = setup_environment.fingerprint(project)
+    before = setup_environment.fingerprint(project, "lock")
     lint_only, dependency, group = (copy.deepcopy(project) for _ in range(3))
     lint_only["tool"]["ruff"]["line-length"] = 80
     dependency["project"]["dependencies"].append("attrs")
     group["dependency-groups"]["dev"].append("attrs")
-    assert setup_environment.fingerprint(copy.deepcopy(project)) == before
-    assert setup_environment.fingerprint(lint_only) == before
-    assert setup_environment.fingerprint(dependency) != before
-    assert setup_environment.fingerprint(group) != before
+    assert setup_environment.fingerprint(copy.deepcopy(project), "lock") == before
+    assert setup_environment.fingerprint(lint_only, "lock") == before
+    assert setup_environment.fingerprint(dependency, "lock") != before
+    assert setup_environment.fingerprint(group, "lock") != before
+    assert setup_environment.fingerprint(project, "another lock") != before
 
 
 def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, project: dict[str, Any]) -> None:
     assert setup_environment.torch_requirement(project).startswith("torch==")
 
 
-def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_finished(tmp_path: Path) -> None:
-    """With a fake pip that records its calls: the first run installs, the second not, a failed one leaves no stamp."""
-    (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools" / "setup_environment.py", tmp_path / "tools")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "$@" >> calls\n[ ! -e broken ]\n')
-    python.chmod(0o755)
+REPORT = '{"install": [{"metadata": {"version": "2.13.0+cpu"}}]}'
+FAKE_PYTHON = f"""#!/bin/sh
+echo "$@" >> calls
+case "$*" in *--report*) echo '{REPORT}' ;; esac
+[ ! -e broken ]
+"""
 
-    def setup(**extra: str) -> int:
-        command = [sys.executable, str(tmp_path / "tools" / "setup_environment.py")]
-        environment = {key: value for key, value in os.environ.items() if key != "TORCH_INDEX_URL"} | extra
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60).returncode
 
-    calls, stamp = tmp_path / "calls", tmp_path / ".venv" / ".setup-stamp"
-    (tmp_path / "broken").touch()
-    assert setup() == 1
-    assert not stamp.exists()
+class Checkout:
+    """What set-up needs of a checkout, with a fake pip that records its calls and fails while `broken` is there."""
 
-    (tmp_path / "broken").unlink()
-    calls.unlink()
-    assert setup() == 0
-    assert "--editable" in calls.read_text() and "torch" not in calls.read_text()
-    calls.unlink()
-    assert setup() == 0
-    assert calls.read_text() == "hatch_build.py\n", "a finished set-up was done again, not only the kernels looked at"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "tools").mkdir()
+        shutil.copy(ROOT / "tools" / "setup_environment.py", root / "tools")
+        for name in ("pyproject.toml", "constraints.lock"):
+            shutil.copy(ROOT / name, root)
+        python = root / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(FAKE_PYTHON)
+        python.chmod(0o755)
+        self.stamp = root / ".venv" / ".setup-stamp"
+        self.broken = root / "broken"
 
-    stamp.unlink()
-    assert setup(TORCH_INDEX_URL="file:///somewhere") == 0
-    torch_calls = [line for line in calls.read_text().splitlines() if "--index-url file:///somewhere" in line]
-    assert len(torch_calls) == 1 and torch_calls[0].endswith("torch==2.13.0")
+    def setup(self, **extra: str) -> tuple[int, list[str], str]:
+        """The status, what was called, and what stands on stderr."""
+        calls = self.root / "calls"
+        calls.write_text("")
+        command = [sys.executable, str(self.root / "tools" / "setup_environment.py")]
+        left_out = ("TORCH_INDEX_URL", "EDGESHARD_UNLOCKED")
+        environment = {key: value for key, value in os.environ.items() if key not in left_out} | extra
+        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60)
+        return done.returncode, calls.read_text().splitlines(), done.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_finished(checkout: Checkout) -> None:
+    """The first run installs, the second not, a failed one leaves no stamp, and a changed lock is installed."""
+    checkout.broken.touch()
+    assert checkout.setup()[0] == 1
+    assert not checkout.stamp.exists()
+
+    checkout.broken.unlink()
+    status, calls, _ = checkout.setup()
+    assert status == 0 and any("--editable" in call for call in calls)
+    status, calls, _ = checkout.setup()
+    assert status == 0
+    assert calls == ["hatch_build.py"], "a finished set-up was done again, not only the kernels looked at"
+
+    lock = checkout.root / "constraints.lock"
+    lock.write_text(lock.read_text().replace("sha256:0", "sha256:1", 1))
+    assert any("--editable" in call for call in checkout.setup()[1])
+
+
+def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout) -> None:
+    status, calls, _ = checkout.setup()
+    assert status == 0
+    installs = [call for call in calls if " install " in call and "--dry-run" not in call]
+    own_pip, torch, everything, project = installs
+    assert own_pip.endswith(f"--require-hashes --no-deps --requirement {checkout.root / '.venv' / 'pip.lock'}")
+    pinned = (checkout.root / ".venv" / "pip.lock").read_text().splitlines()
+    assert pinned[0].startswith("pip==") and all("--hash=sha256:" in line for line in pinned[1:]) and len(pinned) > 1
+    held = f"--require-hashes --only-binary :all: --constraint {checkout.root / 'constraints.lock'} "
+    assert held in torch and torch.endswith(" --no-deps torch==2.13.0+cpu"), (
+        "the build that pip's configuration leads to"
+    )
+    assert held in everything
+    for text in ("hatchling==1.33.0", "pyyaml>=6,<7", "psutil>=7,<8", "transformers>=5.23,<5.24", "types-PyYAML>=6,<7"):
+        assert f" {text}" in everything
+    assert "edgeshard" not in everything.replace(str(checkout.root), "")
+    assert project.endswith(f"--no-deps --no-build-isolation --editable {checkout.root}")
+    assert calls[-2:] == ["-m pip check", "hatch_build.py"]
+
+
+def test_setup_takes_torch_alone_from_its_own_index(checkout: Checkout) -> None:
+    for extra in ({}, {"EDGESHARD_UNLOCKED": "1"}):
+        checkout.stamp.unlink(missing_ok=True)
+        status, calls, _ = checkout.setup(TORCH_INDEX_URL="file:///somewhere", **extra)
+        assert status == 0
+        (torch,) = (call for call in calls if "--index-url" in call)
+        assert torch.endswith("--no-deps --index-url file:///somewhere torch==2.13.0")
+        assert ("--require-hashes" in torch) == (not extra)
+
+
+def test_a_refused_installation_says_what_to_do_and_unlocked_leaves_the_lock_aside(checkout: Checkout) -> None:
+    checkout.broken.touch()
+    status, _, said = checkout.setup()
+    assert status == 1 and "EDGESHARD_UNLOCKED=1" in said and "hashes that do not match" in said
+    checkout.broken.unlink()
+    status, calls, _ = checkout.setup(EDGESHARD_UNLOCKED="1")
+    assert status == 0
+    assert not any("--require-hashes" in call or "constraints.lock" in call for call in calls)
+    assert any(
+        call.endswith(f"--editable {checkout.root}[all] --group {checkout.root}/pyproject.toml:dev") for call in calls
+    )
+    assert any("--editable" in call for call in checkout.setup()[1]), "an unlocked set-up was taken for a locked one"
 
 
 def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:

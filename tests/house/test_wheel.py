@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,9 +10,13 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
+
+from tools.lock import LOCK, read_lock, write_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 # An installation fetches the bare dependencies through the machine's own pip configuration.
@@ -73,6 +78,27 @@ def test_the_wheel_holds_what_it_must_and_no_more(wheel: Path) -> None:
         assert sizes[f"edgeshard/demo_model/{name}"] > 0
     assert sizes["edgeshard/demo_model/model.safetensors"] <= DEMO_MODEL_LIMIT_BYTES
     assert any(name.endswith("licenses/LICENSE") for name in sizes)
+
+
+def test_the_wheel_installs_held_to_the_lock(wheel: Path, tmp_path: Path) -> None:
+    """As docs/operating.md says it: every file is a locked one, and the wheel's own hash stands in the command."""
+    own = f"edgeshard @ {wheel.as_uri()}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+    look = ("--dry-run", "--quiet", "--ignore-installed", "--report", "report.json")
+    pip = (sys.executable, "-m", "pip", "install", *look, "--only-binary", ":all:")
+    checked(*pip, "--constraint", LOCK, own, cwd=tmp_path)
+    entries = read_lock(LOCK.read_text())
+    files = {item["metadata"]["name"]: item for item in json.loads((tmp_path / "report.json").read_text())["install"]}
+    assert files.pop("edgeshard") and len(files) > 10
+    for name, item in files.items():
+        entry = entries[canonicalize_name(name)]
+        assert item["metadata"]["version"] == entry.version
+        assert f"sha256:{item['download_info']['archive_info']['hashes']['sha256']}" in entry.hashes
+
+    other = replace(entries["structlog"], hashes=(f"sha256:{'0' * 64}",))
+    tampered = tmp_path / "tampered.lock"
+    tampered.write_text(write_lock((entries | {"structlog": other}).values(), "2026-11-23T00:00:00Z"))
+    refused = run(*pip, "--constraint", tampered, own, cwd=tmp_path)
+    assert refused.returncode != 0 and "DO NOT MATCH THE HASHES" in refused.stderr
 
 
 def test_imports_without_torch(clean: Path, tmp_path: Path) -> None:
