@@ -79,6 +79,7 @@ MESSAGES: dict[str, dict[str, str]] = {
 """Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
+_WRITTEN = "no audit log is kept here: it is files, with tests of their own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
     "ControlResponse measure": _MEASURED,
@@ -101,6 +102,8 @@ ABSENT = {
     "GetManifestResponse": _STORED,
     "ReadBlobRequest": _STORED,
     "ReadBlobResponse": _STORED,
+    "ListAuditRequest": _WRITTEN,
+    "ListAuditResponse": _WRITTEN,
     "Link padding": "of the lab, whose links pretend to be slow",
     "Link timing": "of steps in several parts, and the steps here are small",
 }
