@@ -80,6 +80,7 @@ MESSAGES: dict[str, dict[str, str]] = {
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
 _PLAINTEXT = "of certificates, and nobody has one here"
+_WRITTEN = "no audit log is kept here: it is files, with tests of their own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
     "ControlResponse measure": _MEASURED,
@@ -113,6 +114,8 @@ ABSENT = {
     "RevokeResponse": _PLAINTEXT,
     "RemoveNodeRequest": "a box that is taken out is one that is lost and never comes again",
     "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
+    "ListAuditRequest": _WRITTEN,
+    "ListAuditResponse": _WRITTEN,
     "Link padding": "of the lab, whose links pretend to be slow",
     "Link timing": "of steps in several parts, and the steps here are small",
 }
