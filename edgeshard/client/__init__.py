@@ -14,6 +14,8 @@ from edgeshard.domain.site import (
     StoredLink,
     StoredModel,
     StoredProfile,
+    UnknownFigures,
+    UnknownProfile,
 )
 from edgeshard.rpc.tls import TlsFiles
 
@@ -30,4 +32,6 @@ __all__ = [
     "StoredProfile",
     "SyncClient",
     "TlsFiles",
+    "UnknownFigures",
+    "UnknownProfile",
 ]
