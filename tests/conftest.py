@@ -24,7 +24,7 @@ from edgeshard.planning.shapes import model_from_config
 # Sites of tests speak in plaintext unless a test says otherwise, and nothing of this user's own site is looked at.
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
     os.environ[f"EDGESHARD__{section}__PLAINTEXT"] = "true"
-os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = "/nonexistent"
+os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull  # where no directory can be
 
 pytest_plugins = ("tests.support.stores",)
 

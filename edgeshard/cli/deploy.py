@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.model import add_model
 from edgeshard.cli.output import (
     Output,
     OutputOption,
@@ -19,7 +20,7 @@ from edgeshard.cli.output import (
     show_list,
     stderr_console,
 )
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
             help="The spec as TOML or JSON, instead of options.",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="A model of the store.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A model of the store, or ./DIR, which is put there first.")
+    ] = None,
     source: Annotated[
         str | None, typer.Option(metavar="NODE", help="Box of the first layer; by default the first of --layers.")
     ] = None,
@@ -139,12 +142,26 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "prefix_cache": prefix_cache or None,
         "kv_overcommit": kv_overcommit or None,
     }
+    connect, directory = connect_of(context), local_model(model)
+    if directory is not None:
+        options["model"] = directory.name
     spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
-    connect = connect_of(context)
+    if directory is not None:
+        add_model(connect, directory)
     if dry_run:
         run(_plan(connect, spec, output))
     else:
         run(_deploy(connect, spec, wait, timeout, output))
+
+
+def local_model(model: str | None) -> Path | None:
+    """The directory that `--model` names; None for a name of the store. Raises NotFoundError where there is none."""
+    if model is None or "/" not in model:
+        return None
+    directory = Path(model).resolve()
+    if not directory.is_dir():
+        raise NotFoundError(f"--model {model}: there is no such directory", field="model")
+    return directory
 
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:

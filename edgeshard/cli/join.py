@@ -39,6 +39,9 @@ def join(
         str | None,
         typer.Option(metavar="HOST:PORT", help=f"Where other boxes reach this one; by default port {PORT}."),
     ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="What others dial, where that is another address.")
+    ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the box keeps its identity and its weights.")
     ] = None,
@@ -59,20 +62,25 @@ def join(
     from edgeshard.client.joining import token_from_text
 
     decoded = token_from_text(sys.stdin.readline() if token == "-" else token)
+    extra = _extra(memory, device, advertise)
     if decoded.principal.role is not Role.AGENT:
         _join_user(decoded, force)
     elif not foreground and state_dir is None and _can_install():
-        _join_service(decoded, listen, _extra(memory, device))
+        _join_service(decoded, listen, extra)
     else:
-        _join_here(decoded, listen, state_dir, _extra(memory, device))
+        _join_here(decoded, listen, state_dir, extra)
 
 
-def _extra(memory: str | None, device: str | None) -> dict[str, str]:
+def _extra(memory: str | None, device: str | None, advertise: str | None) -> dict[str, str]:
+    """More settings of the agent. What is wrong is said before the token is used up."""
     from edgeshard.process.config import parse_bytes
+    from edgeshard.rpc.tls import split_address
 
     if memory is not None:
         parse_bytes(memory, "memory")
-    given = {"memory": memory, "device": device}
+    if advertise is not None:
+        split_address(advertise, "advertise")
+    given = {"memory": memory, "device": device, "advertise": advertise}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -224,11 +224,6 @@ class LocalCluster:
         await self._agent(name).start()
         return await self.agents[name].wait_ready(self._startup_timeout_s)
 
-    async def ended(self, timeout_s: float) -> int:
-        """Its exit code, once it ends by itself. Raises TimeoutError after `timeout_s`."""
-        assert self._process is not None
-        return await asyncio.wait_for(self._process.wait(), timeout_s)
-
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt meanwhile kills the rest."""
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.output import Output, OutputOption, plain, show_data, show_list, stderr_console
+
+if TYPE_CHECKING:
+    from edgeshard.domain.ids import Digest
 
 app = typer.Typer(help="Put models into the coordinator's store.", no_args_is_help=True)
 
@@ -35,9 +38,27 @@ def add(
 
 
 async def _add(connect: Connect, directory: Path, name: str | None, output: Output) -> None:
+    from edgeshard.cli.views import MODEL_COLUMNS
+
+    digest = await _upload(connect, directory, name)
+    async with connect.client() as client:
+        stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
+    # The same content may have other names; the call was about this one.
+    stored = [model for model in stored if model.name == name] or stored[:1]
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(stored[0]), output)
+    else:
+        show_list(stored, output, MODEL_COLUMNS, lambda model: model.name)
+
+
+def add_model(connect: Connect, directory: Path) -> None:
+    """Put a model into the store under its directory's name, and say how far that is."""
+    run(_upload(connect, directory, None))
+
+
+async def _upload(connect: Connect, directory: Path, name: str | None) -> Digest:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from edgeshard.cli.views import MODEL_COLUMNS
     from edgeshard.client.models import AddPhase
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
@@ -52,11 +73,4 @@ async def _add(connect: Connect, directory: Path, name: str | None, output: Outp
             progress.update(bars[phase], completed=done, total=total)
 
         async with connect.client() as client:
-            digest = await client.add_model(directory, name, report)
-            stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
-    # The same content may have other names; the call was about this one.
-    stored = [model for model in stored if model.name == name] or stored[:1]
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(stored[0]), output)
-    else:
-        show_list(stored, output, MODEL_COLUMNS, lambda model: model.name)
+            return await client.add_model(directory, name, report)

@@ -22,7 +22,7 @@ from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
-from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.domain.identity import JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -33,7 +33,7 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
-from edgeshard.wire.identity import token_from_wire
+from edgeshard.wire.identity import token_from_wire, token_request_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -152,7 +152,7 @@ class Client:
         `host` is what the process dials; "" for what the coordinator takes for its own address. Raises
         FailedPreconditionError where the site makes no certificates.
         """
-        request = identity_pb2.CreateTokenRequest(role=role, id=name, ttl_s=ttl_s, host=host)
+        request = token_request_to_wire(TokenRequest(role, name, ttl_s, host))
         response = await self._connection.identity("CreateToken", request, self._timeout_s)
         return token_from_wire(response.token)
 

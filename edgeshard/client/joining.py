@@ -5,12 +5,11 @@ from __future__ import annotations
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from edgeshard.domain.identity import JoinToken, coordinator_of
+from edgeshard.domain.identity import Enrolment, JoinToken, coordinator_of
 from edgeshard.identity.authority import now, request_for
 from edgeshard.identity.certificates import bundle_of, check_clock
-from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
-from edgeshard.wire.identity import token_from_text, token_to_text
+from edgeshard.wire.identity import enrolment_to_wire, token_from_text, token_to_text
 from edgeshard.wire.status import from_rpc_error
 
 __all__ = ["enrol", "token_from_text", "token_to_text"]
@@ -32,7 +31,7 @@ async def enrol(token: JoinToken, key: EllipticCurvePrivateKey) -> tuple[bytes, 
     async with grpc.aio.secure_channel(
         token.enrolment, grpc.ssl_channel_credentials(root_certificates=authorities), options
     ) as channel:
-        request = pb.EnrolRequest(token_id=token.token_id, secret=token.secret, request=request_for(key))
+        request = enrolment_to_wire(Enrolment(token.token_id, token.secret, request_for(key)))
         try:
             answer = await EnrolmentServiceStub(channel).Enrol(request, timeout=TIMEOUT_S, wait_for_ready=False)
         except grpc.aio.AioRpcError as error:

@@ -27,7 +27,7 @@ class Access:
     plaintext: bool = False
 
     def check(self) -> None:
-        """Raise DeniedError where nothing says how, and for plaintext beyond loopback."""
+        """Raise DeniedError where nothing says how."""
         if self.tls is None and not self.plaintext:
             check_secure(self.target, self.tls, "coordinator")  # beyond loopback there is no choice
             raise DeniedError(
@@ -36,7 +36,6 @@ class Access:
                 field="tls-cert",
                 reason="TLS_REQUIRED",
             )
-        check_secure(self.target, self.tls, "coordinator")
 
 
 def directory() -> Path:

@@ -71,6 +71,26 @@ class JoinToken:
     secret: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """An operator wants a token for a principal of this role and id, good for `ttl_s` seconds. `host` is what the
+    process will dial, "" for what the coordinator takes for its own address."""
+
+    role: Role
+    id: str
+    ttl_s: float
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """A token shown in exchange for a certificate; `request` is a certificate signing request in PEM."""
+
+    token_id: str
+    secret: bytes = field(repr=False)
+    request: bytes
+
+
 def parse_role(text: str, field: str = "role") -> Role:
     """Raises InvalidArgumentError naming `field` for what no token is made for."""
     choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)

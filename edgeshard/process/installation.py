@@ -27,8 +27,9 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 class Options:
     """What an operator chooses; `name` and `coordinator` are an agent's.
 
-    `programs` is the directory of the daemons, `credentials` that of the TLS files ("" without). `memory` and `device`
-    are an agent's, too; `ca_key` and `enrol_listen`, for a site that makes certificates, are a coordinator's.
+    `programs` is the directory of the daemons, `credentials` that of the TLS files ("" without). `memory`, `device`
+    and `advertise` are an agent's, too; `ca_key` and `enrol_listen`, with which a site makes certificates, are a
+    coordinator's.
     """
 
     listen: str
@@ -38,6 +39,7 @@ class Options:
     credentials: str = ""
     memory: str = ""
     device: str = ""
+    advertise: str = ""
     ca_key: str = ""
     enrol_listen: str = ""
 
@@ -151,7 +153,7 @@ def files(daemon: Daemon, options: Options) -> dict[str, str]:
     values = {"listen": options.listen}
     if daemon is Daemon.AGENT:
         values = {"name": options.name, "coordinator": options.coordinator, **values}
-        values |= {"memory": options.memory, "device": options.device}
+        values |= {"memory": options.memory, "device": options.device, "advertise": options.advertise}
     else:
         values["enrol_listen"] = options.enrol_listen
     config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import socket
+import struct
 
 WILDCARDS = ("0.0.0.0", "::")
 """Listen on every address, and are none that others could dial."""
+_SIOCGIFADDR = 0x8915
 
 
 def outgoing_address(towards: str = "192.0.2.1") -> str:
-    """The address from which this machine would reach `towards`; nothing is sent. Loopback without a network."""
+    """The address from which this machine would reach `towards`; nothing is sent. Where it has no way there, the
+    address of any of its networks; loopback without a network."""
     family = socket.AF_INET6 if _is_v6(towards) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))
             return str(probe.getsockname()[0])
     except OSError:
-        return "::1" if family is socket.AF_INET6 else "127.0.0.1"
+        return "::1" if family is socket.AF_INET6 else _any_address()
+
+
+def _any_address() -> str:
+    """Of the first interface that has one, apart from loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                address = socket.inet_ntoa(answer[20:24])
+                if not ipaddress.ip_address(address).is_loopback:
+                    return address
+    return "127.0.0.1"
 
 
 def _is_v6(host: str) -> bool:

@@ -8,7 +8,15 @@ import binascii
 from google.protobuf.message import DecodeError
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import Denial, JoinToken, Principal, parse_role, principal_from_uri
+from edgeshard.domain.identity import (
+    Denial,
+    Enrolment,
+    JoinToken,
+    Principal,
+    TokenRequest,
+    parse_role,
+    principal_from_uri,
+)
 from edgeshard.domain.ids import check_id, check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 
@@ -66,6 +74,24 @@ def token_from_text(text: str) -> JoinToken:
             field="token",
             reason="TOKEN",
         ) from None
+
+
+def token_request_to_wire(request: TokenRequest) -> pb.CreateTokenRequest:
+    return pb.CreateTokenRequest(role=request.role, id=request.id, ttl_s=request.ttl_s, host=request.host)
+
+
+def token_request_from_wire(message: pb.CreateTokenRequest) -> TokenRequest:
+    """Raises InvalidArgumentError naming `role` or `name`."""
+    return TokenRequest(parse_role(message.role), check_name(message.id, "name"), message.ttl_s, message.host)
+
+
+def enrolment_to_wire(enrolment: Enrolment) -> pb.EnrolRequest:
+    return pb.EnrolRequest(token_id=enrolment.token_id, secret=enrolment.secret, request=enrolment.request)
+
+
+def enrolment_from_wire(message: pb.EnrolRequest) -> Enrolment:
+    """Raises InvalidArgumentError naming `token`."""
+    return Enrolment(check_id(message.token_id, "token"), message.secret, message.request)
 
 
 def denials_to_wire(denials: tuple[Denial, ...]) -> pb.Denials:

@@ -102,13 +102,13 @@ class ChaosSite:
         """Every box is placeable at the end, and the model in the store."""
         await self._nursery.start()
         arguments = ["--failpoints", str(self.directory), "--listen", self.address]
-        arguments += ["--state-dir", str(self.directory / COORDINATOR)]
+        arguments += ["--state-dir", str(self.directory / COORDINATOR), "--plaintext"]
         self.daemons[COORDINATOR] = Daemon(COORDINATOR, COORDINATOR, arguments, self.directory, self._nursery)
         await self.start_daemon(COORDINATOR)
         for name, port in zip(self.nodes, self._free[1:], strict=True):
             self.daemons[name] = Daemon(name, "agent", await self._agent(name, port), self.directory, self._nursery)
         await asyncio.gather(*(self.start_daemon(name) for name in self.nodes))
-        self._client = Client(self.address)
+        self._client = Client(self.address, plaintext=True)
         await self._client.add_model(DEMO_MODEL, MODEL)
 
     async def stop(self) -> None:
@@ -132,7 +132,7 @@ class ChaosSite:
         """With a client of new connections."""
         if self._client is not None:
             await self._client.close()
-        self._client = Client(self.address)
+        self._client = Client(self.address, plaintext=True)
 
     def dead(self) -> list[str]:
         """Names of processes that have ended."""
@@ -236,7 +236,7 @@ class ChaosSite:
         listen = f"127.0.0.1:{port}"
         arguments = ["--failpoints", str(self.directory), "--step-tokens", str(STEP_TOKENS)]
         arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
-        arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB"]
+        arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB", "--plaintext"]
         arguments += self._options
         if self._proxied:
             proxy = self.proxies[name] = Proxy(listen, self._dialler)

@@ -102,7 +102,7 @@ class Operator:
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
-                    async with Client(self.site.address) as client:
+                    async with Client(self.site.address, plaintext=True) as client:
                         await client.add_model(self.other_model, OTHER_MODEL)
                     return
                 except UnavailableError:

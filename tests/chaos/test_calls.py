@@ -127,7 +127,7 @@ async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: st
     """PutBlob twice is two clients that send the same model at once."""
     other = copied_model(tmp_path, f"{method} {action}")
     if (method, action) == ("PutBlob", Action.TWICE):
-        async with Client(site.address) as second:
+        async with Client(site.address, plaintext=True) as second:
             digests = await asyncio.gather(*(c.add_model(other, "again") for c in (site.client, second)))
     else:
         async with Faulty(site, method, action):

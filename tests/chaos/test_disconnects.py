@@ -60,7 +60,7 @@ class Leaver:
 
     async def visit(self, fault: asyncio.Event | None, after_fault_s: float) -> None:
         """Where a box is to be lost, that happens first: it leaves so long after it."""
-        async with Client(self._address) as client:
+        async with Client(self._address, plaintext=True) as client:
             reading = asyncio.create_task(self._read(client, None if fault is not None else self._after_tokens))
             if fault is not None:
                 await fault.wait()

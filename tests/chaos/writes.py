@@ -180,7 +180,7 @@ class Writes:
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
-                    async with Client(self.site.address) as client:
+                    async with Client(self.site.address, plaintext=True) as client:
                         known = await self.operator.known(client)
                     return time.monotonic() - began, known
                 except EdgeShardError:

@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.settings import CoordinatorSettings
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
+from edgeshard.client.settings import access, configuration
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.process.config import load_settings
 from edgeshard.rpc.tls_files import tls_files
 
 
 @pytest.fixture
-def edgectl(tmp_path: Path) -> Any:
+def edgectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
     def invoke(*arguments: str) -> Any:
         return CliRunner().invoke(app, [*arguments, "-d", str(tmp_path / "pki")])
 
@@ -62,3 +68,25 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
 def test_without_an_authority_nothing_is_made(edgectl: Any, tmp_path: Path) -> None:
     ended = edgectl("certificate", "agent", "a")
     assert ended.exit_code != 0 and not list(tmp_path.iterdir())
+
+
+def test_init_leaves_what_starts_a_coordinator_and_makes_this_user_the_operator(edgectl: Any, tmp_path: Path) -> None:
+    assert edgectl("init", "mill", "--listen", "127.0.0.1:7777").exit_code == 0
+    settings = load_settings(
+        CoordinatorSettings, "edgeshard-coordinator", ["--config", str(tmp_path / "pki" / "coordinator.toml")]
+    )
+    assert (settings.listen, settings.enrol_listen) == ("127.0.0.1:7777", "127.0.0.1:7778")
+    files = settings.tls()
+    assert files is not None and files.principal() == coordinator_of("mill")
+    assert settings.ca_key == tmp_path / "pki" / "ca.key"
+    own = access(plaintext=False)
+    assert own.target == "127.0.0.1:7777" and own.tls is not None
+    assert own.tls.principal() == Principal("mill", Role.OPERATOR, "admin")
+
+
+def test_init_leaves_an_operator_of_another_site_alone(edgectl: Any, tmp_path: Path) -> None:
+    assert edgectl("init", "mill").exit_code == 0
+    before = configuration().read_bytes()
+    ended = CliRunner().invoke(app, ["init", "weir", "-d", str(tmp_path / "weir")])
+    assert ended.exit_code == 0 and "belongs to another site" in ended.output
+    assert configuration().read_bytes() == before

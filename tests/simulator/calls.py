@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.server import GuardInterceptor
 from tests.simulator.loop import Process
 from tests.simulator.network import UNAVAILABLE, Connection, Network, Pipe, Said, Status, kind_of, say
@@ -404,6 +405,7 @@ class SimServer:
         self._network = network
         self._address = address
         self._handlers: dict[str, Any] = {}
+        self.denials = Denials()
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         pass  # what is added so is registered by name, too
@@ -438,7 +440,7 @@ def _guarded(handler: Any, path: str) -> Any:
     async def found(details: object) -> Any:
         return handler
 
-    work = GuardInterceptor(None).intercept_service(found, _Details(path))  # type: ignore[arg-type]
+    work = GuardInterceptor(lambda context, method: None).intercept_service(found, _Details(path))  # type: ignore[arg-type]
     assert isinstance(work, Coroutine)
     try:
         work.send(None)

@@ -79,6 +79,7 @@ MESSAGES: dict[str, dict[str, str]] = {
 """Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
+_PLAINTEXT = "of certificates, and nobody has one here"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
     "ControlResponse measure": _MEASURED,
@@ -101,6 +102,17 @@ ABSENT = {
     "GetManifestResponse": _STORED,
     "ReadBlobRequest": _STORED,
     "ReadBlobResponse": _STORED,
+    "ControlResponse denials": _PLAINTEXT,
+    "CreateTokenRequest": _PLAINTEXT,
+    "CreateTokenResponse": _PLAINTEXT,
+    "EnrolRequest": _PLAINTEXT,
+    "EnrolResponse": _PLAINTEXT,
+    "RenewRequest": _PLAINTEXT,
+    "RenewResponse": _PLAINTEXT,
+    "RevokeRequest": _PLAINTEXT,
+    "RevokeResponse": _PLAINTEXT,
+    "RemoveNodeRequest": "a box that is taken out is one that is lost and never comes again",
+    "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
     "Link padding": "of the lab, whose links pretend to be slow",
     "Link timing": "of steps in several parts, and the steps here are small",
 }

@@ -33,7 +33,7 @@ class Application:
         self.name = name
         self.process = process = Process(world.loop, name, ahead_s=dice.uniform(0, 1e5))
         self._dice = dice
-        self.client = Client(COORDINATOR, clock=SimClock(world.loop, process))
+        self.client = Client(COORDINATOR, plaintext=True, clock=SimClock(world.loop, process))
         if dice.random() < (0.9 if world.fates.wants("GenerateResponse ") else 0.1):
             # As of a client that knows no listeners: its tokens come by the calls.
             self.client._connection._open_inbox = lambda: None  # type: ignore[method-assign]
@@ -132,7 +132,7 @@ class Visitor:
         self.name = "visitor"
         self.process = process = Process(world.loop, self.name, ahead_s=dice.uniform(0, 1e5))
         self._dice = dice
-        self.client = Client(COORDINATOR, timeout_s=5.0, clock=SimClock(world.loop, process))
+        self.client = Client(COORDINATOR, plaintext=True, timeout_s=5.0, clock=SimClock(world.loop, process))
         self.open = 1
         process.spawn(self._look_around()).add_done_callback(world.ended, context=process.context)
 
@@ -169,7 +169,7 @@ class Operator:
         self.world = world
         self.process = Process(world.loop, "operator")
         self._dice = dice
-        self.client = Client(COORDINATOR, clock=SimClock(world.loop, self.process))
+        self.client = Client(COORDINATOR, plaintext=True, clock=SimClock(world.loop, self.process))
         self.wanted: set[DeploymentName] = set()
         self.deleted: set[DeploymentName] = set()
         """Ever asked to be."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, inference_pb2, stage_pb2, store_pb2
+from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, identity_pb2, inference_pb2, stage_pb2, store_pb2
 from tests.simulator import broken
 from tests.simulator.coverage import ABSENT, MESSAGES
 
@@ -41,7 +41,7 @@ def test_a_seed_is_the_same_each_time() -> None:
 def test_the_tables_hold_every_message_of_every_service() -> None:
     """A new one goes into `MESSAGES`, or into `ABSENT` with the reason why it is not sent here."""
     found: set[str] = set()
-    for file in (coordinator_pb2, head_pb2, stage_pb2, inference_pb2, admin_pb2, store_pb2):
+    for file in (coordinator_pb2, head_pb2, stage_pb2, inference_pb2, admin_pb2, store_pb2, identity_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 found |= _kinds(method.input_type) | _kinds(method.output_type)

@@ -12,7 +12,7 @@ from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
 from edgeshard.rpc.access import caller
-from edgeshard.wire.identity import token_to_wire
+from edgeshard.wire.identity import token_request_from_wire, token_to_wire
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.persistence import StateStore
@@ -35,7 +35,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         self.addresses: Addresses | None = None
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
-        role, id = parse_role(request.role), check_name(request.id, "name")
+        wanted = token_request_from_wire(request)
         membership = self._checked()
         if self.addresses is None:
             raise FailedPreconditionError(
@@ -43,8 +43,8 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
                 field="enrol-listen",
                 reason="NO_ENROLMENT",
             )
-        coordinator, enrolment = self.addresses.for_joiner(request.host)
-        token = await membership.create_token(role, id, request.ttl_s, coordinator, enrolment)
+        coordinator, enrolment = self.addresses.for_joiner(wanted.host)
+        token = await membership.create_token(wanted, coordinator, enrolment)
         return pb.CreateTokenResponse(token=token_to_wire(token))
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeshard.domain.ids import check_id
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
+from edgeshard.wire.identity import enrolment_from_wire
 from edgeshard_coordinator.membership.membership import Membership
 
 
@@ -15,7 +15,5 @@ class EnrolmentServicer(identity_pb2_grpc.EnrolmentServiceServicer):
         self._membership = membership
 
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
-        certificate, authorities = await self._membership.enrol(
-            check_id(request.token_id, "token"), request.secret, request.request
-        )
+        certificate, authorities = await self._membership.enrol(enrolment_from_wire(request))
         return pb.EnrolResponse(certificate=certificate, authorities=authorities)

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.identity import Denial, JoinToken, Principal, Role, coordinator_of
+from edgeshard.domain.identity import Denial, Enrolment, JoinToken, Principal, Role, TokenRequest, coordinator_of
 from edgeshard.identity.authority import Authority, key_digest
 from edgeshard.identity.certificates import ders_of, serial_of
 from edgeshard.rpc.denials import Denials
@@ -71,11 +71,10 @@ class Membership:
     async def close(self) -> None:
         await self._store.close()
 
-    async def create_token(self, role: Role, id: str, ttl_s: float, coordinator: str, enrolment: str) -> JoinToken:
+    async def create_token(self, wanted: TokenRequest, coordinator: str, enrolment: str) -> JoinToken:
         """A token that lets one process in. Raises FailedPreconditionError where no certificates are made here."""
-        issuing = self._check_issues()
-        tokens.check_ttl(ttl_s)
-        principal, secret = Principal(self.site, role, id), secrets.token_bytes(SECRET_BYTES)
+        issuing, ttl_s = self._check_issues(), tokens.check_ttl(wanted.ttl_s)
+        principal, secret = Principal(self.site, wanted.role, wanted.id), secrets.token_bytes(SECRET_BYTES)
         now = self._now().timestamp()
         if await self._store.count(now) >= tokens.MOST_TOKENS:
             raise ResourceExhaustedError(
@@ -88,26 +87,26 @@ class Membership:
         authorities = ders_of(issuing.files.ca.read_bytes())
         return JoinToken(authorities, principal, coordinator, enrolment, token.token_id, secret)
 
-    async def enrol(self, token_id: str, secret: bytes, request: bytes) -> tuple[bytes, bytes]:
+    async def enrol(self, enrolment: Enrolment) -> tuple[bytes, bytes]:
         """A certificate for a token, and whom to trust, both in PEM. Raises DeniedError for a token that is not good,
         ResourceExhaustedError where too many try."""
         self._attempts.count(self._steady())
         issuing = self._check_issues()
-        asked = key_digest(request)
+        asked = key_digest(enrolment.request)
         async with self._lock:
-            token = await self._store.find(token_id)
+            token = await self._store.find(enrolment.token_id)
             try:
-                used = tokens.redeemed(token, secret, asked, self._now().timestamp())
+                used = tokens.redeemed(token, enrolment.secret, asked, self._now().timestamp())
             except DeniedError as error:
-                log.warning("enrolment_refused", token_id=token_id[:32], reason=error.reason)
+                log.warning("enrolment_refused", token_id=enrolment.token_id[:32], reason=error.reason)
                 if token is not None and error.reason == "TOKEN":
                     await self._guessed(token)
                 raise
             # First: a token that is not on disk as used would be good for another.
             await self._store.save(used)
-            certificate = issuing.authority.issue(used.principal, request, self._now(), issuing.life)
+            certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)
             await self._accept(used.principal, certificate)
-        log.info("enrolled", principal=str(used.principal), token_id=token_id)
+        log.info("enrolled", principal=str(used.principal), token_id=used.token_id)
         return certificate, issuing.files.ca.read_bytes()
 
     async def renew(self, principal: Principal, request: bytes) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -226,7 +227,7 @@ async def test_expired_certificates_are_refused(mill: Mill) -> None:
     credentials = grpc.ssl_channel_credentials(pem, private_pem(key), certificate)
     options = [("grpc.ssl_target_name_override", "coordinator.coordinator.mill")]
     async with grpc.aio.secure_channel(mill.coordinator.address, credentials, options) as channel:
-        call = channel.unary_unary("/edgeshard.proto.v1.AdminService/ListNodes")
+        call: Any = channel.unary_unary("/edgeshard.proto.v1.AdminService/ListNodes")
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await call(b"", timeout=20)
         assert failure.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -121,7 +121,7 @@ def intruders(site: Any) -> dict[str, tuple[Any, Path]]:
     return {
         "wrong-ca": start("operator", "edgeshard_agent", wrong_ca, *options, *coordinator),
         "certificate-of-wrong-ca": start("operator", "edgeshard_agent", wrong_certificate, *options, *coordinator),
-        "no-tls": start("operator", "edgeshard_agent", None, *options, "--coordinator", "127.0.0.1:1"),
+        "no-tls": start("operator", "edgeshard_agent", None, "--plaintext", *options, "--coordinator", "127.0.0.1:1"),
     }
 
 
@@ -163,7 +163,9 @@ def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
 
 def test_a_coordinator_beyond_loopback_without_tls_does_not_start(site: Any) -> None:
     listen = f"{site.network.address('operator')}:0"
-    refused_listener(*site.launcher.daemon("operator", "edgeshard_coordinator", None, "--listen", listen))
+    refused_listener(
+        *site.launcher.daemon("operator", "edgeshard_coordinator", None, "--plaintext", "--listen", listen)
+    )
 
 
 def test_an_agent_beyond_loopback_without_tls_does_not_start(intruders: Any) -> None:

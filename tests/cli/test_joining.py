@@ -1,0 +1,153 @@
+"""Joining and leaving as people do it: edgectl in processes of its own, against a coordinator's real process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.client.joining import token_to_text
+from edgeshard.domain.identity import Role
+from tests.support.identities import tls_options
+from tests.support.membership import READY_S, Mill, edgectl, opened
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Run = Callable[..., Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mill]:
+    async with opened(tmp_path_factory.mktemp("mill")) as site:
+        yield site
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user who has joined nothing."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDGESHARD__")}
+    return clean | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def run(home: dict[str, str]) -> Run:
+    """edgectl of that user."""
+
+    async def call(*arguments: str, stdin: bytes | None = None) -> tuple[int, str, str]:
+        return await edgectl(*arguments, environment=home, stdin=stdin)
+
+    return call
+
+
+@pytest.fixture
+def admin(mill: Mill, run: Run) -> Run:
+    """edgectl of the site's operator."""
+
+    async def call(*arguments: str) -> Any:
+        options = ["--coordinator", mill.coordinator.address, *tls_options(mill.identities.of(Role.OPERATOR, "admin"))]
+        return await run(*options, *arguments)
+
+    return call
+
+
+async def serving(home: dict[str, str], line: str, *options: str) -> tuple[Any, str]:
+    """The line of `token create` as a process, once its box serves, and what it has said until then."""
+    words = line.split()
+    assert words[:2] == ["edgectl", "join"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeshard.cli.main", *words[1:], *options, env=home, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    said = b""
+    async with asyncio.timeout(READY_S):
+        while b"has joined site" not in said:
+            came = await process.stderr.readline()
+            assert came, said.decode()
+            said += came
+    return process, said.decode()
+
+
+async def ended(process: Any) -> int:
+    """With the signal of a supervisor."""
+    process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(process.communicate(), READY_S)
+    return int(process.returncode)
+
+
+async def test_a_box_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run, home: dict[str, str]) -> None:
+    code, line, said = await admin("token", "create", "--node", "b")
+    assert code == 0 and "within 15m" in said
+    first, _ = await serving(home, line, "--listen", "127.0.0.1:0", "--memory", "1GiB")
+    (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
+    assert (node["name"], node["connected"], node["facts"]["memory_budget_bytes"]) == ("b", True, 1 << 30)
+    assert await ended(first) == 0
+    # The same line again, although the token was used: the box has its certificate.
+    second, _ = await serving(home, line, "--listen", "127.0.0.1:0")
+    assert (await admin("delete", "node", "b"))[:2] == (0, "box b deleted\n")
+    assert await asyncio.wait_for(second.wait(), READY_S) == 4
+    assert json.loads((await admin("get", "nodes", "-o", "json"))[1]) == []
+    code, _, said = await admin("delete", "node", "b")
+    assert code == 3 and "there is no box 'b'" in said
+
+
+async def test_an_operator_joins_and_needs_no_options_any_more(
+    mill: Mill, admin: Run, run: Run, tmp_path: Path
+) -> None:
+    code, _, said = await run("get", "nodes")
+    assert code == 4 and "edgectl join TOKEN" in said
+    _, token, _ = await admin("token", "create", "--role", "operator", "--name", "kim", "--quiet")
+    code, _, said = await run("join", "-", stdin=token.encode())
+    assert code == 0 and "operator kim of site mill" in said, said
+    assert (await run("get", "nodes", "-o", "json"))[:2] == (0, "[]\n")
+    for path in (tmp_path / "config").rglob("*"):
+        assert not path.stat().st_mode & 0o077, path
+    assert (await admin("node", "revoke", "kim", "--role", "operator"))[0] == 0
+    code, _, said = await run("get", "nodes")
+    assert code == 4 and "was revoked" in said
+
+
+async def test_credentials_are_not_replaced_by_accident(mill: Mill, admin: Run, run: Run) -> None:
+    tokens = [(await admin("token", "create", "--role", "client", "--name", name, "-q"))[1].strip() for name in "xy"]
+    assert (await run("join", tokens[0]))[0] == 0
+    code, _, said = await run("join", tokens[1])
+    assert code == 1 and "--force" in said
+    assert (await run("join", tokens[1], "--force"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--role", "client", "--node", "b"), 2, "--name NAME"),
+        ((), 2, "--node NAME"),
+        (("--node", "b", "--ttl", "soon"), 2, "ttl 'soon' is not a duration"),
+        (("--node", "b", "--ttl", "1s"), 2, "from 10 seconds"),
+        (("--node", "../b"), 2, "not a valid name"),
+        (("--node", "b", "--host", "a b"), 2, "is no host"),
+    ],
+)
+async def test_tokens_that_cannot_be(admin: Run, arguments: tuple[str, ...], code: int, says: str) -> None:
+    ended, _, said = await admin("token", "create", *arguments)
+    assert (ended, says in said) == (code, True), said
+
+
+@pytest.mark.parametrize("token", ["nonsense", "edgeshard1-AAAA"])
+async def test_what_is_no_token_changes_nothing(run: Run, token: str, tmp_path: Path) -> None:
+    code, _, said = await run("join", token)
+    assert code == 2 and "edgectl token create" in said
+    assert not (tmp_path / "config").exists() and not (tmp_path / "state").exists()
+
+
+async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, home: dict[str, str]) -> None:
+    async with mill.client() as operator:
+        text = token_to_text(await operator.create_token(Role.CLIENT, "z"))
+    assert (await run("join", text))[0] == 0
+    elsewhere = home | {"XDG_CONFIG_HOME": home["XDG_CONFIG_HOME"] + "-elsewhere"}
+    code, _, said = await edgectl("join", text, environment=elsewhere)
+    assert code == 4 and "was used already" in said

@@ -1,0 +1,122 @@
+"""docs/joining.md as somebody follows it: two machines with nothing but EdgeShard, and the page's lines in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.house.documents import ROOT, blocks
+
+pytestmark = pytest.mark.netns
+PAGE = ROOT / "docs" / "joining.md"
+MACHINES = ("first", "second")
+LINE = re.compile(rf"(?P<machine>{'|'.join(MACHINES)})\$ (?P<command>.+)")
+COMMAND_S = 120.0
+NO_TOKEN = "edgeshard1-CogDMIIB..."
+
+
+def lines() -> list[tuple[str, str]]:
+    """The first block's lines, each with its machine."""
+    block = next(block for block in blocks(PAGE) if block.language == "console")
+    found = [LINE.fullmatch(line) for line in block.text.splitlines()]
+    assert all(found), block.text
+    return [(match["machine"], match["command"]) for match in found if match is not None]
+
+
+@dataclass
+class Machine:
+    """A namespace with a home of its own. Commands are run by a shell, as they stand on the page."""
+
+    network: Any
+    name: str
+    home: Path
+    programs: Path
+
+    def environment(self) -> dict[str, str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESHARD", "XDG_"))}
+        return clean | {"HOME": str(self.home), "PATH": f"{self.programs}:{clean['PATH']}"}
+
+    def run(self, command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.network.enter(self.name, "bash", "-c", command),
+            cwd=self.home,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def machines(namespaces: ModuleType, tmp_path: Path) -> Iterator[dict[str, Machine]]:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in (
+        ("edgectl", "edgeshard.cli.main"),
+        ("edgeshard-agent", "edgeshard_agent"),
+        ("edgeshard-coordinator", "edgeshard_coordinator"),
+    ):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        (programs / name).chmod(0o755)
+    with namespaces.Network(MACHINES, "100mbit") as network:
+        made = {}
+        for name in MACHINES:
+            (tmp_path / name).mkdir()
+            made[name] = Machine(network, name, tmp_path / name, programs)
+        shutil.copytree(ROOT / "edgeshard" / "demo_model", made["first"].home / "tiny-tales")
+        yield made
+
+
+def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[str, Machine]) -> None:
+    typed = lines()
+    assert [machine for machine, _ in typed].count("first") <= 6
+    assert [machine for machine, _ in typed].count("second") == 1
+    running: list[subprocess.Popen[str]] = []
+    said = ""
+    try:
+        for machine, command in typed:
+            if NO_TOKEN in command:
+                joining = re.search(r"edgectl join (edgeshard1-\S+)", said)
+                assert joining is not None, said
+                command = command.replace(NO_TOKEN, joining[1])
+            background = command.endswith(" &")
+            # A shell in the background would end with its parent.
+            process = machines[machine].run(command.removesuffix(" &"))
+            running.append(process)
+            if background:
+                settle(machines["first"], command)
+                continue
+            said, _ = process.communicate(timeout=COMMAND_S)
+            assert process.returncode == 0, f"{command}\n{said}"
+        assert len(said.split()) > 20, said
+    finally:
+        for process in reversed(running):
+            if process.poll() is None:
+                process.terminate()
+        for process in running:
+            process.communicate(timeout=30)
+
+
+def settle(first: Machine, command: str) -> None:
+    """Until what was started shows: a reader waits for its line, too."""
+    deadline = time.monotonic() + COMMAND_S
+    wanted = 0 if "coordinator" in command else 1 if "--quiet" in command else 2
+    while True:
+        process = first.run("edgectl get nodes")
+        out, _ = process.communicate(timeout=COMMAND_S)
+        if process.returncode == 0 and out.count(" connected ") >= wanted:
+            return
+        assert time.monotonic() < deadline, (command, out)
+        time.sleep(0.2)
