@@ -35,7 +35,7 @@ def node_details(state: State, node: KnownNode, models: Models, now: float) -> N
 
 
 def _node_view(state: State, node: KnownNode, unknown: Unknown, now: float) -> Node:
-    profiles, links = len(unknown.profiles(node)), len(unknown.links(node))
+    profiles, links = len(unknown.profiles(node)), unknown.link_count(node)
     return replace(node_view(state, node, now), unknown_profiles=profiles, unknown_links=links)
 
 

@@ -103,7 +103,9 @@ class Site(Desk):
 
     def unknown(self, name: str) -> tuple[list[MeasureCompute], list[str]]:
         unknown, known = Unknown(self.state), self.state.nodes[node(name)]
-        return unknown.profiles(known), sorted(node_id[-1] for node_id in unknown.links(known))
+        links = unknown.links(known)
+        assert unknown.link_count(known) == len(links)
+        return unknown.profiles(known), sorted(node_id[-1] for node_id in links)
 
 
 @pytest.fixture
