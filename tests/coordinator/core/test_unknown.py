@@ -85,7 +85,7 @@ class Site(Desk):
         return self.now - began
 
     def deploy(self, ready: bool = True, **changes: Any) -> None:
-        values = {"name": "tale", "model": "tiny", "source": "a", "concurrency": 1, "layers": "a=0:12"}
+        values: dict[str, Any] = {"name": "tale", "model": "tiny", "source": "a", "concurrency": 1, "layers": "a=0:12"}
         spec = parse_spec(values | {"dtype": "float32"} | changes)
         placement = SimplePlacer().place(spec, self.manifest, self.state.candidates())
         blank = DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(0))
@@ -95,8 +95,17 @@ class Site(Desk):
         if ready:  # as the disk, the boxes and the head would have it
             known = self.state.deployments[record.name]
             done = tuple(replace(progress, sent_on=1, done=True) for progress in known.prepared)
-            service = {"attachment": 1, "ever_ready": True, "activated": replace(known.activated, sent_on=1, done=True)}
-            saved = {"saving": known.revision, "saved": known.revision, "saved_epoch": known.epoch, "operations": ()}
+            service: dict[str, Any] = {
+                "attachment": 1,
+                "ever_ready": True,
+                "activated": replace(known.activated, sent_on=1, done=True),
+            }
+            saved: dict[str, Any] = {
+                "saving": known.revision,
+                "saved": known.revision,
+                "saved_epoch": known.epoch,
+                "operations": (),
+            }
             known = replace(known, phase=DeploymentPhase.READY, deadline=None, prepared=done, **service, **saved)
             self.state = replace(self.state, deployments={record.name: known})
             self.sent.clear()
@@ -156,11 +165,12 @@ def test_every_sort_of_weights_that_another_box_was_measured_for_is_measured(mea
     assert asked == [quick, site.command(), quick], "as exactly as the other boxes were"
 
 
-def test_one_measured_in_full_has_the_others_follow_in_full(measured_site: Site) -> None:
+@pytest.mark.parametrize("name", "ab")
+def test_one_measured_in_full_has_the_others_follow_in_full(measured_site: Site, name: str) -> None:
     site = measured_site
-    site.by_operator("a", quick=True, again=True)
+    site.by_operator(name, quick=True, again=True)
     site.connect("c")
-    assert site.unknown("c")[0] == [site.command()], "b was measured in full"
+    assert site.unknown("c")[0] == [site.command()], "the other one was measured in full"
 
 
 def test_small_integers_are_not_asked_of_an_accelerator(measured_site: Site, make_facts: Any) -> None:
