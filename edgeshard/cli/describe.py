@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 @app.command()
 def node(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
     """Show a box, by name or id: its device, memory and stages, and what was measured of it and of its links."""
-    from edgeshard.cli.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text
+    from edgeshard.cli.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
     from edgeshard.cli.views import STAGE_COLUMNS, node_fields
 
     async def work() -> None:
@@ -40,7 +40,7 @@ def node(context: typer.Context, name: Name, output: OutputOption = Output.TABLE
             node_data(details, names),
             found.name,
             output,
-            node_fields(found),
+            node_fields(found) | unknown_fields(details),
             [(found.stages, STAGE_COLUMNS), (link_rows(details.links, names), LINK_COLUMNS)],
             ["\n".join(profile_text(stored)) for stored in details.profiles],
         )

@@ -17,7 +17,10 @@ from edgeshard.profiles.fit import fit_profile
 from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:
-    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile
+    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile, UnknownProfile
+
+
+_GONE = "a model that is no longer in the store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,28 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
     """Everything about a box as plain data."""
     return {
         **plain(details.node),
+        "unknown": plain(details.unknown),
         "profiles": [profile_data(stored) for stored in details.profiles],
         "links": [row.as_data() for row in link_rows(details.links, names)],
     }
 
 
+def unknown_fields(details: NodeDetails) -> dict[str, str]:
+    """What is not measured of a box yet: which models, and the ways to which boxes."""
+    models = [_unknown_model(profile) for profile in details.unknown.profiles]
+    parts = [f"profile of {', '.join(models)}"] if models else []
+    if ways := details.unknown.links:
+        parts.append(f"{'link' if len(ways) == 1 else 'links'} to {listed(ways)}")
+    return {"Unknown": "; ".join(parts) or "-"}
+
+
+def _unknown_model(profile: UnknownProfile) -> str:
+    return f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
+
+
 def profile_text(stored: StoredProfile) -> Iterator[str]:
     """A heading, and the figures of every layer under it."""
-    models = ", ".join(stored.models) or "a model that is no longer in the store"
+    models = ", ".join(stored.models) or _GONE
     weights = weights_text(stored.profile.dtype, stored.profile.quantisation)
     yield f"Profile of {models} in {weights}, measured {human_age(stored.age_s)}:"
     for line in profile_lines(stored.profile):

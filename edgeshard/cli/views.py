@@ -24,6 +24,7 @@ NODE_COLUMNS: list[Column[Node]] = [
     Column("CORES", lambda node: str(node.facts.cores), right=True),
     Column("BUDGET", lambda node: human_bytes(node.facts.memory_budget_bytes), right=True),
     Column("FREE", lambda node: human_bytes(node.free_bytes), right=True),
+    Column("UNKNOWN", lambda node: unknown_text(node)),
     Column("STAGES", lambda node: _join(f"{s.deployment}/{s.layers}" for s in node.stages)),
     Column("ADDRESS", lambda node: node.address, wide=True),
     Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
@@ -133,6 +134,18 @@ def node_status(node: Node) -> str:
     if not node.connected:
         return "away"
     return "starting" if node.starting else "connected"
+
+
+def unknown_text(node: Node) -> str:
+    """What a plan would need and nobody has measured of it. While a box starts, what held before may hold no more."""
+    if node.starting:
+        return "all"
+    counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
+    return ", ".join(_counted(count, what) for count, what in counts if count) or "-"
+
+
+def _counted(count: int, what: str) -> str:
+    return what if count == 1 else f"{count} {what}s"
 
 
 _NOT_YET = "not known yet"

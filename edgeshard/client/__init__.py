@@ -15,6 +15,8 @@ from edgeshard.domain.site import (
     StoredLink,
     StoredModel,
     StoredProfile,
+    UnknownFigures,
+    UnknownProfile,
 )
 from edgeshard.rpc.tls import TlsFiles
 
@@ -32,4 +34,6 @@ __all__ = [
     "StoredProfile",
     "SyncClient",
     "TlsFiles",
+    "UnknownFigures",
+    "UnknownProfile",
 ]

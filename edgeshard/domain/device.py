@@ -100,6 +100,9 @@ class Node:
 
     A connected box may still be `starting`: it imports what computes, and its facts are those of its last run.
     `huge_pages` is None while the box is away, and where its system does not tell.
+
+    Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
+    it to boxes that layers can be placed on.
     """
 
     node_id: NodeId
@@ -113,6 +116,8 @@ class Node:
     stages: tuple[StageStatus, ...] = ()
     huge_pages: HugePages | None = None
     starting: bool = False
+    unknown_profiles: int = 0
+    unknown_links: int = 0
 
     @property
     def placeable(self) -> bool:

@@ -92,12 +92,30 @@ class StoredLink:
 
 
 @dataclass(frozen=True, slots=True)
+class UnknownProfile:
+    """What a box was not measured for: a shape that `models` of the store have, with weights kept so."""
+
+    models: tuple[ModelName, ...]
+    dtype: DType
+    quantisation: Quantisation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFigures:
+    """What is not measured of a box yet: its layers, and its ways to the boxes `links`."""
+
+    profiles: tuple[UnknownProfile, ...] = ()
+    links: tuple[NodeName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """A box with its profiles, and the links from and to it."""
+    """A box with its profiles, the links from and to it, and what is not measured of it yet."""
 
     node: Node
     profiles: tuple[StoredProfile, ...]
     links: tuple[StoredLink, ...]
+    unknown: UnknownFigures = UnknownFigures()
 
 
 @dataclass(frozen=True, slots=True)

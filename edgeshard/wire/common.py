@@ -153,6 +153,8 @@ def node_to_wire(node: Node) -> pb.Node:
         stages=[stage_status_to_wire(stage) for stage in node.stages],
         huge_pages=huge_pages_to_wire(node.huge_pages) if node.huge_pages is not None else None,
         starting=node.starting,
+        unknown_profiles=node.unknown_profiles,
+        unknown_links=node.unknown_links,
     )
 
 
@@ -169,4 +171,6 @@ def node_from_wire(message: pb.Node) -> Node:
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
         starting=message.starting,
+        unknown_profiles=message.unknown_profiles,
+        unknown_links=message.unknown_links,
     )

@@ -17,6 +17,8 @@ from edgeshard.domain.site import (
     StoredLink,
     StoredModel,
     StoredProfile,
+    UnknownFigures,
+    UnknownProfile,
 )
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2, profile_pb2
@@ -105,6 +107,7 @@ def node_details_to_wire(details: NodeDetails) -> pb.GetNodeResponse:
         node=node_to_wire(details.node),
         profiles=[stored_profile_to_wire(profile) for profile in details.profiles],
         links=[stored_link_to_wire(link) for link in details.links],
+        unknown=unknown_figures_to_wire(details.unknown),
     )
 
 
@@ -113,6 +116,36 @@ def node_details_from_wire(message: pb.GetNodeResponse) -> NodeDetails:
         node=node_from_wire(message.node),
         profiles=tuple(stored_profile_from_wire(profile) for profile in message.profiles),
         links=tuple(stored_link_from_wire(link) for link in message.links),
+        unknown=unknown_figures_from_wire(message.unknown),
+    )
+
+
+def unknown_figures_to_wire(unknown: UnknownFigures) -> pb.UnknownFigures:
+    return pb.UnknownFigures(
+        profiles=[unknown_profile_to_wire(profile) for profile in unknown.profiles], links=unknown.links
+    )
+
+
+def unknown_figures_from_wire(message: pb.UnknownFigures) -> UnknownFigures:
+    return UnknownFigures(
+        profiles=tuple(unknown_profile_from_wire(profile) for profile in message.profiles),
+        links=tuple(NodeName(name) for name in message.links),
+    )
+
+
+def unknown_profile_to_wire(profile: UnknownProfile) -> pb.UnknownProfile:
+    return pb.UnknownProfile(
+        models=profile.models,
+        dtype=dtype_to_wire(profile.dtype),
+        quantisation=quantisation_to_wire(profile.quantisation),
+    )
+
+
+def unknown_profile_from_wire(message: pb.UnknownProfile) -> UnknownProfile:
+    return UnknownProfile(
+        models=tuple(ModelName(name) for name in message.models),
+        dtype=dtype_from_wire(message.dtype),
+        quantisation=quantisation_from_wire(message.quantisation),
     )
 
 

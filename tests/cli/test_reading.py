@@ -10,10 +10,12 @@ import pytest
 import yaml
 
 from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.ids import NodeName
+from edgeshard.domain.ids import ModelName, NodeName
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import ExplicitStage, Prediction
+from edgeshard.domain.site import UnknownFigures, UnknownProfile
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook
 from edgeshard.proto.v1 import admin_pb2
 
@@ -22,9 +24,46 @@ def test_nodes_as_a_table(edgectl: Any) -> None:
     result = edgectl("get", "nodes")
     assert result.exit_code == 0
     header, first, second = result.stdout.splitlines()
-    assert header.split() == ["NAME", "STATUS", "DEVICE", "CORES", "BUDGET", "FREE", "STAGES"]
-    assert first.split() == ["a", "connected", "cpu", "4", "4", "GiB", "3", "GiB", "tales/0:4"]
+    assert header.split() == ["NAME", "STATUS", "DEVICE", "CORES", "BUDGET", "FREE", "UNKNOWN", "STAGES"]
+    assert first.split() == ["a", "connected", "cpu", "4", "4", "GiB", "3", "GiB", "-", "tales/0:4"]
     assert second.split()[:2] == ["b", "away"]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "links", "starting", "text"),
+    [
+        (0, 0, False, "-"),
+        (1, 0, False, "profile"),
+        (0, 1, False, "link"),
+        (1, 2, False, "profile, 2 links"),
+        (3, 0, False, "3 profiles"),
+        (0, 0, True, "all"),
+    ],
+)
+def test_nodes_say_what_is_not_measured_of_them(
+    edgectl: Any, site: Any, profiles: int, links: int, starting: bool, text: str
+) -> None:
+    site.nodes[0] = replace(site.nodes[0], unknown_profiles=profiles, unknown_links=links, starting=starting)
+    header, first, _ = edgectl("get", "nodes").stdout.splitlines()
+    assert first[header.index("UNKNOWN") : header.index("STAGES")].strip() == text
+    assert len(first.rstrip()) <= 80
+    shown = json.loads(edgectl("get", "nodes", "-o", "json").stdout)[0]
+    assert (shown["unknown_profiles"], shown["unknown_links"]) == (profiles, links)
+
+
+def test_describe_node_names_what_is_not_measured(edgectl: Any, site: Any) -> None:
+    assert "Unknown:      -\n" in edgectl("describe", "node", "a").stdout
+    int8 = UnknownProfile((ModelName("tales"), ModelName("fables")), DType.FLOAT32, Quantisation.parse("int8"))
+    profiles = (UnknownProfile((ModelName("fairy-tales"),), DType.BFLOAT16), int8, UnknownProfile((), DType.FLOAT16))
+    site.unknown = UnknownFigures(profiles, (NodeName("b"), NodeName("c")))
+    text = " ".join(edgectl("describe", "node", "a").stdout.split())
+    assert (
+        "Unknown: profile of fairy-tales in bfloat16, tales or fables in int8 with float32, a model that is no longer "
+        "in the store in float16; links to b, c" in text
+    )
+    unknown = json.loads(edgectl("describe", "node", "a", "-o", "json").stdout)["unknown"]
+    assert unknown["links"] == ["b", "c"]
+    assert unknown["profiles"][1] == {"models": ["tales", "fables"], "dtype": "float32", "quantisation": "int8"}
 
 
 @pytest.mark.parametrize("noun", ["nodes", "models", "deployments"])

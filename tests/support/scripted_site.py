@@ -36,7 +36,7 @@ from edgeshard.domain.profile import (
     LinkProfile,
     MeasuredLink,
 )
-from edgeshard.domain.site import StoredLink
+from edgeshard.domain.site import StoredLink, UnknownFigures
 from edgeshard.domain.trace import StageTrace
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.proto.v1 import (
@@ -54,7 +54,7 @@ from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire, traffic_to_wire
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
-from edgeshard.wire.site import stored_link_to_wire
+from edgeshard.wire.site import stored_link_to_wire, unknown_figures_to_wire
 from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
 from edgeshard.wire.trace import trace_to_wire
 
@@ -150,6 +150,7 @@ class ScriptedSite:
     script: list[GenerationEvent | Hold] = field(default_factory=story)
     profiles: list[admin_pb2.StoredProfile] = field(default_factory=list)
     links: list[profile_pb2.MeasuredLink] = field(default_factory=list)
+    unknown: UnknownFigures = field(default_factory=UnknownFigures)
     config: Any = field(default_factory=lambda: CONFIG)
     progress: list[Any] = field(default_factory=list)
     traces: list[StageTrace] = field(default_factory=list)
@@ -257,6 +258,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
                     node=node_to_wire(node),
                     profiles=[profile for profile in site.profiles if profile.node_id == node.node_id],
                     links=[link for link in site.links if node.node_id in (link.sender_id, link.receiver_id)],
+                    unknown=unknown_figures_to_wire(site.unknown),
                 )
         return fail(context, NotFoundError(f"node {request.node!r} is not known", field="node"))
 

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
+from edgeshard.client import StoredProfile
 from edgeshard.domain.deployment import parse_spec
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
@@ -27,10 +28,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 class Measured:
     """Two boxes, what `edgectl profile` said of them, and what `edgectl plan` had said before."""
 
-    address: str
+    cluster: LocalCluster
     client: Client
     planned_before: tuple[int, str, str]
     profiled: tuple[int, str, str]
+
+    @property
+    def address(self) -> str:
+        return self.cluster.address
 
     async def edgectl(self, *arguments: str) -> tuple[int, str, str]:
         return await edgectl(self.address, *arguments)
@@ -39,6 +44,9 @@ class Measured:
         code, stdout, stderr = await self.edgectl(*arguments, "-o", "json")
         assert code == 0, stderr
         return json.loads(stdout)
+
+    async def profiles(self, name: str) -> tuple[StoredProfile, ...]:
+        return (await self.client.node_details(name)).profiles
 
     async def until_counted(self, requests: int) -> None:
         """A client may have its last token a moment before the coordinator counts the request."""
@@ -66,7 +74,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Measur
         await client.add_model(DEMO_MODEL, "fairy-tales")
         before = await edgectl(cluster.address, "plan", "--model", "fairy-tales", "--source", "a")
         profiled = await edgectl(cluster.address, "profile", "--model", "fairy-tales", "--quick", "-o", "json")
-        yield Measured(cluster.address, client, before, profiled)
+        yield Measured(cluster, client, before, profiled)
 
 
 async def test_before_anything_is_measured_the_plan_says_how_to(site: Measured) -> None:
@@ -151,3 +159,26 @@ async def test_what_a_deployment_served_is_what_the_next_one_of_its_name_is_plan
     assert again is not None and again.lengths == "seen"
     assert (again.prompt_tokens, again.new_tokens) == (int(served.prompts.mean), 8)
     await site.client.delete_deployment("tales")
+
+
+async def test_a_box_that_joins_is_measured_by_itself_like_the_others(site: Measured) -> None:
+    profiled = {(p.profile.dtype, p.profile.quantisation, p.profile.quick) for p in await site.profiles("a")}
+    starting = asyncio.create_task(site.cluster.start_agent("c"))
+    seen: set[tuple[int, int]] = set()
+    async with asyncio.timeout(180):
+        while True:
+            nodes = {str(node.name): node for node in await site.client.nodes()}
+            if "c" in nodes and nodes["c"].placeable:
+                seen.add((nodes["c"].unknown_profiles, nodes["c"].unknown_links))
+                if not any(node.unknown_profiles or node.unknown_links for node in nodes.values()):
+                    break
+            await asyncio.sleep(0.1)
+    await starting
+    assert (len(profiled), 2) in seen, "until it was measured, that was said"
+    assert all(links == 0 for profiles, links in seen if profiles < len(profiled)), "links come first"
+    assert {(p.profile.dtype, p.profile.quantisation, p.profile.quick) for p in await site.profiles("c")} == profiled
+    value = await site.data("describe", "node", "c")
+    assert {(link["from"], link["to"]) for link in value["links"]} == {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
+    assert value["unknown"] == {"profiles": [], "links": []}
+    header, *rows = (await site.edgectl("get", "nodes"))[1].splitlines()
+    assert [row[header.index("UNKNOWN") : header.index("STAGES")].strip() for row in rows] == ["-", "-", "-"]

@@ -25,6 +25,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, OperationId
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.profile import config_hash
 from edgeshard.domain.site import MeasureRequest, StoredModel
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
@@ -50,17 +51,16 @@ from edgeshard_coordinator.control.operations import Operations, answered, check
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
-from edgeshard_coordinator.control.site_views import node_details, site_details
+from edgeshard_coordinator.control.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
-from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested
+from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested, ModelDeleted
 from edgeshard_coordinator.core.measuring import chosen_nodes
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
     ServedOperation,
     deployment_view,
-    node_view,
 )
 
 PLACING_ATTEMPTS = 5
@@ -95,8 +95,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         state, now = self._loop.state, self._loop.now()
-        nodes = sorted(state.nodes.values(), key=lambda node: node.name)
-        return pb.ListNodesResponse(nodes=[node_to_wire(node_view(state, node, now)) for node in nodes])
+        return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in node_views(state, now)])
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
         state = self._loop.state
@@ -128,10 +127,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             repeated = await answered(self._store.find_operation(begun.operation_id)) is not None
             async with self._model_lock:
                 try:
-                    self._check_unused(request.name)
+                    shape = config_hash(self._check_unused(request.name).config)
                     if not repeated:
                         await answered(self._store.save_operation(begun))
                     await asyncio.to_thread(self._models.delete, request.name)
+                    if all(config_hash(manifest.config) != shape for manifest, _ in self._models.list()):
+                        self._loop.post(ModelDeleted(shape, self._loop.now()))
                 except NotFoundError:
                     if not repeated:
                         raise
@@ -223,7 +224,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
             done = replace(operation, outcome=response.SerializeToString())
             try:
-                await self._loop.ask(DeployRequested(record, state.version, done, self._loop.now()))
+                await self._loop.ask(DeployRequested(record, state.version, done, self._loop.now(), manifest.config))
             except AbortedError:
                 if attempt == PLACING_ATTEMPTS:
                     raise
@@ -280,8 +281,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))
         return replace(view, traffic=self._traffic.of(record.name, record.model))
 
-    def _check_unused(self, name: str) -> None:
-        _, digest = self._models.get(name)
+    def _check_unused(self, name: str) -> ModelManifest:
+        manifest, digest = self._models.get(name)
         for record in self._loop.state.deployments.values():
             if record.model == name or record.manifest_digest == digest:
                 raise FailedPreconditionError(
@@ -289,6 +290,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     field="name",
                     reason="MODEL_IN_USE",
                 )
+        return manifest
 
 
 def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) -> DeploymentRecord:

@@ -124,7 +124,7 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
-        state = restored(state, [manifest.config for manifest, _ in self._models.list()], now)
+        state = restored(state, {digest: manifest.config for manifest, digest in self._models.list()}, now)
         self.loop.state = eviction.started(state, now)
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:

@@ -12,6 +12,7 @@ from typing import TypeVar, assert_never
 from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
+from edgeshard.domain.profile import config_hash
 from edgeshard_coordinator.core import boxes, deployments, eviction, ghosts, measuring, standby, suspicion
 from edgeshard_coordinator.core.actions import (
     DropConnection,
@@ -41,6 +42,7 @@ from edgeshard_coordinator.core.events import (
     HeartbeatsReceived,
     LinkReported,
     MeasureRequested,
+    ModelDeleted,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
@@ -107,6 +109,10 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return _deploy(state, event)
         case DeleteRequested():
             return _delete(state, event)
+        case ModelDeleted():
+            return replace(
+                state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape}
+            )
         case CommandAnswered():
             return _answered(boxes.with_reported_stage(state, event.node_id, event.result), event)
         case HeadAttached():
@@ -178,8 +184,12 @@ def _deploy(state: State, event: DeployRequested) -> State:
         raise AbortedError(
             "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
         )
-    state = _with_record(state, replace(record, operations=(event.operation,)))
-    return replace(state, refused=_without(state.refused, event.operation))
+    record = replace(record, operations=(event.operation,))
+    if event.config is not None:
+        shape = config_hash(event.config)
+        record = replace(record, shape=shape)
+        state = replace(state, configs={**state.configs, shape: event.config})
+    return replace(_with_record(state, record), refused=_without(state.refused, event.operation))
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
 from edgeshard.domain.errors import EdgeShardError
@@ -85,12 +87,16 @@ class MeasureRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeployRequested:
-    """A placement was found from the state of `snapshot_version`; on a newer state it is refused."""
+    """A placement was found from the state of `snapshot_version`; on a newer state it is refused.
+
+    `config` is the model's decoded config.json: boxes are measured for a model that is deployed.
+    """
 
     record: DeploymentRecord
     snapshot_version: int
     operation: ServedOperation
     now: float
+    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,14 @@ class DeleteRequested:
 
     deployment: DeploymentName
     operation: ServedOperation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeleted:
+    """No model of this shape (`config_hash`) is left in the store: no box is to be measured for it."""
+
+    shape: str
     now: float
 
 
@@ -208,6 +222,7 @@ Event = (
     | MeasureRequested
     | DeployRequested
     | DeleteRequested
+    | ModelDeleted
     | CommandAnswered
     | HeadAttached
     | HeadDetached

@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTry:
-    """How often a link's probe gave nothing, and the earliest time of another."""
+    """How often a link's probe, or a measurement of layers, gave nothing, and the earliest time of another."""
 
     attempts: int
     not_before: float

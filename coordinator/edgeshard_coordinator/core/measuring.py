@@ -2,7 +2,8 @@
 
 A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
 site at a time and while no box measures its layers, so that measurements do not disturb each other. The coordinator's
-own measurements wait until the site has been quiet for a while, and are one batch long.
+own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
+that may be measured, they are followed by layers that a box lacks (`core.unknown`).
 
 Layers that a box measured while it was busy with something else are measured again, without anybody's asking, when it
 is quiet and no deployment needs it.
@@ -10,7 +11,7 @@ is quiet and no deployment needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 from typing import Any
@@ -18,10 +19,11 @@ from typing import Any
 from edgeshard.domain.commands import CommandKey, MeasureCompute, Peer, ProbeLinks
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
-from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.profile import config_hash
 from edgeshard.planning.site import node_starting
 from edgeshard.profiles.doubts import busy
+from edgeshard_coordinator.core import unknown
 from edgeshard_coordinator.core.actions import Action, SendCommand, TellMeasured
 from edgeshard_coordinator.core.events import MeasureRequested
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake, SentCommand
@@ -74,6 +76,9 @@ def requested(state: State, event: MeasureRequested) -> State:
         if not node.placeable:
             raise _not_placeable(node)
         jobs.append(Job(event.uid, node_id, node.connection, compute=event.compute, every_link=event.every_link))
+    if event.compute is not None:
+        configs = {**state.configs, config_hash(event.compute.config): event.compute.config}
+        state = replace(state, configs=configs)
     return replace(state, jobs=(*state.jobs, *jobs))
 
 
@@ -108,6 +113,7 @@ def answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardE
         return state
     command = job.sent.command
     if isinstance(command, MeasureCompute):
+        state = unknown.ended(state, job, command, failure is not None and failure.reason == STAGE_CAME)
         state = _judged(state, job, command, failure, now)
         following = replace(job, compute=None, sent=None)
     else:
@@ -131,7 +137,8 @@ def forget_tries(state: State, node_id: NodeId) -> State:
         for sender, pairs in state.tries.items()
         if sender != node_id
     }
-    return replace(state, tries={sender: pairs for sender, pairs in tries.items() if pairs})
+    state = replace(state, tries={sender: pairs for sender, pairs in tries.items() if pairs})
+    return unknown.forgotten(state, node_id)
 
 
 def settle(state: State, now: float) -> State:
@@ -162,23 +169,32 @@ def settle(state: State, now: float) -> State:
 def ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
 
-    Those are links nobody has measured, when the site has been quiet for long enough, and layers measured on a busy
-    box, when that box has: its measuring disturbs no other.
+    Those are links nobody has measured and layers that a box lacks, when the site has been quiet for long enough, and
+    layers measured on a busy box, when that box has: its measuring disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
 
 
-def restored(state: State, configs: Iterable[Mapping[str, Any]], now: float) -> State:
-    """After a restart: layers of these models that were measured on busy boxes are to be measured again."""
-    by_hash = {config_hash(config): config for config in configs}
+def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: float) -> State:
+    """After a restart, with the store's models by the digests of their manifests: which of them boxes are measured for.
+
+    Layers that were measured on busy boxes are to be measured again.
+    """
+    shapes = {digest: config_hash(config) for digest, config in configs.items()}
+    by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
     retakes = [
         Retake(node_id, MeasureCompute(by_hash[shape], dtype, known.value.quick, True, quantisation), 0, now)
         for node_id, measured in state.measured.items()
         for (shape, dtype, quantisation), known in measured.profiles.items()
         if shape in by_hash and busy(known.value)
     ]
-    return replace(state, retakes=tuple(retakes))
+    records = state.deployments.values()
+    deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
+    wanted = {record.shape for record in deployments.values()}
+    wanted.update(key[0] for known in state.measured.values() for key in known.profiles)
+    kept = {shape: config for shape, config in by_hash.items() if shape in wanted}
+    return replace(state, retakes=tuple(retakes), deployments=deployments, configs=kept)
 
 
 def _probing(state: State, active_requests: int, now: float) -> State:
@@ -197,6 +213,9 @@ def _probing(state: State, active_requests: int, now: float) -> State:
             job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
             # Boxes take turns, so that one box's links do not all come before another's.
             return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
+    measuring = unknown.begun(state, now)
+    if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
+        return measuring
     return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(placeable) > LOOKED_AT else state
 
 
@@ -289,10 +308,9 @@ def _idle(state: State, item: Retake, now: float) -> bool:
     node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
     if node is None or known is None or key_asked(item.command) not in known.profiles:
         return False
-    if not node.placeable or node.stages or now - node.others_at < state.timings.retake_quiet_s:
+    if not node.placeable or now - node.others_at < state.timings.retake_quiet_s:
         return False
-    serving = (record for record in state.deployments.values() if record.phase is not Phase.FAILED)
-    return not any(stage.node_id == node.node_id for record in serving for stage in record.placement.stages)
+    return node.node_id not in unknown.serving(state)
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from edgeshard.domain.commands import NO_TERM, Term
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
@@ -13,7 +14,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeI
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake
-from edgeshard_coordinator.core.measurements import Measurements
+from edgeshard_coordinator.core.measurements import Measurements, ProfileKey
 from edgeshard_coordinator.core.placing import Candidate, held_bytes
 
 NO_EPOCH = Epoch(0)
@@ -54,7 +55,7 @@ class Timings:
     probe_timeout_s: float = 120.0
     """For the layers of a model, and for one batch of links."""
     probe_quiet_s: float = 5.0
-    """How long the site must have been quiet before the coordinator has links measured by itself."""
+    """How long the site must have been quiet before the coordinator has links and layers measured by itself."""
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
@@ -64,7 +65,8 @@ class Timings:
     retake_first_s: float = 60.0
     retake_limit_s: float = 3600.0
     retake_attempts: int = 6
-    """The same for such a measurement, which a box that is never quiet would repeat for ever."""
+    """The same for such a measurement, which a box that is never quiet would repeat for ever, and for a first one that
+    fails, until the box restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,8 @@ class DeploymentRecord:
     delete_revision: int = 0
     """From this revision on the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
     forgetting: bool = False
+    shape: str = ""
+    """Of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
 
     @property
     def name(self) -> DeploymentName:
@@ -287,6 +291,10 @@ class State:
     """Links whose probe failed, by sender and receiver."""
     retakes: tuple[Retake, ...] = ()
     """Measurements of layers on boxes that were busy with something else."""
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Decoded config.json of models that boxes are measured for, by `config_hash`: measured on one, or deployed."""
+    profile_tries: Mapping[NodeId, Mapping[ProfileKey, ProbeTry]] = field(default_factory=dict)
+    """First measurements of layers that were begun by themselves and have given nothing."""
     suspects: tuple[SuspectLink, ...] = ()
     """Links of live epochs, until they recover or the epoch ends."""
     bad_links: Mapping[tuple[NodeId, NodeId], float] = field(default_factory=dict)

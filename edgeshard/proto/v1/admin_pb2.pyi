@@ -44,14 +44,34 @@ class GetNodeRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
 class GetNodeResponse(_message.Message):
-    __slots__ = ("node", "profiles", "links")
+    __slots__ = ("node", "profiles", "links", "unknown")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PROFILES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.Node
     profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
     links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
-    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ...) -> None: ...
+    unknown: UnknownFigures
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., unknown: _Optional[_Union[UnknownFigures, _Mapping]] = ...) -> None: ...
+
+class UnknownFigures(_message.Message):
+    __slots__ = ("profiles", "links")
+    PROFILES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    profiles: _containers.RepeatedCompositeFieldContainer[UnknownProfile]
+    links: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, profiles: _Optional[_Iterable[_Union[UnknownProfile, _Mapping]]] = ..., links: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UnknownProfile(_message.Message):
+    __slots__ = ("models", "dtype", "quantisation")
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    dtype: _common_pb2.DataType
+    quantisation: str
+    def __init__(self, models: _Optional[_Iterable[str]] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class StoredProfile(_message.Message):
     __slots__ = ("node_id", "profile", "models", "age_s")

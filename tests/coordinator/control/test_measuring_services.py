@@ -20,14 +20,16 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
-from edgeshard.domain.ids import NodeId
+from edgeshard.domain.ids import ModelName, NodeId
 from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
+from edgeshard.domain.site import UnknownFigures, UnknownProfile
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.control import report_to_wire
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
 from edgeshard.wire.profile import compute_profile_from_wire, link_from_wire
+from edgeshard.wire.site import node_details_from_wire
 from edgeshard.wire.status import from_failure
 
 DEADLINE_S = 30.0
@@ -210,6 +212,59 @@ async def test_a_quiet_site_measures_its_links_by_itself(open_site: Any, measuri
     for agent in await site.connected("a", "b", "c"):
         measuring(agent)
     await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)
+
+
+async def test_a_box_that_joins_is_measured_by_itself_and_until_then_said_to_be_unknown(
+    open_site: Any, measuring: Any
+) -> None:
+    site = await open_site(probe_quiet_s=0.2)
+    a, b = await site.connected("a", "b")
+    for agent in (a, b):
+        measuring(agent)
+    await rest(site.admin.Profile(profile_request(), timeout=DEADLINE_S))
+    (c,) = await site.connected("c")
+    measuring(c)
+    c.held = {MeasureCompute}
+    operation_id, command = await c.take_pending()
+    assert isinstance(command, MeasureCompute) and (command.dtype, command.quick) == (DType.FLOAT32, False)
+    await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)
+    assert await unknown_by_name(site) == {"a": (0, 0), "b": (0, 0), "c": (1, 0)}
+    shown = node_details_from_wire(await site.admin.GetNode(admin_pb2.GetNodeRequest(node="c"), timeout=DEADLINE_S))
+    assert shown.unknown == UnknownFigures((UnknownProfile((ModelName("tiny"),), DType.FLOAT32),))
+    await c.reply(operation_id, command)
+    await site.until(lambda state: state.measured[c.node_id].profiles)
+    assert await unknown_by_name(site) == {"a": (0, 0), "b": (0, 0), "c": (0, 0)}
+
+
+async def unknown_by_name(site: Any) -> dict[str, tuple[int, int]]:
+    answer = await site.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
+    nodes = map(node_from_wire, answer.nodes)
+    return {str(node.name): (node.unknown_profiles, node.unknown_links) for node in nodes}
+
+
+@pytest.mark.parametrize("copies", [False, True])
+async def test_a_deleted_model_is_not_unknown_unless_another_has_its_shape(
+    site: Any, measuring: Any, copies: bool
+) -> None:
+    a, _ = await site.connected("a", "b")
+    measuring(a)
+    await rest(site.admin.Profile(profile_request("a"), timeout=DEADLINE_S))
+    assert await unknown_by_name(site) == {"a": (0, 0), "b": (1, 1)}
+    if copies:
+        site.models.manifests["copy"] = replace(site.models.manifests["tiny"], name=ModelName("copy"))
+    await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(name="tiny", operation_id="d"), timeout=DEADLINE_S)
+    if not copies:
+        await site.until(lambda state: not state.configs)
+    assert await unknown_by_name(site) == {"a": (0, 0), "b": (int(copies), 1)}
+
+
+async def test_a_deployed_model_is_unknown_of_boxes_also_after_a_restart(site: Any) -> None:
+    await site.connected("a", "b", "c")
+    await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S)
+    await site.until_phase("tale", "ready")
+    assert (await unknown_by_name(site))["c"] == (1, 2)
+    await site.restart()
+    assert (await unknown_by_name(site))["c"] == (1, 0), "no box is there to send to"
 
 
 async def test_measurements_outlive_the_coordinator(site: Any, measuring: Any) -> None:

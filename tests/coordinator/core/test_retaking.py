@@ -39,6 +39,8 @@ class Site(Desk):
         super().__init__(make_registration, "ab")
         self.command = MeasureCompute(config, DType.FLOAT32, quick=True, again=False)
         self.profile: ComputeProfile = make_profile(config, 1e-3, DType.FLOAT32)
+        # The other box is known: of its own accord the coordinator has no box measured but for a busy one's sake.
+        self.feed(ProfileReported(ProfileReport(node("b"), compute=(self.profile,)), self.now))
         self.wait(TIMES.probe_quiet_s)
         while self.sent:
             self.answer()
@@ -202,7 +204,8 @@ def test_a_restarted_coordinator_still_has_it_measured_again(site: Site, make_pr
     other = replace(make_profile({**site.command.config, "vocab_size": 99}, 1e-3, DType.FLOAT32), others_share=BUSY)
     known = Measurements({key_of(profile): Reported(profile, 0.0) for profile in (busy, other)})
     state = replace(site.state, measured={**site.state.measured, node("a"): known})
-    (item,) = restored(state, [site.command.config], site.now).retakes
+    configs = {Digest("d" * 64): site.command.config}
+    (item,) = restored(state, configs, site.now).retakes
     assert (item.node_id, item.command) == (node("a"), replace(site.command, again=True, quick=busy.quick))
     quiet = replace(state, measured={node("a"): Measurements({key_of(site.profile): Reported(site.profile, 0.0)})})
-    assert restored(quiet, [site.command.config], site.now).retakes == ()
+    assert restored(quiet, configs, site.now).retakes == ()
