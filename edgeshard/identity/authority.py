@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Principal
-from edgeshard.identity.certificates import BACKDATED
+from edgeshard.identity.certificates import BACKDATED, UNREADABLE
 
 AUTHORITY_LIFE = timedelta(days=3650)
 LIFE = timedelta(days=90)
@@ -53,7 +53,7 @@ class Authority:
         try:
             key = serialization.load_pem_private_key(key_pem, password=None)
             certificates = x509.load_pem_x509_certificates(bundle_pem)
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise InvalidArgumentError(f"the authority cannot be read: {error}", field="ca-key") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise InvalidArgumentError("the authority's key is not of an elliptic curve", field="ca-key")
@@ -112,7 +112,7 @@ def load_key(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
     """A process's own key. Raises InvalidArgumentError for one of another kind."""
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError) as error:
+    except UNREADABLE as error:
         raise InvalidArgumentError(f"the key cannot be read: {error}", field="tls-key") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InvalidArgumentError("the key is not of an elliptic curve", field="tls-key")
@@ -136,7 +136,7 @@ def _requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
         signed = request.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature):
+    except (*UNREADABLE, InvalidSignature):
         raise InvalidArgumentError("request: not a certificate signing request in PEM", field="request") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not signed:
         raise InvalidArgumentError("request: it wants a key of P-256, and that key's signature", field="request")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
@@ -14,6 +15,9 @@ from edgeshard.domain.identity import Principal, principal_from_uri
 
 BACKDATED = timedelta(hours=1)
 """A certificate is valid since before it was made, for the clocks of boxes differ."""
+
+UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
+"""What the library raises for bytes that are none of what it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ def principal_of(certificate_pem: bytes) -> Principal:
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound):
+    except (*UNREADABLE, x509.ExtensionNotFound):
         names = x509.SubjectAlternativeName([])
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
@@ -71,7 +75,7 @@ def bundle_of(certificates_der: Iterable[bytes]) -> bytes:
     """Certificates of authorities as one PEM. Raises InvalidArgumentError for what is none."""
     try:
         loaded = [x509.load_der_x509_certificate(der) for der in certificates_der]
-    except ValueError:
+    except UNREADABLE:
         raise InvalidArgumentError(
             "token: what it says of the authority is damaged", field="token", reason="TOKEN"
         ) from None

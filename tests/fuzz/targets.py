@@ -28,17 +28,21 @@ from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.generation import Sampling, StageTiming
+from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role
 from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
+from edgeshard.identity.authority import key_digest, new_key, request_for
+from edgeshard.identity.certificates import bundle_of
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.lab import parse_lab
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.process.config import load_settings
-from edgeshard.proto.v1 import stage_pb2, store_pb2
+from edgeshard.proto.v1 import identity_pb2, stage_pb2, store_pb2
 from edgeshard.storage.checkpoint import open_checkpoint, read_header
 from edgeshard.storage.forms import GENERATION, TOKENIZER, check_small_file, parse_json_object, skim_small_file
 from edgeshard.storage.inputs import parse_toml
 from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
+from edgeshard.wire.identity import TOKEN_PREFIX, enrolment_from_wire, enrolment_to_wire, token_from_text, token_to_text
 from edgeshard.wire.store import manifest_from_json, manifest_from_wire, validate_manifest
 
 LONGEST_MESSAGE = 2200
@@ -329,6 +333,33 @@ def _spec(data: bytes) -> None:
     parse_spec(parse_toml(_text(data), "spec", "file"))
 
 
+_TOKEN = JoinToken((b"der" * 100,), Principal("mill", Role.AGENT, "b"), "a:1", "a:2", "0123456789abcdef", b"s" * 32)
+
+
+def _token(data: bytes) -> str | None:
+    """The word that somebody was given on the telephone."""
+    try:
+        bundle_of(token_from_text(data.decode("utf-8", "replace")).authorities)
+    except EdgeShardError as error:
+        return error.reason
+    return None
+
+
+def _enrolment_message() -> bytes:
+    return enrolment_to_wire(Enrolment("0123456789abcdef", b"s" * 32, request_for(new_key()))).SerializeToString()
+
+
+def _enrolment(data: bytes) -> str | None:
+    """What anybody may send who reaches the listener for joiners."""
+    try:
+        key_digest(enrolment_from_wire(identity_pb2.EnrolRequest.FromString(data)).request)
+    except DecodeError:
+        return "no message"  # gRPC refuses it
+    except EdgeShardError as error:
+        return error.reason
+    return None
+
+
 def _quotas(data: bytes) -> None:
     parse_quotas(parse_toml(_text(data), "quotas", "quotas"), "quotas")
 
@@ -398,7 +429,7 @@ class _All:
     targets: dict[str, Target] = field(default_factory=dict)
 
     def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
-        is_json = name not in ("frame", "settings", "cluster", "spec", "header", "manifest", "quotas")
+        is_json = name in ("config", "tokenizer", "generation", "index")
         self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
 
 
@@ -416,6 +447,8 @@ def _made() -> dict[str, Target]:
     every.add("cluster", _cluster, _CLUSTER.encode(), _LAB.encode(), *_examples())
     every.add("spec", _spec, _SPEC.encode())
     every.add("quotas", _quotas, _QUOTAS.encode(), words=(b"max_priority", b'["operator/a"]'))
+    every.add("token", _token, token_to_text(_TOKEN).encode(), words=(TOKEN_PREFIX.encode(), b"_", b"-", b"="))
+    every.add("enrolment", _enrolment, _enrolment_message(), words=(b"-----BEGIN CERTIFICATE REQUEST-----", b"MI"))
     return every.targets
 
 
