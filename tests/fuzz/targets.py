@@ -30,8 +30,8 @@ from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.generation import Sampling, StageTiming
 from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role
 from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
-from edgeshard.identity.authority import key_digest, new_key, request_for
-from edgeshard.identity.certificates import bundle_of
+from edgeshard.identity.authority import Authority, key_digest, new_key, now, request_for
+from edgeshard.identity.certificates import bundle_of, ders_of
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.lab import parse_lab
 from edgeshard.planning.shapes import model_from_config
@@ -333,7 +333,8 @@ def _spec(data: bytes) -> None:
     parse_spec(parse_toml(_text(data), "spec", "file"))
 
 
-_TOKEN = JoinToken((b"der" * 100,), Principal("mill", Role.AGENT, "b"), "a:1", "a:2", "0123456789abcdef", b"s" * 32)
+_AUTHORITIES = ders_of(Authority.create("mill", now()).certificate_pem)
+_TOKEN = JoinToken(_AUTHORITIES, Principal("mill", Role.AGENT, "b"), "a:1", "a:2", "0123456789abcdef", b"s" * 32)
 
 
 def _token(data: bytes) -> str | None:
