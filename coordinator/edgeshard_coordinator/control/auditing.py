@@ -116,13 +116,14 @@ class CallAudit:
 
     def note(self, context: Any, what: str, target: str, result: str = OK) -> None:
         """Make an entry of something that a caller did; `context` is its call's."""
-        address = _address(context)
+        address = who = _address(context)
         try:
             principal = caller(context)
         except DeniedError:
-            principal = None  # who joins has no certificate yet
-        who = address if principal is None else f"{principal.role}/{principal.id}"
-        by_operator = principal is None or principal.role is Role.OPERATOR
+            by_operator = False  # Who joins has no certificate yet, and may be anybody.
+        else:
+            by_operator = principal is None or principal.role is Role.OPERATOR
+            who = address if principal is None else f"{principal.role}/{principal.id}"
         self._log.add(who, what, target, result, address, by_operator=by_operator)
 
     def _note_refusal(self, context: Any, method: str, target: str, error: DeniedError) -> None:

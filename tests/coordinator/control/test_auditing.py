@@ -15,12 +15,18 @@ from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import MUTATIONS, NOTED, READS, TRAFFIC, CallAudit
 
 from edgeshard.domain.commands import ProbeLinks, ProfileReport
-from edgeshard.domain.errors import DeniedError, InternalError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    DeniedError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnauthenticatedError,
+)
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
-from edgeshard.rpc.access import ROLES
+from edgeshard.rpc.access import ENROLMENT
 from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.control import report_to_wire
 from tests.rpc.test_access import METHODS
@@ -31,7 +37,7 @@ from tests.support.scripted_agent import DEADLINE_S
 def test_every_method_is_declared() -> None:
     """Once, as what changes the site or as what does not."""
     tables = [*MUTATIONS, *NOTED, *READS, *TRAFFIC]
-    assert sorted(tables) == sorted(METHODS) == sorted(ROLES)
+    assert sorted(tables) == sorted(METHODS)
 
 
 @pytest.mark.parametrize("method", [*MUTATIONS, *NOTED])
@@ -190,6 +196,18 @@ async def test_a_stranger_is_not_taken_for_one_of_ours(tmp_path: Path, uri: str,
     (entry,) = await log.newest(10)
     await log.stop()
     assert (entry.who, entry.address, entry.target, entry.result) == (who, "[::1]:5", "tale", reason)
+
+
+async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
+    """Whoever tries tokens as fast as it can must not push out what operators did."""
+    log = AuditLog(tmp_path, SystemClock())
+    log.start()
+    request, wrong = SimpleNamespace(token_id="t1"), UnauthenticatedError("no such token", reason="TOKEN")
+    CallAudit(log).ended(ENROLMENT, Shown(""), request, None, wrong)
+    (entry,) = await log.newest(10)
+    await log.stop()
+    assert (entry.who, entry.target, entry.result) == ("[::1]:5", "t1", "TOKEN")
+    assert [path.name for path in tmp_path.iterdir()] == ["others.jsonl"]
 
 
 async def test_a_model_has_one_entry_when_all_of_it_is_there(tmp_path: Path) -> None:
