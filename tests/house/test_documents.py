@@ -60,7 +60,7 @@ def free_port(taken: Collection[int]) -> int:
 @pytest.mark.timeout(TIMEOUT_S + 30)
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_the_commands_of_a_document_run(name: str, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESHARD__", "XDG_"))}
     environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     process = subprocess.Popen(
