@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli.connect import connect_of, run
-from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import JoinToken, Role
 
 app = typer.Typer(help="Let another process in.", no_args_is_help=True)
@@ -16,10 +15,9 @@ app = typer.Typer(help="Let another process in.", no_args_is_help=True)
 @app.command(short_help="Print the line that joins a box, an application or an operator.")
 def create(
     context: typer.Context,
-    node: Annotated[str | None, typer.Option("--node", metavar="NAME", help="A box of this name.")] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="A client or an operator of this name.")
-    ] = None,
+        str, typer.Option("--node", "--name", metavar="NAME", help="Of the box, of the application or of the operator.")
+    ],
     role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
     ttl: Annotated[str, typer.Option(metavar="TIME", help="How long it is good, such as 15m.")] = "15m",
     host: Annotated[
@@ -32,15 +30,11 @@ def create(
     from edgeshard.process.config import parse_duration
     from edgeshard.rpc.tls import is_loopback, split_address
 
-    chosen = node if role is Role.AGENT else name
-    if chosen is None or (node is not None and name is not None):
-        option = "--node" if role is Role.AGENT else "--name"
-        raise InvalidArgumentError(f"{option} NAME says whom the token of role {role} is for", field="name")
     ttl_s = parse_duration(ttl, "ttl")
 
     async def work() -> JoinToken:
         async with connect_of(context).client() as client:
-            return await client.create_token(role, chosen, ttl_s, host)
+            return await client.create_token(role, name, ttl_s, host)
 
     token = run(work())
     typer.echo(token_to_text(token) if quiet else f"edgectl join {token_to_text(token)}")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 import pytest_asyncio
 
 from edgeshard.client.joining import token_to_text
-from edgeshard.domain.identity import Role
+from edgeshard.domain.identity import Principal, Role
+from edgeshard.rpc.tls_files import tls_files
 from tests.support.identities import tls_options
 from tests.support.membership import READY_S, Mill, edgectl, opened
 
@@ -124,8 +126,8 @@ async def test_credentials_are_not_replaced_by_accident(mill: Mill, admin: Run, 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("--role", "client", "--node", "b"), 2, "--name NAME"),
-        ((), 2, "--node NAME"),
+        ((), 2, "--node"),
+        (("--role", "coordinator", "--node", "b"), 2, "is none of agent, client, operator"),
         (("--node", "b", "--ttl", "soon"), 2, "ttl 'soon' is not a duration"),
         (("--node", "b", "--ttl", "1s"), 2, "from 10 seconds"),
         (("--node", "../b"), 2, "not a valid name"),
@@ -151,3 +153,49 @@ async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, h
     elsewhere = home | {"XDG_CONFIG_HOME": home["XDG_CONFIG_HOME"] + "-elsewhere"}
     code, _, said = await edgectl("join", text, environment=elsewhere)
     assert code == 4 and "was used already" in said
+
+
+SERVICE = """
+import os, sys
+from pathlib import Path
+from edgeshard.cli import install, join
+from edgeshard.process import installation
+root = Path(sys.argv.pop(1))
+install.MACHINE, install._RUNS_SYSTEMD, join._SERVICE_FILES = root, root, root / "etc/edgeshard/agent-pki"
+installation.check_visible = lambda path: None  # the tests' own programs may lie anywhere
+os.geteuid = lambda: 0
+from edgeshard.cli.main import main
+main()
+"""
+
+
+async def test_as_root_under_systemd_the_same_line_installs_a_service(
+    mill: Mill, admin: Run, home: dict[str, str], tmp_path: Path
+) -> None:
+    """systemd is two scripts that write down what they are asked."""
+    root, programs = tmp_path / "machine", tmp_path / "bin"
+    for directory in (root, programs):
+        directory.mkdir()
+    for name in ("systemctl", "systemd-sysusers"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n')
+        (programs / name).chmod(0o755)
+    _, token, _ = await admin("token", "create", "--node", "b", "-q")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVICE, str(root), "join", token.strip(), "--memory", "2GiB"),
+        env=home | {"PATH": f"{programs}:{home['PATH']}"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), READY_S)
+    assert process.returncode == 0, said.decode()
+    assert "box b runs as edgeshard-agent.service" in said.decode()
+    config = tomllib.loads((root / "etc/edgeshard/agent.toml").read_text())["agent"]
+    assert (config["name"], config["coordinator"], config["memory"]) == ("b", mill.coordinator.address, "2GiB")
+    assert config["listen"] == "127.0.0.1:7610"
+    unit = (root / "etc/systemd/system/edgeshard-agent.service").read_text()
+    assert f"LoadCredential=key.pem:{root}/etc/edgeshard/agent-pki/key.pem" in unit and "--plaintext" not in unit
+    files = tls_files(root / "etc/edgeshard/agent-pki")
+    files.check()
+    assert files.principal() == Principal("mill", Role.AGENT, "b")
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[-2:] == ["systemctl enable --now edgeshard-agent", "systemctl restart edgeshard-agent"]

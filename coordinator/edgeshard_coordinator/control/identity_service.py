@@ -49,7 +49,10 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
-        certificate, authorities = await membership.renew(_member(context), request.request)
+        member = _member(context)
+        certificate, authorities = await membership.renew(
+            member, request.request, lambda: membership.denials.check(context, member)
+        )
         return pb.RenewResponse(certificate=certificate, authorities=authorities)
 
     async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeResponse:

@@ -109,11 +109,15 @@ class Membership:
         log.info("enrolled", principal=str(used.principal), token_id=used.token_id)
         return certificate, issuing.files.ca.read_bytes()
 
-    async def renew(self, principal: Principal, request: bytes) -> tuple[bytes, bytes]:
-        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here."""
+    async def renew(
+        self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None
+    ) -> tuple[bytes, bytes]:
+        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and what
+        `check` raises of a caller that was revoked since the call began."""
         issuing = self._check_issues()
-        certificate = issuing.authority.issue(principal, request, self._now(), issuing.life)
         async with self._lock:
+            check()
+            certificate = issuing.authority.issue(principal, request, self._now(), issuing.life)
             await self._accept(principal, certificate)
         log.info("certificate_issued", principal=str(principal))
         return certificate, issuing.files.ca.read_bytes()
