@@ -112,8 +112,8 @@ class Membership:
     async def renew(
         self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None
     ) -> tuple[bytes, bytes]:
-        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and what
-        `check` raises of a caller that was revoked since the call began."""
+        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and
+        what `check` raises of a caller that was revoked since the call began."""
         issuing = self._check_issues()
         async with self._lock:
             check()
