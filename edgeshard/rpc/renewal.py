@@ -59,12 +59,21 @@ def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
     """Where a daemon keeps its certificate: in `directory`, for those that it was given may be read-only.
 
     A certificate that is kept there counts as long as it is of the key, and newer than the given one. The authorities
-    are those of the last renewal, unless others were given since.
+    are those of the last renewal, unless others were given since. Raises InvalidArgumentError naming `state-dir` where
+    nothing can be kept.
     """
     kept = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
     if given.cert == kept.cert:
         return given
     given.check_form()
+    try:
+        _keep(given, kept, directory)
+    except OSError as error:
+        raise InvalidArgumentError(f"--state-dir {directory.parent}: {error.strerror}", field="state-dir") from None
+    return kept
+
+
+def _keep(given: TlsFiles, kept: TlsFiles, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     seen = directory / "given-ca.sha256"
     authorities, certificate = given.ca.read_bytes(), given.cert.read_bytes()
@@ -74,7 +83,6 @@ def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
         write_private(seen, digest)
     if not _is_newer(kept, certificate):
         write_private(kept.cert, certificate)
-    return kept
 
 
 def _is_newer(kept: TlsFiles, certificate: bytes) -> bool:

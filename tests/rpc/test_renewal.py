@@ -203,3 +203,10 @@ async def test_a_key_that_others_can_read_is_not_taken_up(tmp_path: Path) -> Non
     with pytest.raises(DeniedError) as refusal:
         adopted(given, tmp_path / "state" / "pki")
     assert "chmod 600" in refusal.value.message and not (tmp_path / "state").exists()
+
+
+def test_a_state_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(InvalidArgumentError) as refusal:
+        adopted(Identities(tmp_path).of(Role.CLIENT, "app"), tmp_path / "state" / "pki")
+    assert refusal.value.field == "state-dir"
