@@ -17,6 +17,7 @@ from tests.chaos.failpoints import Moment, Place, Trap
 
 WRITES = {
     "_replace_node": "node",
+    "_forget_node": "node that is deleted",
     "_replace_measurements": "measurements",
     "_save_traffic": "traffic",
     "_save_operation": "operation",

@@ -108,6 +108,19 @@ class Operator:
                 except UnavailableError:
                     await asyncio.sleep(POLL_S)
 
+    async def remove_node(self, name: str) -> None:
+        """Until it is answered, or the box is not there any more, as when an answer was lost."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    async with Client(self.site.address, plaintext=True) as client:
+                        await client.remove_node(name)
+                    return
+                except NotFoundError:
+                    return
+                except UnavailableError:
+                    await asyncio.sleep(POLL_S)
+
 
 class Story:
     """`prepare` before the failpoint is armed, `act` while it is, `heal` once the coordinator is back; `finish` says
@@ -194,6 +207,8 @@ class Story:
             case "a box restarts":
                 await site.daemons["e"].kill()
                 await site.daemons["e"].start()
+            case "a box is deleted":
+                await self._operator.remove_node("e")
             case "links are measured":
                 with contextlib.suppress(UnavailableError):
                     async for _ in site.client.profile(nodes=("e",)):
@@ -210,7 +225,8 @@ class Story:
 
     def lost(self, before: Known, after: Known, answered: frozenset[str]) -> list[str]:
         """What of that which was acknowledged the restarted coordinator does not know."""
-        problems = [f"box {name} is not known" for name, of in before.nodes.items() if after.nodes.get(name) != of]
+        nodes = {name: of for name, of in before.nodes.items() if (self._name, name) != ("a box is deleted", "e")}
+        problems = [f"box {name} is not known" for name, of in nodes.items() if after.nodes.get(name) != of]
         kept = before.models - ({OTHER_MODEL} if self._name == "a model is deleted" else set())
         problems += [f"model {name} is not known" for name in sorted(kept - after.models)]
         for name, (_, epoch) in before.deployments.items():

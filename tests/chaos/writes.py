@@ -90,6 +90,7 @@ WRITES = (
     Write("waiting->deleting", "delete while waiting", (Phase.WAITING, Trigger.DELETE)),
     Write("failed->deleting", "delete what failed", (Phase.FAILED, Trigger.DELETE)),
     Write("node", "a box restarts"),
+    Write("node that is deleted", "a box is deleted"),
     Write("measurements", "links are measured"),
     Write("traffic", "the coordinator stops"),
     Write("blob", "a model is added"),
