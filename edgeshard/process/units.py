@@ -34,6 +34,8 @@ Environment=PYTHONFAULTHANDLER=1
 TimeoutStartSec=300
 Restart=on-failure
 RestartSec=5
+# Denied, as after edgectl delete node: another try would get the same answer.
+RestartPreventExitStatus=4
 KillMode=mixed
 TimeoutStopSec=15
 SyslogIdentifier={unit}
