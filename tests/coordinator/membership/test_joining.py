@@ -14,13 +14,7 @@ import pytest_asyncio
 from edgeshard_coordinator.membership.tokens import ATTEMPTS_PER_MINUTE
 
 from edgeshard.client.joining import enrol, token_from_text, token_to_text
-from edgeshard.domain.errors import (
-    DeniedError,
-    EdgeShardError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-)
+from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.identity import JoinToken, Principal, Role
 from edgeshard.identity import authority
 from edgeshard.identity.authority import Authority, new_key, private_pem
@@ -271,13 +265,6 @@ async def test_a_site_without_the_authoritys_key_makes_no_certificates(tmp_path:
 
 async def renewal_of(client: object) -> None:
     await client._connection.renewal()(authority.request_for(new_key()))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("text", ["", "edgeshard1-", "edgeshard1-AAAA", "x", "edgeshard1-" + "A" * 20_000])
-def test_what_is_no_token(text: str) -> None:
-    with pytest.raises(InvalidArgumentError) as refusal:
-        token_from_text(text)
-    assert refusal.value.field == "token" and "AAAA" not in refusal.value.message
 
 
 async def test_a_clock_before_the_authority_has_an_error_of_its_own(
