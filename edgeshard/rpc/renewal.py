@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-
-import structlog
 
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.identity.authority import load_key, now, request_for
@@ -16,7 +15,8 @@ from edgeshard.identity.certificates import is_of_key, validity_of
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_private
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
+"""Applications log as they like; a daemon sends this where its own lines go."""
 
 Renew = Callable[[bytes], Awaitable[tuple[bytes, bytes]]]
 """Asks for another certificate with a request in PEM: the certificate, and whom to trust, both in PEM."""
@@ -36,10 +36,10 @@ async def keep_renewed(files: TlsFiles, renew: Renew, time: Callable[[], datetim
         try:
             await renew_now(files, renew)
         except FailedPreconditionError as error:
-            log.warning("certificate_not_renewed", ends=str(validity.ends), why=error.message)
+            log.warning("the certificate that ends at %s cannot be renewed: %s", validity.ends, error.message)
             return
         except (EdgeShardError, OSError) as error:
-            log.warning("certificate_not_renewed", ends=str(validity.ends), why=str(error))
+            log.warning("the certificate that ends at %s was not renewed: %s", validity.ends, error)
             await asyncio.sleep(min(LONGEST_RETRY_S, max(1.0, (validity.ends - time()).total_seconds() / 10)))
 
 
@@ -52,7 +52,7 @@ async def renew_now(files: TlsFiles, renew: Renew) -> None:
     if files.ca.read_bytes() != authorities:
         write_private(files.ca, authorities)
     write_private(files.cert, certificate)
-    log.info("certificate_renewed", ends=str(validity_of(certificate).ends))
+    log.info("the certificate was renewed, until %s", validity_of(certificate).ends)
 
 
 def adopted(given: TlsFiles, directory: Path) -> TlsFiles:

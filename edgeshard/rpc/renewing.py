@@ -8,17 +8,17 @@ made with.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import structlog
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.tls import TlsFiles
 
-log = structlog.get_logger()
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class RenewingChannel(grpc.aio.Channel):
                 self._newest = _Generation(self._make(), version)
                 self._retire(newest)
         except EdgeShardError as error:
-            log.error("certificate_not_taken_up", why=error.message)
+            log.error("the certificate is not taken up: %s", error.message)
         return self._newest
 
     def _retire(self, generation: _Generation) -> None:

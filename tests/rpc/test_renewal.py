@@ -156,6 +156,22 @@ async def test_a_site_that_makes_none_is_not_asked_again(tmp_path: Path, refusal
     assert files.cert.read_bytes() == before
 
 
+async def test_an_application_prints_what_it_likes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What edgectl prints may be read by a program."""
+    identities = Identities(tmp_path)
+    files = identities.of(Role.CLIENT, "app")
+
+    async def renew(request: bytes) -> tuple[bytes, bytes]:
+        return identities.authority.issue(APP, request, authority.now()), identities.authority.certificate_pem
+
+    await renew_now(files, renew)
+    async with open_channel("127.0.0.1:1", files) as channel:
+        method: Any = channel.stream_stream(METHOD)
+        files.cert.write_bytes(b"")
+        method().cancel()
+    assert capsys.readouterr().out == ""
+
+
 async def test_a_certificate_of_another_key_is_refused(tmp_path: Path) -> None:
     identities = Identities(tmp_path)
     files = identities.of(Role.CLIENT, "app")
