@@ -12,9 +12,11 @@ from typing import Any
 
 from edgeshard.cli.local import Daemon
 from edgeshard.client import Client
+from edgeshard.client.joining import enrol
 from edgeshard.domain.identity import Role
+from edgeshard.identity.authority import new_key, private_pem
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.rpc.tls_files import write_private
+from edgeshard.rpc.tls_files import write_files, write_private
 from tests.support.identities import Identities, tls_options
 
 READY_S = 60.0
@@ -59,6 +61,15 @@ class Mill:
     async def stop(self) -> None:
         await asyncio.gather(*(agent.stop() for agent in self.agents.values()))
         await self.coordinator.stop()
+
+
+async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
+    """The files of a process that joined by a token."""
+    async with mill.client() as admin:
+        token = await admin.create_token(role, name)
+    key = new_key()
+    certificate, authorities = await enrol(token, key)
+    return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,16 @@ import grpc
 import pytest
 
 from edgeshard.client import Client
-from edgeshard.client.joining import enrol
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.generation import Token
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeName
 from edgeshard.identity import authority
-from edgeshard.identity.authority import new_key, private_pem
 from edgeshard.identity.certificates import validity_of
 from edgeshard.proto.v1 import stage_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.rpc.tls_files import write_files
-from tests.support.membership import Mill, opened
+from tests.support.membership import Mill, joined, opened
 from tests.support.stalling_proxy import StallingProxy
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,23 +39,8 @@ STREAMS = 8
 LIFE_S = 30
 
 
-async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
-    """The files of a process that joined by a token."""
-    async with mill.client() as admin:
-        token = await admin.create_token(role, name)
-    key = new_key()
-    certificate, authorities = await enrol(token, key)
-    return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
-
-
 async def answer(client: Client, new_tokens: int) -> tuple[int, ...]:
     return (await client.complete("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True)).token_ids
-
-
-@contextlib.asynccontextmanager
-async def behind(target: str) -> AsyncIterator[StallingProxy]:
-    async with StallingProxy(target).running() as proxy:
-        yield proxy
 
 
 async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path) -> None:
@@ -67,13 +48,13 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
     site is cut at once: whoever dials again has another certificate by then, and no stream is dropped."""
     async with contextlib.AsyncExitStack() as stack:
         mill = await stack.enter_async_context(opened(tmp_path, "--certificate-life", f"{LIFE_S}s"))
-        front = await stack.enter_async_context(behind(mill.coordinator.address))
+        front = await stack.enter_async_context(StallingProxy(mill.coordinator.address).running())
         proxies = [front]
         first: dict[str, bytes] = {}
         for name in ("a", "b", "c"):
             files = await joined(mill, Role.AGENT, name)
             first[name] = files.cert.read_bytes()
-            proxy = await stack.enter_async_context(behind("127.0.0.1:1"))
+            proxy = await stack.enter_async_context(StallingProxy("127.0.0.1:1").running())
             options = ("--coordinator", front.address, "--advertise", proxy.address)
             proxy.aim((await mill.start_agent(name, files, *options)).address)
             proxies.append(proxy)

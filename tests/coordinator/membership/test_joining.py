@@ -21,9 +21,8 @@ from edgeshard.identity.authority import Authority, new_key, private_pem
 from edgeshard.identity.certificates import ders_of, principal_of, serial_of, validity_of
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
 from edgeshard.rpc.renewal import renew_now
-from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_files
-from tests.support.membership import Mill, opened
+from tests.support.membership import Mill, joined, opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,15 +31,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def mill(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mill]:
     async with opened(tmp_path_factory.mktemp("mill")) as site:
         yield site
-
-
-async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
-    """The files of a process that joined by a token."""
-    async with mill.client() as admin:
-        token = await admin.create_token(role, name)
-    key = new_key()
-    certificate, authorities = await enrol(token, key)
-    return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
 
 
 async def test_who_joined_is_who_the_token_says(mill: Mill) -> None:
