@@ -17,6 +17,8 @@ from edgeshard.planning.catalogue import CATALOGUE, DeviceSpec
 from edgeshard.planning.fields import Fields, invalid
 
 MAX_NODES = 10_000
+MAX_PAIRS = 500_000
+"""Of (sender, receiver) that the [[link]] of a file may describe beside the default: two groups of 500 boxes."""
 NO_NEIGHBOUR_BPS = 1e9
 """What a box alone is given, so that it need not describe links it has not; used once boxes are added to it."""
 
@@ -238,13 +240,16 @@ def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[s
         raise invalid("link", "is missing; give [[link]] with bandwidth_bps, and more with from and to, or between")
     default: Link | None = None
     links: dict[tuple[str, str], Link] = {}
+    pairs = 0
     for position, item in enumerate(tables):
         table = Fields(item, f"link[{position}]" if len(tables) > 1 else "link")
         table.only("bandwidth_bps", "latency_s", "between", "from", "to")
         link = Link(table.positive("bandwidth_bps", ...), table.not_negative("latency_s", 0.0))
         ends = _ends(table, nodes)
         if ends is not None:
-            links |= dict.fromkeys(ends, link)
+            pairs += sum(len(senders) * len(receivers) for senders, receivers in ends)
+            _check_pairs(pairs, table.name("between" if table.given("between") else "from"))
+            links |= {(a, b): link for senders, receivers in ends for a in senders for b in receivers if a != b}
         elif default is not None:
             raise invalid(table.name("between"), "is missing; only one [[link]] can be the default for all others")
         else:
@@ -256,8 +261,8 @@ def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[s
     return default, links
 
 
-def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[str, str]] | None:
-    """The (sender, receiver) pairs of a [[link]], None for the default one. A group's name stands for all its boxes."""
+def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], list[str]]] | None:
+    """Senders and receivers of a [[link]], None for the default one. A group's name stands for all its boxes."""
     if table.given("between"):
         if table.given("from") or table.given("to"):
             raise invalid(table.name("between"), "stands beside from or to; give one or the other")
@@ -265,11 +270,20 @@ def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[str, str]] 
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
             raise invalid(table.name("between"), f"is {pair!r}; it must be two names of boxes")
         first, second = (_named(name, table.name("between"), nodes) for name in pair)
-        return [(a, b) for x, y in ((first, second), (second, first)) for a in x for b in y if a != b]
+        return [(first, second), (second, first)]
     if not table.given("from") and not table.given("to"):
         return None
     senders, receivers = (_named(table.text(key), table.name(key), nodes) for key in ("from", "to"))
-    return [(a, b) for a in senders for b in receivers if a != b]
+    return [(senders, receivers)]
+
+
+def _check_pairs(pairs: int, field_name: str) -> None:
+    if pairs > MAX_PAIRS:
+        raise invalid(
+            field_name,
+            f"brings the links to {pairs} pairs of boxes; at most {MAX_PAIRS} can differ from the default [[link]], so "
+            "give what most pairs have as the default",
+        )
 
 
 def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
@@ -323,6 +337,7 @@ def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str]
         return replace(cluster, default_link=default, links=MappingProxyType(links))
     first, second = (_named(name, "sweep", cluster.nodes) for name in pair)
     links = dict(cluster.links)
+    _check_pairs(len(links) + 2 * len(first) * len(second), "sweep")
     for a in first:
         for b in second:
             for ends in ((a, b), (b, a)):

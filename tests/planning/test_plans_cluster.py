@@ -135,6 +135,21 @@ def test_what_is_wrong_is_refused_by_name(path: tuple[Any, ...], value: Any, fie
     assert caught.value.exit_code == 2 and field in caught.value.message
 
 
+def test_links_between_thousands_of_boxes_are_refused_before_they_are_made() -> None:
+    values = copy.deepcopy(GOOD)
+    values["device"][1] |= {"count": 500}
+    values["link"] = [values["link"][0], *({"between": ["jetson", "jetson"], "bandwidth_bps": 1e6} for _ in range(2))]
+    with pytest.raises(InvalidArgumentError, match="links to 1000000 pairs of boxes; at most 500000") as caught:
+        parse_cluster(values)
+    assert caught.value.field == "link[2].between"
+    del values["link"][2]
+    cluster = parse_cluster(values)
+    assert len(cluster.links) == 500 * 499
+    with pytest.raises(InvalidArgumentError) as caught:
+        with_bandwidth(cluster, 5e6, ("jetson", "jetson"))
+    assert caught.value.field == "sweep"
+
+
 def test_what_if_changes() -> None:
     cluster = parse_cluster(GOOD)
     more = with_nodes(cluster, "jetson", 2, "what_if")
