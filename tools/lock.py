@@ -32,8 +32,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "constraints.lock"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-# torch's wheels ask for this C library; an older Linux has no torch anyway.
-TARGETS = tuple((python, f"{machine}-manylinux_2_28") for python in PYTHONS for machine in ("x86_64", "aarch64"))
+# The wheels of llguidance ask for this C library, that of Ubuntu 20.04 and JetPack 5; those of torch for 2.28.
+TARGETS = tuple((python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64"))
 # An entry stays when it may be installed on one of these.
 MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
 
