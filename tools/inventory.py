@@ -138,7 +138,7 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
         for parent in entry.via:
             required.setdefault(parent, set()).add(entry.name)
     found = dict.fromkeys(entries, DEVELOPMENT)
-    for use, sections in ((AGENT, ("agent",)), (RUN_TIME, ("dependencies", "coordinator", "gateway"))):
+    for use, sections in ((AGENT, ("agent",)), (RUN_TIME, ("dependencies", "coordinator", "gateway", "models", "top"))):
         reached: set[str] = set()
         following = {str(canonicalize_name(wanted.name)) for wanted in requirements(project, *sections)}
         while following:

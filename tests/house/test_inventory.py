@@ -139,7 +139,9 @@ def test_use_follows_what_leads_to_a_package(project: dict[str, Any], entries: d
     assert use["torch"] == use["nvidia-cublas"] == use["sympy"] == AGENT
     assert use["hatchling"] == use["pytest"] == use["pandas"] == DEVELOPMENT
     extras = project["project"]["optional-dependencies"]
-    assert set(extras) == {"agent", "coordinator", "gateway", "all"}, "a new extra needs a use in tools/inventory.py"
+    assert set(extras) == {"agent", "coordinator", "gateway", "models", "top", "all"}, (
+        "a new extra needs a use in tools/inventory.py"
+    )
 
 
 def test_rows_of_packages_that_are_not_installed_are_kept_and_the_others_asked_for(
