@@ -30,7 +30,8 @@ from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, Ser
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
-from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.addresses import is_of_this_machine
+from edgeshard.rpc.tls import TlsFiles, split_address
 from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
@@ -231,7 +232,9 @@ class Client:
         """
         from edgeshard.client import models
 
-        return await models.add_model(self._connection.open(), Path(directory), name, progress)
+        channel = self._connection.open()
+        here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
+        return await models.add_model(channel, Path(directory), name, progress, here=here)
 
     async def delete_model(self, name: str) -> None:
         """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""

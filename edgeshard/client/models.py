@@ -28,15 +28,23 @@ from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
 from edgeshard.storage.checkpoint import (
-    BlobLocation,
     Checkpoint,
     blob_locations,
     build_manifest,
+    draft_manifest,
     open_checkpoint,
     read_chunks,
 )
+from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
 from edgeshard.wire.status import from_rpc_error
-from edgeshard.wire.store import blob_header_to_wire, manifest_to_wire, model_registration_from_wire
+from edgeshard.wire.store import (
+    blob_header_to_wire,
+    local_adding_from_wire,
+    local_model_to_wire,
+    manifest_to_wire,
+    model_registration_from_wire,
+)
 
 _PARALLEL_UPLOADS = 4
 _ATTEMPTS = 6
@@ -60,10 +68,16 @@ class _StoppedError(Exception):
 
 
 async def add_model(
-    channel: grpc.aio.Channel, directory: Path, name: str | None = None, progress: Progress | None = None
+    channel: grpc.aio.Channel,
+    directory: Path,
+    name: str | None = None,
+    progress: Progress | None = None,
+    *,
+    here: bool = False,
 ) -> Digest:
     """Register the Hugging Face checkpoint in `directory` as `name` (default: the directory's name); its digest.
 
+    `here` says that the coordinator's address is of this machine: it links to the files then, and hashes them itself.
     Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
     broken connection by itself, after a cancel with the next call.
 
@@ -72,6 +86,10 @@ async def add_model(
     """
     checkpoint = await in_thread(open_checkpoint, directory)
     name = check_name(name if name is not None else _default_name(directory), "name")
+    if here:
+        digest = await _add_here(channel, checkpoint, name, progress)
+        if digest is not None:
+            return digest
     manifest = await _hash(checkpoint, name, progress)
     request = pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
@@ -80,6 +98,29 @@ async def add_model(
         )
     upload = _Upload(channel, request, blob_locations(checkpoint, manifest), progress)
     return await upload.run()
+
+
+async def _add_here(
+    channel: grpc.aio.Channel, checkpoint: Checkpoint, name: str, progress: Progress | None
+) -> Digest | None:
+    """None where the coordinator does not see the same files: in a container, as another user."""
+    model = await in_thread(lambda: local_model(checkpoint, draft_manifest(name, checkpoint)))
+    request = local_model_to_wire(model)
+    if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
+        return None
+    try:
+        async for message in store_pb2_grpc.ModelStoreServiceStub(channel).AddLocalModel(request):
+            adding = local_adding_from_wire(message)
+            if progress is not None:
+                progress(AddPhase.HASHING, adding.hashed, adding.total)
+            if adding.manifest_digest is not None:
+                return adding.manifest_digest
+    except grpc.aio.AioRpcError as error:
+        refused = from_rpc_error(error, "the coordinator")
+        if refused.reason == NOT_THIS_MACHINE or error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise refused from None
+    raise UnavailableError("the coordinator ended the call before the model was added; try again")
 
 
 async def _hash(checkpoint: Checkpoint, name: str, progress: Progress | None) -> ModelManifest:
