@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
@@ -88,16 +89,13 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-class Streamed:
+class Streamed(Response):
     """An answer that is written as it comes. Its parts end when the client leaves, or takes nothing for too long."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
+        del self.headers["content-length"]
         self._parts = parts
-        self._headers = [
-            (b"content-type", media_type.encode()),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -107,7 +105,7 @@ class Streamed:
 
     async def _write(self, send: Send) -> None:
         async with aclosing(self._parts) as parts:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for part in parts:
                 await _in_time(send({"type": "http.response.body", "body": part, "more_body": True}))
         await send({"type": "http.response.body", "body": b""})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,16 @@ class Caller:
             )
 
 
+class Words(Protocol):
+    """A model's vocabulary."""
+
+    def text(self, token: int) -> str:
+        """Of one token within a text; U+FFFD for a part of a character."""
+        ...
+
+    def joined(self, tokens: Sequence[int]) -> str: ...
+
+
 class Doors(Protocol):
     """Who may come in."""
 
@@ -56,4 +66,8 @@ class Backend(Protocol):
 
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request; closing the generator cancels it on every box."""
+        ...
+
+    async def words(self, model: str) -> Words:
+        """The vocabulary of a deployment's model. Raises FailedPreconditionError for one without a tokenizer."""
         ...

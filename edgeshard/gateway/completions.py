@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -17,13 +16,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Finished, FinishReason, Generation, Started, Token
-from edgeshard.gateway.answers import Answers, Streamed, answers, unless_left
-from edgeshard.gateway.backend import Backend
+from edgeshard.domain.generation import (
+    Finished,
+    Generation,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Token,
+    TokenLogprob,
+)
+from edgeshard.gateway.answers import answers, unless_left
+from edgeshard.gateway.backend import Backend, Words
 from edgeshard.gateway.entrance import caller_of
-from edgeshard.gateway.errors import Refused, body_of, json_response, renamed
+from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, SamplingFields, StreamOptions, never, read_body
 from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
 from edgeshard.gateway.usage import Usage
 
 DEFAULT_NEW_TOKENS = 16
@@ -56,8 +64,8 @@ class CompletionRequest(SamplingFields):
             raise Refused("best_of is not supported here: leave it out")
         if self.stream_options is not None and not self.stream:
             raise Refused("stream_options is for streams: set stream, or leave it out", "INVALID_VALUE")
-        if self.max_tokens == 0 and not self.echo:
-            raise Refused("max_tokens must be 1 or more without echo", "INVALID_VALUE")
+        if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
+            raise Refused("max_tokens must be 1 or more without echo and logprobs", "INVALID_VALUE")
         return self
 
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
@@ -79,18 +87,11 @@ class CompletionRequest(SamplingFields):
                 self.stop_strings(),
                 bool(self.ignore_eos),
                 self.priority or 0,
+                prompt_logprobs=bool(self.echo) and self.logprobs is not None,
             )
             for prompt in self.prompts()
             for choice in range(self.n or 1)
         ]
-
-
-@dataclass(slots=True)
-class _Choice:
-    """An answer as it gathers."""
-
-    parts: list[str] = field(default_factory=list)
-    finish_reason: str = ""
 
 
 class Completions:
@@ -104,23 +105,141 @@ class Completions:
         asked = await read_body(request, CompletionRequest)
         served, caller = self._backend.find(asked.model), caller_of(request)
         caller.check(served)
-        run = _Run(asked, served.deployment, f"cmpl-{uuid.uuid4().hex}", int(time.time()))
+        generations = asked.generations()
         opened = [
             partial(self._backend.generate, served.deployment, generation, caller.identity)
-            for generation in asked.generations()
+            for generation in generations
         ]
-        events = answers(opened, AT_ONCE)
         try:
+            for generation in generations:
+                generation.validate()
+            words = await self._backend.words(served.deployment) if asked.logprobs is not None or asked.echo else None
+            run = CompletionRun(asked, served.deployment, words)
             if asked.stream:
-                first = await unless_left(request, anext(events))
-                return Streamed(self._counted(run, run.parts(first, events)), "text/event-stream")
-            return await unless_left(request, self._whole(run, events))
+                return await started(request, answers(opened, AT_ONCE), run, self._metrics)
+            await unless_left(request, gathered(answers(opened, AT_ONCE), run))
         except EdgeShardError as error:
             raise renamed(error, NAMES) from None
-
-    async def _whole(self, run: _Run, events: Answers) -> Response:
-        async with aclosing(events):
-            async for index, event in events:
-                run.take(index, event)
-        self._metrics.tokens_used(run.usage.prompt_tokens, run.usage.new_tokens)
+        self._metrics.tokens_used(run.usage)
         return json_response(run.record())
+
+
+@dataclass(slots=True)
+class _Choice:
+    """An answer as it gathers: its text, and the log-probabilities of the tokens that were not written yet."""
+
+    parts: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    offset: int = 0
+    prompt: tuple[int, ...] = ()
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    top: list[dict[str, float] | None] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def score(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
+        self.tokens.append(text)
+        self.logprobs.append(logprob)
+        self.top.append(top)
+        self.offsets.append(self.offset)
+        self.offset += len(text)
+
+    def scores(self) -> dict[str, Any]:
+        record = {
+            "tokens": self.tokens,
+            "token_logprobs": self.logprobs,
+            "top_logprobs": self.top,
+            "text_offset": self.offsets,
+        }
+        self.tokens, self.logprobs, self.top, self.offsets = [], [], [], []
+        return record
+
+
+class CompletionRun(Run):
+    """The answers to one request, whole or in parts. `words` is there where texts of single tokens are wanted."""
+
+    def __init__(self, asked: CompletionRequest, model: str, words: Words | None) -> None:
+        super().__init__(Usage(asked.n or 1))
+        self._asked = asked
+        self._words = words
+        self._choices: dict[int, _Choice] = {}
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        begin = json.dumps(self._head, separators=(",", ":"))[:-1]
+        self._begin = f'data: {begin},"choices":[{{"index":'
+        self._ends_with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._end = "]}\n\n" if not self._ends_with_usage else '],"usage":null}\n\n'
+
+    def part(self, answer: int, event: GenerationEvent) -> str:
+        choice, text = self._take(answer, event)
+        is_last = choice.finish_reason is not None
+        if not text and not is_last and not choice.tokens:
+            return ""
+        scores = "null" if self._asked.logprobs is None else json.dumps(choice.scores(), separators=(",", ":"))
+        reason = f'"{choice.finish_reason}"' if is_last else "null"
+        return (
+            f'{self._begin}{answer},"text":{json.dumps(text)},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
+        )
+
+    def last_part(self) -> str:
+        if not self._ends_with_usage:
+            return ""
+        return sse({**self._head, "choices": [], "usage": self.usage.record()})
+
+    def gather(self, answer: int, event: GenerationEvent) -> None:
+        choice, text = self._take(answer, event)
+        choice.parts.append(text)
+
+    def record(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "text": "".join(choice.parts),
+                "logprobs": None if self._asked.logprobs is None else choice.scores(),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in sorted(self._choices.items())
+        ]
+        return {**self._head, "choices": choices, "usage": self.usage.record()}
+
+    def _take(self, answer: int, event: GenerationEvent) -> tuple[_Choice, str]:
+        choice = self._choices.get(answer)
+        if choice is None:
+            choice = self._choices[answer] = _Choice()
+        match event:
+            case Token():
+                if self._asked.logprobs is not None:
+                    assert self._words is not None
+                    choice.score(self._words.text(event.token), event.logprob, self._top(event.top))
+                return choice, event.text
+            case Started():
+                self.usage.started(answer, event)
+                return choice, self._echo(answer, choice, event)
+            case PromptLogprobs():
+                assert self._words is not None
+                scored = choice.prompt[event.position : event.end]
+                for token, logprob, top in zip(scored, event.logprobs, event.top, strict=True):
+                    choice.score(self._words.text(token), logprob, self._top(top))
+                return choice, ""
+            case Finished():
+                self.usage.finished(event)
+                choice.finish_reason = finish_reason(event.reason)
+                return choice, event.text
+
+    def _echo(self, answer: int, choice: _Choice, event: Started) -> str:
+        if not self._asked.echo:
+            return ""
+        assert self._words is not None
+        choice.prompt = event.prompt_tokens
+        if self._asked.logprobs is not None:
+            choice.score(self._words.text(event.prompt_tokens[0]), None, None)
+        prompt = self._asked.prompts()[answer // (self._asked.n or 1)]
+        return prompt if isinstance(prompt, str) else self._words.joined(prompt)
+
+    def _top(self, top: tuple[TokenLogprob, ...]) -> dict[str, float] | None:
+        assert self._words is not None
+        return {self._words.text(item.token): item.logprob for item in reversed(top)} if self._asked.logprobs else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
+import traceback
 import uuid
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeshard.domain.errors import DeniedError, EdgeShardError, InternalError
+from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.gateway.backend import Caller, Doors
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
@@ -26,7 +27,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Entrance:
-    """The outermost layer. `needs_host` says that only loopback's own names may stand in Host and Origin, since pages of
+    """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin, since pages of
     any site that somebody reads on this machine can send requests here."""
 
     def __init__(self, app: ASGIApp, doors: Doors, metrics: HttpMetrics, *, local_only: bool) -> None:
@@ -56,15 +57,11 @@ class Entrance:
             scope["state"]["caller"] = self._enter(scope, headers)
             await self._app(scope, receive, tell)
         except EdgeShardError as error:
-            if status:
-                raise
             await error_response(error)(scope, receive, tell)
         except Exception as error:
             # Its text may quote the request.
-            log.error("http_failed", path=_route(scope), error=type(error).__name__, exc_info=True)
-            if status:
-                raise
-            await error_response(InternalError("the gateway failed; its log says where"))(scope, receive, tell)
+            where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
+            log.error("http_failed", route=_route(scope), error=type(error).__name__, where=where)
         finally:
             self._metrics.request_ended(scope["method"], _route(scope), status, time.monotonic() - began)
 

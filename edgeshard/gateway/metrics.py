@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from edgeshard.gateway.usage import Usage
+
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -35,9 +37,9 @@ class HttpMetrics:
         self._requests.labels(known, route, str(status or 499)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def tokens_used(self, prompt: int, new: int) -> None:
-        self._tokens.labels("prompt").inc(prompt)
-        self._tokens.labels("generated").inc(new)
+    def tokens_used(self, usage: Usage) -> None:
+        self._tokens.labels("prompt").inc(usage.prompt_tokens)
+        self._tokens.labels("generated").inc(usage.new_tokens)
 
     def text(self) -> bytes:
         """In Prometheus's text format."""

@@ -70,7 +70,7 @@ class RequestFront:
         self._state = state
         self.traffic = traffic
         self._now = now
-        self._quotas = QuotaBook(quotas, now)
+        self.quotas = QuotaBook(quotas, now)
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -168,7 +168,7 @@ class RequestFront:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
         if not request.was_admitted:
-            self._quotas.charge(request.client, len(prompt_tokens))
+            self.quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
     def on_prompt_logprobs(
@@ -190,7 +190,7 @@ class RequestFront:
             self.dropped_messages += 1
             return False
         request.emitted.append(token.token)
-        self._quotas.charge(request.client, 1)
+        self.quotas.charge(request.client, 1)
         if request.unread_by_choice:
             return True
         if request.backlog >= self._backlog_limit:
@@ -270,10 +270,10 @@ class RequestFront:
             raise AlreadyExistsError(
                 "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
             )
-        was_admitted = resumed and self._quotas.was_admitted(request_id, client)
+        was_admitted = resumed and self.quotas.was_admitted(request_id, client)
         if not was_admitted:
             held = [request.deployment for request in self._requests.values() if request.client == client]
-            self._quotas.check(client, generation.priority, record, held)
+            self.quotas.check(client, generation.priority, record, held)
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
         if not was_admitted and len(self._of(record.name)) >= limit:
             raise ResourceExhaustedError(
@@ -289,6 +289,18 @@ class RequestFront:
         if attachment is not None:
             self._hand_over(request, attachment)
         return request
+
+    def records(self) -> tuple[DeploymentRecord, ...]:
+        return tuple(self._state().deployments.values())
+
+    def find(self, model: str) -> DeploymentRecord:
+        """The deployment that serves `model`, by its name or its model's, and can be asked now.
+
+        Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
+        """
+        record = self._find(model)
+        self._attachment_of(record, may_wait=False)
+        return record
 
     def abandon(self, request: RunningRequest) -> None:
         """The client's call is over, however it ended: stop the request if it still runs.
@@ -422,6 +434,6 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
-            self._quotas.ended(request)
+            self.quotas.ended(request)
             if not self._requests:
                 self.occupied.clear()

@@ -173,11 +173,13 @@ class InferenceServiceListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ServedModel, _Mapping]]] = ...) -> None: ...
 
 class ServedModel(_message.Message):
-    __slots__ = ("deployment", "model", "max_context")
+    __slots__ = ("deployment", "model", "max_context", "max_new_tokens")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     model: str
     max_context: int
-    def __init__(self, deployment: _Optional[str] = ..., model: _Optional[str] = ..., max_context: _Optional[int] = ...) -> None: ...
+    max_new_tokens: int
+    def __init__(self, deployment: _Optional[str] = ..., model: _Optional[str] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
