@@ -16,6 +16,7 @@ from edgeshard import __version__
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway.backend import Backend, Doors
+from edgeshard.gateway.chat import Chats
 from edgeshard.gateway.completions import Completions
 from edgeshard.gateway.entrance import Entrance, caller_of
 from edgeshard.gateway.errors import error_body, error_response, json_response
@@ -39,6 +40,7 @@ def make_app(
     app.add_api_route("/v1/models/{model}", site.model)
     app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"])
     app.add_api_route("/v1/completions", Completions(backend, metrics).answer, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", Chats(backend, metrics).answer, methods=["POST"], response_model=None)
     return Entrance(app, doors, metrics, local_only=local_only)
 
 

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.errors import DeniedError
 from edgeshard.domain.generation import Generation, GenerationEvent
 from edgeshard.domain.site import ServedModel
+from edgeshard.gateway.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +31,6 @@ class Caller:
                 field="model",
                 reason="KEY_SCOPE",
             )
-
-
-class Words(Protocol):
-    """A model's vocabulary."""
-
-    def text(self, token: int) -> str:
-        """Of one token within a text; U+FFFD for a part of a character."""
-        ...
-
-    def joined(self, tokens: Sequence[int]) -> str: ...
 
 
 class Doors(Protocol):
@@ -68,6 +60,14 @@ class Backend(Protocol):
         """The events of one request; closing the generator cancels it on every box."""
         ...
 
-    async def words(self, model: str) -> Words:
-        """The vocabulary of a deployment's model. Raises FailedPreconditionError for one without a tokenizer."""
+    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
+        """The conversation as tokens, by the model's chat template."""
+        ...
+
+    async def tokenize(self, model: str, text: str, special: bool) -> tuple[int, ...]: ...
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str: ...
+
+    def words(self, model: str) -> Words:
+        """The vocabulary of a deployment's model."""
         ...

@@ -26,13 +26,14 @@ from edgeshard.domain.generation import (
     TokenLogprob,
 )
 from edgeshard.gateway.answers import answers, unless_left
-from edgeshard.gateway.backend import Backend, Words
+from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, SamplingFields, StreamOptions, never, read_body
+from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, GuidedFields, StreamOptions, never, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
 from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.words import Words
 
 DEFAULT_NEW_TOKENS = 16
 """As OpenAI's."""
@@ -46,7 +47,7 @@ _Tokens = Annotated[list[_TokenId], Field(min_length=1)]
 _Prompts = Annotated[list[str] | list[_Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(GuidedFields):
     model: str
     prompt: str | _Prompts | _Tokens
     max_tokens: int | None = Field(default=None, ge=0, le=2**31)
@@ -77,7 +78,7 @@ class CompletionRequest(SamplingFields):
 
     def generations(self) -> list[Generation]:
         """One for each answer: those of the first prompt first."""
-        seed = self.first_seed()
+        seed, guide = self.first_seed(), self.guide()
         return [
             Generation(
                 prompt,
@@ -88,6 +89,7 @@ class CompletionRequest(SamplingFields):
                 bool(self.ignore_eos),
                 self.priority or 0,
                 prompt_logprobs=bool(self.echo) and self.logprobs is not None,
+                guide=guide,
             )
             for prompt in self.prompts()
             for choice in range(self.n or 1)
@@ -113,15 +115,25 @@ class Completions:
         try:
             for generation in generations:
                 generation.validate()
-            words = await self._backend.words(served.deployment) if asked.logprobs is not None or asked.echo else None
-            run = CompletionRun(asked, served.deployment, words)
+            words = None if asked.logprobs is None else self._backend.words(served.deployment)
+            run = CompletionRun(asked, served.deployment, words, await self._echoes(asked, served.deployment))
             if asked.stream:
                 return await started(request, answers(opened, AT_ONCE), run, self._metrics)
             await unless_left(request, gathered(answers(opened, AT_ONCE), run))
         except EdgeShardError as error:
-            raise renamed(error, NAMES) from None
+            raise renamed(error, {**NAMES, "guide": asked.guide_field()}) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
+
+
+    async def _echoes(self, asked: CompletionRequest, model: str) -> tuple[str, ...]:
+        """What each prompt reads, where answers begin with it."""
+        if not asked.echo:
+            return ()
+        texts = []
+        for prompt in asked.prompts():
+            texts.append(prompt if isinstance(prompt, str) else await self._backend.detokenize(model, prompt))
+        return tuple(texts)
 
 
 @dataclass(slots=True)
@@ -156,12 +168,12 @@ class _Choice:
 
 
 class CompletionRun(Run):
-    """The answers to one request, whole or in parts. `words` is there where texts of single tokens are wanted."""
+    """The answers to one request, whole or in parts; `echoes` are what they begin with, for each prompt."""
 
-    def __init__(self, asked: CompletionRequest, model: str, words: Words | None) -> None:
-        super().__init__(Usage(asked.n or 1))
+    def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
+        super().__init__(Usage(asked.n or 1), words)
         self._asked = asked
-        self._words = words
+        self._echoes = echoes
         self._choices: dict[int, _Choice] = {}
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -212,18 +224,16 @@ class CompletionRun(Run):
             choice = self._choices[answer] = _Choice()
         match event:
             case Token():
-                if self._asked.logprobs is not None:
-                    assert self._words is not None
-                    choice.score(self._words.text(event.token), event.logprob, self._top(event.top))
+                if self.words is not None:
+                    choice.score(self.words.text(event.token), event.logprob, self._top(event.top))
                 return choice, event.text
             case Started():
                 self.usage.started(answer, event)
                 return choice, self._echo(answer, choice, event)
             case PromptLogprobs():
-                assert self._words is not None
                 scored = choice.prompt[event.position : event.end]
                 for token, logprob, top in zip(scored, event.logprobs, event.top, strict=True):
-                    choice.score(self._words.text(token), logprob, self._top(top))
+                    choice.score(self._text(token), logprob, self._top(top))
                 return choice, ""
             case Finished():
                 self.usage.finished(event)
@@ -231,15 +241,16 @@ class CompletionRun(Run):
                 return choice, event.text
 
     def _echo(self, answer: int, choice: _Choice, event: Started) -> str:
-        if not self._asked.echo:
+        if not self._echoes:
             return ""
-        assert self._words is not None
         choice.prompt = event.prompt_tokens
-        if self._asked.logprobs is not None:
-            choice.score(self._words.text(event.prompt_tokens[0]), None, None)
-        prompt = self._asked.prompts()[answer // (self._asked.n or 1)]
-        return prompt if isinstance(prompt, str) else self._words.joined(prompt)
+        if self.words is not None:
+            choice.score(self._text(event.prompt_tokens[0]), None, None)
+        return self._echoes[answer // (self._asked.n or 1)]
+
+    def _text(self, token: int) -> str:
+        return "" if self.words is None else self.words.text(token)
 
     def _top(self, top: tuple[TokenLogprob, ...]) -> dict[str, float] | None:
-        assert self._words is not None
-        return {self._words.text(item.token): item.logprob for item in reversed(top)} if self._asked.logprobs else None
+        """By what they read; of several that read the same, the likeliest."""
+        return {self._text(item.token): item.logprob for item in reversed(top)} if self._asked.logprobs else None

@@ -5,15 +5,17 @@ What is not done here is refused by its name and never ignored; a value that mea
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
+from edgeshard.domain.chat import GenerationDefaults
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.generation import Sampling
+from edgeshard.domain.generation import Guide, GuideKind, Sampling
 from edgeshard.gateway.errors import Refused, refusal_of
 
 MOST_BODY_BYTES = 32 << 20
@@ -106,13 +108,22 @@ class SamplingFields(Asked):
     user: Taken = None
     metadata: Taken = None
 
-    def sampling(self, choice: int, seed: int, *, logprobs: bool, top_logprobs: int) -> Sampling:
-        """Of answer number `choice`; each draws from a seed of its own."""
+    def sampling(
+        self,
+        choice: int,
+        seed: int,
+        defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
+        *,
+        logprobs: bool,
+        top_logprobs: int,
+    ) -> Sampling:
+        """Of answer number `choice`, each from a seed of its own. What is not given is the model's `defaults`, or
+        OpenAI's."""
         return Sampling(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=max(0, self.top_k or 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            temperature=_first(self.temperature, defaults.temperature, 1.0),
+            top_k=int(max(0, _first(self.top_k, defaults.top_k, 0))),
+            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
             seed=(seed + choice) % 2**64,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
@@ -126,3 +137,59 @@ class SamplingFields(Asked):
         if self.stop is None or self.stop == "":
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def _first(given: float | None, recommended: float | None, otherwise: float) -> float:
+    if given is not None:
+        return given
+    return otherwise if recommended is None else recommended
+
+
+class JsonSchemaFormat(Asked):
+    name: str | None = Field(default=None, max_length=256)
+    description: Taken = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Asked):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def guide(self) -> Guide | None:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise InvalidArgumentError(
+                "response_format: json_schema goes with its type, and with no other", field="response_format"
+            )
+        if self.json_schema is not None:
+            return Guide(GuideKind.JSON_SCHEMA, json.dumps(self.json_schema.schema_))
+        return Guide(GuideKind.JSON_OBJECT) if self.type == "json_object" else None
+
+
+class GuidedFields(SamplingFields):
+    """What the answer must be; at most one of them."""
+
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
+    guided_regex: str | None = None
+    guided_grammar: str | None = Field(default=None, description="a context-free grammar, as Lark writes them")
+
+    def guide(self) -> Guide | None:
+        """Raises InvalidArgumentError where several are given."""
+        given = [] if self.response_format is None else [("response_format", self.response_format.guide())]
+        if self.guided_json is not None:
+            text = self.guided_json if isinstance(self.guided_json, str) else json.dumps(self.guided_json)
+            given.append(("guided_json", Guide(GuideKind.JSON_SCHEMA, text)))
+        if self.guided_regex is not None:
+            given.append(("guided_regex", Guide(GuideKind.REGEX, self.guided_regex)))
+        if self.guided_grammar is not None:
+            given.append(("guided_grammar", Guide(GuideKind.GRAMMAR, self.guided_grammar)))
+        guides = [(name, guide) for name, guide in given if guide is not None]
+        if len(guides) > 1:
+            raise InvalidArgumentError(f"{guides[1][0]}: the answer has a form already", field=guides[1][0])
+        return guides[0][1] if guides else None
+
+    def guide_field(self) -> str:
+        """The name of what is given."""
+        names = ("guided_json", "guided_regex", "guided_grammar")
+        return next((name for name in names if getattr(self, name) is not None), "response_format")

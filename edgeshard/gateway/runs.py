@@ -16,6 +16,7 @@ from edgeshard.gateway.answers import Answers, Streamed, unless_left
 from edgeshard.gateway.errors import body_of
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.words import Words
 
 EVENT_STREAM = "text/event-stream"
 
@@ -25,8 +26,10 @@ class Run(ABC):
 
     media_type = EVENT_STREAM
 
-    def __init__(self, usage: Usage) -> None:
+    def __init__(self, usage: Usage, words: Words | None = None) -> None:
         self.usage = usage
+        self.words = words
+        """There where texts of single tokens are wanted."""
 
     @abstractmethod
     def part(self, answer: int, event: GenerationEvent) -> str:
@@ -63,6 +66,8 @@ def finish_reason(reason: FinishReason) -> str:
 async def gathered(events: Answers, run: Run) -> None:
     async with aclosing(events):
         async for answer, event in events:
+            if run.words is not None:
+                await run.words.learn(event)
             run.gather(answer, event)
 
 
@@ -81,9 +86,13 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(events):
+            if run.words is not None:
+                await run.words.learn(first[1])
             if text := run.part(*first):
                 yield text.encode()
             async for answer, event in events:
+                if run.words is not None:
+                    await run.words.learn(event)
                 if text := run.part(answer, event):
                     yield text.encode()
         if text := run.last_part():
