@@ -9,12 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.identity.authority import Authority, now
 from edgeshard.process.about import Process
@@ -39,10 +41,15 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
+from edgeshard_coordinator.membership.key_store import KeyStore
+from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
+
+if TYPE_CHECKING:
+    from edgeshard.gateway.server import GatewayServer
 
 log = structlog.get_logger()
 
@@ -71,8 +78,9 @@ async def serve(settings: CoordinatorSettings) -> None:
     address = await coordinator.start()
     log.info("coordinator_serves", address=address)
     entrance = await _open_entrance(settings, site, coordinator, address)
+    gateway = await _open_gateway(settings, site, coordinator)
     if settings.ready_file is not None:
-        write_ready_file(settings.ready_file, address)
+        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "")
     notifier.ready(f"serving on {address}")
     feeding = asyncio.create_task(feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns}))
     await stopping.wait()
@@ -82,6 +90,8 @@ async def serve(settings: CoordinatorSettings) -> None:
     await entrance.close()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
+    if gateway is not None:
+        await gateway.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +102,16 @@ class _Site:
     membership: Membership | None
     denials: Denials
     audit: AuditLog
+    keys: KeyBook
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
     given, denials, audit = settings.tls(), Denials(), AuditLog(settings.state_dir / "audit", SystemClock())
+    keys = KeyBook(KeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
     if given is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
             raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
-        return _Site(None, None, denials, audit)
+        return _Site(None, None, denials, audit, keys)
     given.check_is(Role.COORDINATOR, "coordinator")
     tls = adopted(given, settings.state_dir / "pki")
     issuing = None
@@ -111,7 +123,7 @@ def _site(settings: CoordinatorSettings) -> _Site:
         raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
     store = MembershipStore(settings.state_dir / "membership.sqlite")
     membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
-    return _Site(tls, membership, denials, audit)
+    return _Site(tls, membership, denials, audit, keys)
 
 
 class _Entrance:
@@ -146,6 +158,33 @@ async def _open_entrance(
     return _Entrance(server, renewing)
 
 
+async def _open_gateway(settings: CoordinatorSettings, site: _Site, coordinator: Coordinator) -> GatewayServer | None:
+    """Raises DeniedError for what anybody on the network could use, UnavailableError where the port is taken."""
+    if settings.http_listen is None:
+        return None
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise FailedPreconditionError(
+            "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
+        )
+    # Half a second that a coordinator without a gateway need not wait.
+    from edgeshard.chat.process import ChatProcess
+    from edgeshard.gateway.app import make_app
+    from edgeshard.gateway.server import GatewayServer, HttpListen
+    from edgeshard_coordinator.control.gateway import KeyDoors, SiteBackend
+
+    listen = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key)
+    listen.check()
+    if settings.http_no_key and not listen.is_local:
+        raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
+    doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
+    assert isinstance(coordinator.models, ModelStore)
+    backend = SiteBackend(coordinator.front, coordinator.models, ChatProcess())
+    server = GatewayServer(make_app(backend, doors, local_only=listen.is_local), listen)
+    await server.start()
+    log.info("gateway_serves", url=server.url)
+    return server
+
+
 async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
@@ -165,6 +204,7 @@ async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
         membership=site.membership,
         quotas=_quotas(settings.quotas),
         audit=site.audit,
+        keys=site.keys,
     )
     coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
     return coordinator

@@ -68,7 +68,7 @@ def read_stdin() -> str:
 async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
     """Run a request, with `echo` writing its text to stdout as it comes, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
-    from edgeshard.domain.generation import Started
+    from edgeshard.domain.generation import Finished, Token
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
@@ -78,7 +78,7 @@ async def stream(client: Client, model: str, prompt: str, options: GenerateOptio
         async with aclosing(client.generate(model, prompt, **options)) as events:
             async for event in events:
                 builder.add(event, clock.now())
-                if echo and not isinstance(event, Started):
+                if echo and isinstance(event, Token | Finished):
                     write_text(event.text)
     finally:
         # Also when the text breaks off, so that an error message gets a line of its own.

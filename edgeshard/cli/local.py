@@ -56,6 +56,8 @@ class Daemon:
         self.name = name
         self.log_path = directory / f"{name}.log"
         self.address = ""
+        self.gateway = ""
+        """The URL of its HTTP gateway, where it has one."""
         self._ready_path = directory / f"{name}.ready"
         self._command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_path)]
         self._directory = directory
@@ -100,7 +102,8 @@ class Daemon:
                 await asyncio.wait({exited}, timeout=_READY_POLL_S)
         finally:
             exited.cancel()
-        self.address = str(json.loads(self._ready_path.read_text())["address"])
+        ready = json.loads(self._ready_path.read_text())
+        self.address, self.gateway = str(ready["address"]), str(ready["gateway"])
         return self.address
 
     async def ended(self, timeout_s: float) -> int:

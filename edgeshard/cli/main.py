@@ -20,6 +20,7 @@ from edgeshard.cli import (
     get,
     install,
     join,
+    key,
     lab,
     model,
     node,
@@ -98,6 +99,7 @@ app.command(name="certificate", no_args_is_help=True, short_help="Make the files
 )
 app.add_typer(token.app, name="token")
 app.command(name="join", no_args_is_help=True, short_help="Become part of a site, by a token.")(join.join)
+app.add_typer(key.app, name="key")
 app.add_typer(node.app, name="node")
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")

@@ -23,7 +23,7 @@ from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
-from edgeshard.domain.identity import JoinToken, Role, TokenRequest
+from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -36,7 +36,7 @@ from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
-from edgeshard.wire.identity import token_from_wire, token_request_to_wire
+from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -166,6 +166,34 @@ class Client:
     async def remove_node(self, node: str) -> None:
         """Take a box (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
         await self._connection.identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node), self._timeout_s)
+
+    async def create_key(
+        self,
+        name: str,
+        models: Sequence[str] = (),
+        *,
+        tokens_per_minute: int | None = None,
+        requests: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        """An API key for the HTTP gateway, and its text, which nobody can be shown again.
+
+        `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
+        Raises AlreadyExistsError for a name that has a key.
+        """
+        wanted = ApiKey(name, tuple(models), tokens_per_minute, requests)
+        wanted.validate()
+        request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
+        response = await self._connection.identity("CreateKey", request, self._timeout_s)
+        return api_key_from_wire(response.key), str(response.text)
+
+    async def keys(self) -> tuple[ApiKey, ...]:
+        """The site's API keys, without their secrets."""
+        response = await self._connection.identity("ListKeys", identity_pb2.ListKeysRequest(), self._timeout_s)
+        return tuple(api_key_from_wire(key) for key in response.keys)
+
+    async def revoke_key(self, name: str) -> None:
+        """Refuse an API key from now on, and end what it has running. Raises NotFoundError."""
+        await self._connection.identity("RevokeKey", identity_pb2.RevokeKeyRequest(name=name), self._timeout_s)
 
     async def nodes(self) -> tuple[Node, ...]:
         response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())

@@ -17,7 +17,7 @@ from edgeshard.domain.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import GenerateOptions, GenerationEvent
-from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -94,6 +94,24 @@ class SyncClient:
 
     def remove_node(self, node: str) -> None:
         self._run(self._client.remove_node(node))
+
+    def create_key(
+        self,
+        name: str,
+        models: Sequence[str] = (),
+        *,
+        tokens_per_minute: int | None = None,
+        requests: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        return self._run(
+            self._client.create_key(name, models, tokens_per_minute=tokens_per_minute, requests=requests)
+        )
+
+    def keys(self) -> tuple[ApiKey, ...]:
+        return self._run(self._client.keys())
+
+    def revoke_key(self, name: str) -> None:
+        self._run(self._client.revoke_key(name))
 
     def nodes(self) -> tuple[Node, ...]:
         return self._run(self._client.nodes())

@@ -31,11 +31,13 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A deployment that answers requests. `max_context` is prompt and new tokens together."""
+    """A deployment that answers requests. `max_context` is prompt and new tokens together, `max_new_tokens` the most
+    that one request may ask for; 0 where it is not known."""
 
     deployment: DeploymentName
     model: ModelName
     max_context: int
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

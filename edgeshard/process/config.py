@@ -177,9 +177,10 @@ def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
     return section
 
 
-def write_ready_file(path: Path, address: str) -> None:
-    """Say that this process serves at `address` (host:port). Readers see the whole file or none."""
+def write_ready_file(path: Path, address: str, gateway: str = "") -> None:
+    """Say that this process serves at `address` (host:port), and by HTTP at the URL `gateway`. Readers see the whole
+    file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump({"address": address, "pid": os.getpid()}, file)
+        json.dump({"address": address, "gateway": gateway, "pid": os.getpid()}, file)
     Path(file.name).replace(path)

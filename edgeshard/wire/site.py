@@ -67,11 +67,18 @@ def stored_model_from_wire(message: pb.StoredModel) -> StoredModel:
 
 
 def served_model_to_wire(model: ServedModel) -> inference_pb2.ServedModel:
-    return inference_pb2.ServedModel(deployment=model.deployment, model=model.model, max_context=model.max_context)
+    return inference_pb2.ServedModel(
+        deployment=model.deployment,
+        model=model.model,
+        max_context=model.max_context,
+        max_new_tokens=model.max_new_tokens,
+    )
 
 
 def served_model_from_wire(message: inference_pb2.ServedModel) -> ServedModel:
-    return ServedModel(DeploymentName(message.deployment), ModelName(message.model), message.max_context)
+    return ServedModel(
+        DeploymentName(message.deployment), ModelName(message.model), message.max_context, message.max_new_tokens
+    )
 
 
 def stored_profile_to_wire(stored: StoredProfile) -> pb.StoredProfile:

@@ -19,6 +19,8 @@ from edgeshard.domain.generation import (
     STOP_LIMIT_TOKENS,
     GenerateOptions,
     Generation,
+    Guide,
+    GuideKind,
     OptionField,
     Sampling,
     option_fields,
@@ -51,6 +53,8 @@ def test_edgectl_takes_every_option_that_has_a_flag() -> None:
 def value_of(item: OptionField) -> Any:
     if isinstance(item.default, tuple):
         return ("x",) if item.kind == tuple[str, ...] else (7,)
+    if item.kind == Guide | None:
+        return Guide(GuideKind.REGEX, "x")
     return True if item.kind is bool else item.kind(1)
 
 

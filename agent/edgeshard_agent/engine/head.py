@@ -177,6 +177,9 @@ class Head:
         entry = self._journal.open(start, self._now())
         try:
             generation.validate()
+            if generation.guide is not None or generation.prompt_logprobs:
+                field = "guide" if generation.guide is not None else "prompt_logprobs"
+                raise InvalidArgumentError(f"{field} is not supported yet", field=field, reason="NOT_SUPPORTED")
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )

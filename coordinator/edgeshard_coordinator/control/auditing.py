@@ -47,6 +47,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     f"{_IDENTITY}/CreateToken": Mutation("id"),
     f"{_IDENTITY}/Revoke": Mutation("id"),
     f"{_IDENTITY}/RemoveNode": Mutation("node"),
+    f"{_IDENTITY}/CreateKey": Mutation("key.name"),
+    f"{_IDENTITY}/RevokeKey": Mutation("name"),
     f"{_IDENTITY}/Renew": Mutation(),
     ENROLMENT: Mutation("token_id"),
     # Asked twice for each model: before its blobs are sent, and when all are there.
@@ -71,6 +73,7 @@ READS = frozenset(
         f"{_ADMIN}/ListDeployments",
         f"{_ADMIN}/GetDeployment",
         f"{_ADMIN}/ListAudit",
+        f"{_IDENTITY}/ListKeys",
         f"{_STORE}/GetManifest",
         f"{_STORE}/ReadBlob",
         f"{_INFERENCE}/ListModels",

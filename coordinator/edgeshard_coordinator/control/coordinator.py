@@ -42,6 +42,7 @@ from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.quotas import Quotas
 from edgeshard_coordinator.core.state import State, Timings
+from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
@@ -53,7 +54,8 @@ class Coordinator:
     """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
 
     `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
-    same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext.
+    same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext; `keys` who
+    may come in by HTTP.
     """
 
     def __init__(  # noqa: PLR0913 - the parts it is put together of
@@ -69,13 +71,14 @@ class Coordinator:
         quotas: Quotas = Quotas(),  # noqa: B008 - frozen
         audit: AuditLog | None = None,
         membership: Membership | None = None,
+        keys: KeyBook | None = None,
     ) -> None:
         self._server = server
         self._store = store
         self._clock = clock
         self._timings = timings
         self._chores: list[asyncio.Task[None]] = []
-        self._models = models
+        self.models = models
         self._hub = ControlHub()
         self._audit = audit or AuditLog(None, clock)
         noted = CallAudit(self._audit)
@@ -90,7 +93,10 @@ class Coordinator:
         self._agents = CoordinatorServicer(
             self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted
         )
-        self.identities = IdentityServicer(self.loop, self._hub, store, membership)
+        self.identities = IdentityServicer(self.loop, self._hub, store, membership, keys)
+        self._keys = keys
+        if keys is not None:
+            keys.on_revoked, self.front.quotas.of_key = self._end_of_key, keys.quota_of
         if membership is not None:
             membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
@@ -114,6 +120,9 @@ class Coordinator:
         revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
         self.front.end_of_client(client_name(principal), revoked)
 
+    def _end_of_key(self, identity: str) -> None:
+        self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
+
     def _tell_denials(self) -> None:
         self._hub.tell_all(DENIALS, Deny(self._server.denials.list()))
 
@@ -124,11 +133,13 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
-        state = restored(state, {digest: manifest.config for manifest, digest in self._models.list()}, now)
+        state = restored(state, {digest: manifest.config for manifest, digest in self.models.list()}, now)
         self.loop.state = eviction.started(state, now)
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:
             await self._membership.open()
+        if self._keys is not None:
+            await self._keys.open()
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)
         self._audit.start()
@@ -186,3 +197,5 @@ class Coordinator:
         await self._store.close()
         if self._membership is not None:
             await self._membership.close()
+        if self._keys is not None:
+            await self._keys.close()

@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.generation import Finished, FinishReason, Generation, Started, Token
+from edgeshard.domain.generation import Finished, FinishReason, Generation, PromptLogprobs, Started, Token
 from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard_coordinator.control.quotas import QuotaBook
@@ -70,7 +70,7 @@ class RequestFront:
         self._state = state
         self.traffic = traffic
         self._now = now
-        self._quotas = QuotaBook(quotas, now)
+        self.quotas = QuotaBook(quotas, now)
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -168,8 +168,20 @@ class RequestFront:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
         if not request.was_admitted:
-            self._quotas.charge(request.client, len(prompt_tokens))
+            self.quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
+
+    def on_prompt_logprobs(
+        self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_logprobs: PromptLogprobs
+    ) -> None:
+        """Log-probabilities count once, as tokens do: in the request's epoch, behind those that came before."""
+        request = self._current(attachment, request_id, epoch)
+        if request is None or request.prompt_tokens is None or prompt_logprobs.position != request.scored:
+            self.dropped_messages += 1
+            return
+        request.scored = prompt_logprobs.end
+        if not request.unread_by_choice:
+            request.deliver(prompt_logprobs)
 
     def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
         """A token counts once: in the request's epoch, at the position behind its journal. Whether it did."""
@@ -178,7 +190,7 @@ class RequestFront:
             self.dropped_messages += 1
             return False
         request.emitted.append(token.token)
-        self._quotas.charge(request.client, 1)
+        self.quotas.charge(request.client, 1)
         if request.unread_by_choice:
             return True
         if request.backlog >= self._backlog_limit:
@@ -227,11 +239,13 @@ class RequestFront:
         *,
         deadline: float | None = None,
         emitted: tuple[int, ...] | None = None,
+        scored: int = 1,
     ) -> RunningRequest:
         """Hand a request of `client` to the head of the deployment that serves `model`.
 
         `deadline` is when the client leaves. One that comes again after it lost its stream brings the tokens that it
         has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
+        `scored` is the position behind the last one whose prompt log-probability it has.
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
         `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait,
@@ -256,10 +270,10 @@ class RequestFront:
             raise AlreadyExistsError(
                 "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
             )
-        was_admitted = resumed and self._quotas.was_admitted(request_id, client)
+        was_admitted = resumed and self.quotas.was_admitted(request_id, client)
         if not was_admitted:
             held = [request.deployment for request in self._requests.values() if request.client == client]
-            self._quotas.check(client, generation.priority, record, held)
+            self.quotas.check(client, generation.priority, record, held)
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
         if not was_admitted and len(self._of(record.name)) >= limit:
             raise ResourceExhaustedError(
@@ -267,7 +281,7 @@ class RequestFront:
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )
-        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline)
+        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
         request.was_admitted = was_admitted
         request.parked_at = self._now()
         self._requests[request_id] = request
@@ -275,6 +289,18 @@ class RequestFront:
         if attachment is not None:
             self._hand_over(request, attachment)
         return request
+
+    def records(self) -> tuple[DeploymentRecord, ...]:
+        return tuple(self._state().deployments.values())
+
+    def find(self, model: str) -> DeploymentRecord:
+        """The deployment that serves `model`, by its name or its model's, and can be asked now.
+
+        Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
+        """
+        record = self._find(model)
+        self._attachment_of(record, may_wait=False)
+        return record
 
     def abandon(self, request: RunningRequest) -> None:
         """The client's call is over, however it ended: stop the request if it still runs.
@@ -408,6 +434,6 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
-            self._quotas.ended(request)
+            self.quotas.ended(request)
             if not self._requests:
                 self.occupied.clear()
