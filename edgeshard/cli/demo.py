@@ -61,7 +61,7 @@ class DemoResult:
     first_token_s: float
 
 
-def demo(
+def demo(  # noqa: PLR0913 - one parameter for each option
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="How the story begins.")] = (
         "Once upon a time"
     ),
@@ -77,12 +77,18 @@ def demo(
             exists=True, file_okay=False, metavar="DIR", help="Run the demo with another local model directory."
         ),
     ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Answer over HTTP until Ctrl-C instead.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Of --serve.")] = 8000,
     output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
 ) -> None:
     """Start a coordinator and three boxes on this machine, split a model over them and stream a story.
 
     Everything runs in a temporary directory and is gone afterwards.
     """
+    if serve:
+        from edgeshard.cli.serve import serve_demo
+
+        return serve_demo(port, len(NODES))
     started_s = time.monotonic()
     # Checked before anything is started.
     Generation(prompt, max_tokens, Sampling(temperature=temperature, seed=seed)).validate()

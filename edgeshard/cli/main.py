@@ -26,6 +26,7 @@ from edgeshard.cli import (
     node,
     plan,
     profile,
+    serve,
     token,
     trace,
 )
@@ -100,6 +101,7 @@ app.command(name="certificate", no_args_is_help=True, short_help="Make the files
 app.add_typer(token.app, name="token")
 app.command(name="join", no_args_is_help=True, short_help="Become part of a site, by a token.")(join.join)
 app.add_typer(key.app, name="key")
+app.command(name="serve", no_args_is_help=True, short_help="Answer over HTTP, from this machine.")(serve.serve)
 app.add_typer(node.app, name="node")
 app.add_typer(get.app, name="get")
 app.add_typer(describe.app, name="describe")

@@ -295,6 +295,15 @@ class Client:
             return deployment
         return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
 
+    async def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Until a deployment that is there answers requests. Raises as `deploy` does, and NotFoundError."""
+        return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
+
     async def deployments(self) -> tuple[Deployment, ...]:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)

@@ -85,7 +85,7 @@ async def add_model(
     other content; UnavailableError when the coordinator cannot be reached.
     """
     checkpoint = await in_thread(open_checkpoint, directory)
-    name = check_name(name if name is not None else _default_name(directory), "name")
+    name = check_name(name if name is not None else default_name(directory), "name")
     if here:
         digest = await _add_here(channel, checkpoint, name, progress)
         if digest is not None:
@@ -259,6 +259,6 @@ def _next_chunk(chunks: Iterator[bytes]) -> bytes:
     return next(chunks, b"")
 
 
-def _default_name(directory: Path) -> str:
+def default_name(directory: Path) -> str:
     """The directory's name in the characters a name may have."""
     return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower())[:63].strip("-._") or "model"

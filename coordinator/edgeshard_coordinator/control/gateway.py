@@ -100,4 +100,4 @@ class SiteBackend:
 
     def _files(self, model: str) -> ModelFiles:
         manifest, digest = self._store.get(self._front.find(model).manifest_digest)
-        return ModelFiles(digest, {file.name: self._store.blobs.path(file.sha256) for file in manifest.files})
+        return ModelFiles(digest, {file.name: self._store.file(file) for file in manifest.files})

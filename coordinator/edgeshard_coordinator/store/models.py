@@ -20,7 +20,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
 )
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
-from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.model import FileInfo, ModelManifest
 from edgeshard.domain.site import LocalModel, MissingBlob
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
 from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
@@ -130,6 +130,13 @@ class ModelStore:
             self._forget(digest)
         return digest, ()
 
+    def file(self, file: FileInfo) -> Path:
+        """Where one of a model's small files lies. Raises NotFoundError."""
+        location = self.blobs.locate(file.sha256)
+        if location is None:
+            raise missing_blob(file.sha256)
+        return location.path
+
     def add_local(self, model: LocalModel, progress: Progress) -> Digest:
         """Register a model whose files lie on this machine, by links to them; they are hashed here, once.
 
@@ -181,9 +188,7 @@ class ModelStore:
     def _check_files(self, manifest: ModelManifest, digest: Digest) -> None:
         """Whoever sent the small files, they have their form; the large one as far as a daemon can look at it."""
         for file in manifest.files:
-            location = self.blobs.locate(file.sha256)
-            if location is None:
-                raise missing_blob(file.sha256)
+            location = BlobLocation(self.file(file), 0, file.size)
             try:
                 if file.size <= _PARSED_BYTES:
                     check_small_file(file.name, self.blobs.read(file.sha256, 0, file.size))
