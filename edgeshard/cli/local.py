@@ -112,7 +112,7 @@ class Daemon:
         finally:
             exited.cancel()
         ready = json.loads(self._ready_path.read_text())
-        self.address, self.gateway = str(ready["address"]), str(ready["gateway"])
+        self.address, self.gateway = str(ready["address"]), str(ready.get("gateway", ""))
         return self.address
 
     async def exited(self) -> int:
