@@ -22,6 +22,7 @@ TARGETS = (
     "help",
     "fuzz",
     "setup",
+    "clients",
     "demo",
     "test",
     "retest",
