@@ -27,11 +27,8 @@ $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build
 
 clients: $(CLIENTS) ## build .venv-clients: the openai client and others, which tests try the HTTP gateway with
 
-$(CLIENTS): tests/clients/requirements.txt
-	@echo "clients: installing the clients of others into .venv-clients"
-	@rm -rf .venv-clients
-	@$(PYTHON) -m venv .venv-clients
-	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+$(CLIENTS): tests/clients/requirements.txt $(STAMP)
+	@$(BIN)/python -m tools.setup_clients
 	@touch $@
 
 demo: $(STAMP) ## a coordinator and three agents tell a story

@@ -184,6 +184,17 @@ def check_wheels(path: Path) -> None:
 
 
 def _compile(*arguments: str, wheels: Sequence[str] = ("--only-binary", ":all:")) -> str:
+    uv, environment = find_uv()
+    options = ("--generate-hashes", *wheels, "--no-header", "--annotation-style", "line")
+    command = (str(uv), "pip", "compile", "--quiet", "--no-progress", *options, *arguments)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise LockError(f"`uv {' '.join(command[1:])}` failed; what it says is above. --upgrade allows newer files")
+    return done.stdout
+
+
+def find_uv() -> tuple[Path, dict[str, str]]:
+    """uv, and the environment in which it uses pip's index. Raises LockError where it is not installed."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         raise LockError("uv is not installed: run `make setup`; EDGESHARD_UNLOCKED=1 if the lock does not let it")
@@ -192,12 +203,7 @@ def _compile(*arguments: str, wheels: Sequence[str] = ("--only-binary", ":all:")
     configured = subprocess.run((*pip, "config", "get", "global.index-url"), capture_output=True, text=True)
     if configured.returncode == 0:
         environment.setdefault("UV_DEFAULT_INDEX", configured.stdout.strip())
-    options = ("--generate-hashes", *wheels, "--no-header", "--annotation-style", "line")
-    command = (str(uv), "pip", "compile", "--quiet", "--no-progress", *options, *arguments)
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise LockError(f"`uv {' '.join(command[1:])}` failed; what it says is above. --upgrade allows newer files")
-    return done.stdout
+    return uv, environment
 
 
 def lock_clients() -> str:
