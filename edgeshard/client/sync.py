@@ -103,9 +103,7 @@ class SyncClient:
         tokens_per_minute: int | None = None,
         requests: int | None = None,
     ) -> tuple[ApiKey, str]:
-        return self._run(
-            self._client.create_key(name, models, tokens_per_minute=tokens_per_minute, requests=requests)
-        )
+        return self._run(self._client.create_key(name, models, tokens_per_minute=tokens_per_minute, requests=requests))
 
     def keys(self) -> tuple[ApiKey, ...]:
         return self._run(self._client.keys())

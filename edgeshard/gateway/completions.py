@@ -73,8 +73,8 @@ class CompletionRequest(GuidedFields):
         if isinstance(self.prompt, str):
             return (self.prompt,)
         if isinstance(self.prompt[0], int):
-            return (tuple(self.prompt),)  # type: ignore[arg-type]
-        return [item if isinstance(item, str) else tuple(item) for item in self.prompt]  # type: ignore[arg-type]
+            return (tuple(self.prompt),)
+        return [item if isinstance(item, str) else tuple(item) for item in self.prompt]
 
     def generations(self) -> list[Generation]:
         """One for each answer: those of the first prompt first."""
@@ -124,7 +124,6 @@ class Completions:
             raise renamed(error, {**NAMES, "guide": asked.guide_field()}) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
-
 
     async def _echoes(self, asked: CompletionRequest, model: str) -> tuple[str, ...]:
         """What each prompt reads, where answers begin with it."""
