@@ -22,7 +22,15 @@ from edgeshard.domain.step import ReturnedStep
 from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, TokenOut
+from edgeshard_agent.scheduler.scheduler import (
+    HeadEvent,
+    HeadStep,
+    RequestEnd,
+    RequestFailed,
+    Scheduler,
+    SchedulerStats,
+    TokenOut,
+)
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.text import TextStream
 
@@ -144,9 +152,9 @@ class Head:
         entry = self._journal.find(start.request_id)
         if entry is not None:
             # An id is no secret between clients: what another one asked is not said to whoever names it.
-            if entry.start.client == start.client and self._has_all(entry, start.emitted_tokens):
+            if entry.start.client == start.client and entry.has_all(start.emitted_tokens, start.scored):
                 entry.start = replace(entry.start, instance=start.instance)
-                self._follow(entry, len(start.emitted_tokens))
+                self._follow(entry, start)
                 return
             # It is another client's, or another head had it meanwhile and what the coordinator has counts.
             self._scheduler.cancel(start.request_id)
@@ -160,14 +168,10 @@ class Head:
         self._journal.forget(request_id)
         self.cancel(request_id)
 
-    def _follow(self, entry: Entry, count: int) -> None:
-        for output in entry.outputs_behind(count):
+    def _follow(self, entry: Entry, start: StartRequest) -> None:
+        for output in entry.outputs_behind(len(start.emitted_tokens), start.scored):
             self._epoch.emit(output)
         entry.followed = True
-
-    @staticmethod
-    def _has_all(entry: Entry, emitted: tuple[int, ...]) -> bool:
-        return entry.token_ids[: len(emitted)] == emitted
 
     # Requests
 
@@ -177,9 +181,8 @@ class Head:
         entry = self._journal.open(start, self._now())
         try:
             generation.validate()
-            if generation.guide is not None or generation.prompt_logprobs:
-                field = "guide" if generation.guide is not None else "prompt_logprobs"
-                raise InvalidArgumentError(f"{field} is not supported yet", field=field, reason="NOT_SUPPORTED")
+            if generation.guide is not None:
+                raise InvalidArgumentError("guide is not supported yet", field="guide", reason="NOT_SUPPORTED")
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
@@ -220,6 +223,7 @@ class Head:
             start.client,
             arrival=entry.arrival,
             resumed=resumed,
+            scored=entry.scored,
         )
 
     def _refuse(self, request_id: RequestId, error: Exception) -> None:
@@ -264,13 +268,14 @@ class Head:
             log.error("step_crashed", error=type(error).__name__)
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
 
-    def _say(self, output: HeadOutput) -> None:
+    def _say(self, event: HeadOutput | RequestFailed) -> None:
+        output = RequestRefused(event.request_id, event.error) if isinstance(event, RequestFailed) else event
         if self._journal.record(output, self._now()):
             self._epoch.emit(output)
         if isinstance(output, RequestEnd):
             log.info("request_end", request=output.request_id, reason=output.reason.value)
 
-    def _say_all(self, outputs: Sequence[HeadOutput]) -> None:
+    def _say_all(self, outputs: Sequence[HeadEvent]) -> None:
         for output in outputs:
             self._say(output)
 

@@ -36,6 +36,10 @@ class Sampler:
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
 
+    def top_logprobs(self, request: int) -> int:
+        """How many of the likeliest tokens a request asked for."""
+        return self._requests[request].sampling.top_logprobs
+
     def sample(self, logits: torch.Tensor, wanted: Sequence[tuple[int, int]]) -> tuple[SampledToken, ...]:
         """A token for each (request, position), from its row of `logits` [R, vocab].
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import SampledToken, Span, StepPlan
+from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource
+from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -44,13 +45,15 @@ def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | N
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a stage makes of a step: `hidden` [T, width] for the next stage, or the last stage's sampled `tokens`.
+    """What a stage makes of a step: `hidden` [T, width] for the next stage, or what the last stage's result has.
 
     `hidden` is None on the last stage and for a step without spans.
     """
 
     hidden: torch.Tensor | None = None
     tokens: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[SpanLogprobs, ...] = ()
+    guide_failures: tuple[GuideFailure, ...] = ()
 
 
 class StageModel:
@@ -173,14 +176,28 @@ class StageModel:
         if not self.is_last:
             return StageOutput(hidden=hidden)
         rows, wanted = _sampled_rows(plan.spans)
-        if not rows:
-            self._wait()
-            return StageOutput()
-        picked = hidden if len(rows) == len(hidden) else hidden[rows]
         try:
-            return StageOutput(tokens=self._sampler.sample(self._modules.head(picked), wanted))
+            prompt_logprobs = tuple(self._score(plan.spans, hidden))
+            if not rows:
+                self._wait()
+                return StageOutput(prompt_logprobs=prompt_logprobs)
+            picked = hidden if len(rows) == len(hidden) else hidden[rows]
+            tokens = self._sampler.sample(self._modules.head(picked), wanted)
         except InternalError as error:
             raise self._blamed(error, inputs) from None
+        return StageOutput(None, tokens, prompt_logprobs)
+
+    def _score(self, spans: tuple[Span, ...], hidden: torch.Tensor) -> Iterator[SpanLogprobs]:
+        """Log-probabilities of the spans' targets, from hidden states [T, width]."""
+        end = 0
+        for span in spans:
+            begin, end = end, end + span.token_count
+            if (targets := span.targets) is None:
+                continue
+            first = begin + targets.position - 1 - span.first_position
+            rows, count = hidden[first : first + len(targets.tokens)], self._sampler.top_logprobs(span.request)
+            for scores in score(self._modules.head, rows, targets, count, self.shape.vocab_size):
+                yield SpanLogprobs(span.request, scores)
 
     def _blamed(self, error: InternalError, inputs: StageInputs) -> InternalError:
         """The same, with whose arithmetic broke: hidden states are only looked at once it has shown in the logits."""
@@ -261,14 +278,27 @@ class StageModel:
                 )
             if not self.is_last:
                 continue
+            if span.targets is not None:
+                self._check_targets(span, span.targets)
             if span.sampling is not None:
                 self._sampler.check(span.sampling, span.seen_tokens)
-            elif span.sample and (span.request not in self._sampler or span.request in plan.frees):
+            elif (span.sample or span.targets is not None) and (
+                span.request not in self._sampler or span.request in plan.frees
+            ):
                 raise FailedPreconditionError(
                     f"request {span.request} has no sampling parameters; give them on its first span",
                     field="spans.sampling",
                     reason="NO_SAMPLING",
                 )
+
+    def _check_targets(self, span: Span, targets: Targets) -> None:
+        behind = targets.position + len(targets.tokens)
+        if not (targets.tokens and span.first_position < targets.position and behind <= span.end_position + 1):
+            raise InvalidArgumentError("targets are not behind the span's positions", field="spans.targets")
+        if not 0 <= min(targets.tokens) <= max(targets.tokens) < self.shape.vocab_size:
+            raise InvalidArgumentError(
+                f"targets holds an id outside the vocabulary of {self.shape.vocab_size}", field="spans.targets"
+            )
 
     def _apply_sampling(self, plan: StepPlan) -> None:
         for request in plan.frees:
