@@ -9,19 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
 
-from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.errors import (
+    CancelledRequestError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+)
+from edgeshard.domain.generation import FinishReason, Generation, Guide, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
 from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.model.guides import check_guide, guide_thread
 from edgeshard_agent.scheduler.scheduler import (
     HeadEvent,
     HeadStep,
@@ -76,6 +84,7 @@ class Head:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
         self._failure: EdgeShardError | None = None
+        self._guides: ThreadPoolExecutor | None = None
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -136,6 +145,8 @@ class Head:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._guides is not None:
+            self._guides.shutdown(wait=False, cancel_futures=True)
 
     # The coordinator's stream
 
@@ -182,7 +193,7 @@ class Head:
         try:
             generation.validate()
             if generation.guide is not None:
-                raise InvalidArgumentError("guide is not supported yet", field="guide", reason="NOT_SUPPORTED")
+                await self._check_guide(generation.guide)
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
@@ -302,6 +313,25 @@ class Head:
                 f"{self._limits.max_new_tokens}",
                 field="max_new_tokens",
             )
+
+    async def _check_guide(self, guide: Guide) -> None:
+        """Raises InvalidArgumentError for one that the library refuses, FailedPreconditionError where the model has
+        nothing to guide."""
+        if self._tokenizer is None:
+            raise FailedPreconditionError(
+                "guide: the model was added without a tokenizer.json; add it with one",
+                field="guide",
+                reason="NO_TOKENIZER",
+            )
+        if not self._scheduler.has_end:
+            raise FailedPreconditionError(
+                "guide: the model names no token that ends a text, so a guided answer could not end; name it as "
+                "eos_token_id in its generation_config.json",
+                field="guide",
+                reason="NO_END",
+            )
+        self._guides = self._guides or guide_thread("guide-checks")
+        await asyncio.wrap_future(self._guides.submit(check_guide, guide))
 
     def _text(self, start: StartRequest, prompt: list[int]) -> TextStream:
         decode = Decoding(self._tokenizer, partial(self._lose_text, start.request_id))

@@ -18,10 +18,11 @@ from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
 from edgeshard_agent.model.graphs import Recorder, recorder_for
+from edgeshard_agent.model.guides import GuideTokens
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource
 from edgeshard_agent.model.prompt_scores import score
-from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights import StageWeights
@@ -68,13 +69,15 @@ class StageModel:
         pool: KvPool,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
+        guide_tokens: GuideTokens | None = None,
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
-        self._sampler = Sampler(self.shape.vocab_size)
+        self._guide_tokens = guide_tokens
+        self._sampler = Sampler(self.shape.vocab_size, guide_tokens)
         self._device = torch.device(modules.context.device)
         self._stay_awake_s = idle_spin_s if self._device.type == "cpu" else 0.0
         self.dtype = modules.context.dtype
@@ -97,12 +100,13 @@ class StageModel:
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
         reuse: Sequence[StageWeights] = (),
+        guide_tokens: GuideTokens | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
         `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
-        a step the processor's cores do not halt. Raises
+        a step the processor's cores do not halt. `guide_tokens` are for the guides of the last stage. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
@@ -123,7 +127,7 @@ class StageModel:
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
         )
-        return cls(weights, pool, recorder, idle_spin_s)
+        return cls(weights, pool, recorder, idle_spin_s, guide_tokens)
 
     @property
     def is_first(self) -> bool:
@@ -142,7 +146,7 @@ class StageModel:
         """Forget every request: the weights and the KV arena serve another epoch."""
         for request in self.pool.requests:
             self.pool.free(request)
-        self._sampler = Sampler(self.shape.vocab_size)
+        self._sampler.close_all()
 
     def release(self) -> None:
         """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
@@ -152,6 +156,7 @@ class StageModel:
     def retire(self) -> StageWeights:
         """Give back the memory of KV, and get the weights for another stage. This one can run no step any more."""
         weights = self.weights
+        self._sampler.close_all()
         del self._modules, self._static
         self.pool.release()
         return weights
@@ -182,10 +187,11 @@ class StageModel:
                 self._wait()
                 return StageOutput(prompt_logprobs=prompt_logprobs)
             picked = hidden if len(rows) == len(hidden) else hidden[rows]
-            tokens = self._sampler.sample(self._modules.head(picked), wanted)
+            logits, wanted, guide_failures = self._sampler.guided(self._modules.head(picked), wanted)
+            tokens = self._sampler.sample(logits, wanted) if wanted else ()
         except InternalError as error:
             raise self._blamed(error, inputs) from None
-        return StageOutput(None, tokens, prompt_logprobs)
+        return StageOutput(None, tokens, prompt_logprobs, guide_failures)
 
     def _score(self, spans: tuple[Span, ...], hidden: torch.Tensor) -> Iterator[SpanLogprobs]:
         """Log-probabilities of the spans' targets, from hidden states [T, width]."""
@@ -306,6 +312,8 @@ class StageModel:
         for span in plan.spans:
             if span.sampling is not None:
                 self._sampler.open(span.request, span.sampling, span.seen_tokens)
+                if span.guide is not None:
+                    self._sampler.open_guide(span.request, span.guide, span.guided_tokens)
 
 
 def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
@@ -314,9 +322,11 @@ def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(packed).to(device).unsqueeze(0)
 
 
-def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], list[tuple[int, int]]]:
+def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], Sequence[Wanted]]:
     """The packed row of each span that samples (its last token), and the (request, position) it samples for."""
-    rows, wanted, end = [], [], 0
+    rows: list[int] = []
+    wanted: list[Wanted] = []
+    end = 0
     for span in spans:
         end += span.token_count
         if span.sample:

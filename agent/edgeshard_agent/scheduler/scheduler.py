@@ -408,6 +408,11 @@ class Scheduler:
             self._end(sequence)
         return Taken(sequence, sampled, result.timings, text, reason)
 
+    @property
+    def has_end(self) -> bool:
+        """Whether there is a token that ends a sequence."""
+        return bool(self._eos_tokens)
+
     def is_end(self, generation: Generation, token: int) -> bool:
         """Whether a token ends the sequence; its text is none."""
         return token in self._eos_tokens and not generation.ignore_eos
