@@ -21,6 +21,9 @@ from edgeshard.gateway.completions import Completions
 from edgeshard.gateway.entrance import Entrance, caller_of
 from edgeshard.gateway.errors import error_body, error_response, json_response
 from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.ollama import Ollama
+from edgeshard.gateway.responses import Responses
+from edgeshard.gateway.texts import Texts
 
 
 def make_app(
@@ -41,6 +44,16 @@ def make_app(
     app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"])
     app.add_api_route("/v1/completions", Completions(backend, metrics).answer, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", Chats(backend, metrics).answer, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/responses", Responses(backend, metrics).answer, methods=["POST"], response_model=None)
+    texts, ollama = Texts(backend), Ollama(backend, metrics)
+    app.add_api_route("/tokenize", texts.tokenize, methods=["POST"], response_model=None)
+    app.add_api_route("/detokenize", texts.detokenize, methods=["POST"], response_model=None)
+    app.add_api_route("/", site.here, methods=["GET", "HEAD"])
+    app.add_api_route("/api/version", ollama.version)
+    app.add_api_route("/api/tags", ollama.tags)
+    app.add_api_route("/api/show", ollama.show, methods=["POST"], response_model=None)
+    app.add_api_route("/api/chat", ollama.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/api/generate", ollama.generate, methods=["POST"], response_model=None)
     return Entrance(app, doors, metrics, local_only=local_only)
 
 
@@ -51,6 +64,10 @@ class Site:
         self._backend = backend
         self._metrics = metrics
         self._began = int(time.time())
+
+    async def here(self) -> Response:
+        """What Ollama's clients ask for first."""
+        return PlainTextResponse("EdgeShard is running")
 
     async def health(self) -> Response:
         return json_response({"status": "ok"})
@@ -87,9 +104,9 @@ class Site:
         }
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, EdgeShardError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:

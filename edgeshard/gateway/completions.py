@@ -29,7 +29,7 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, GuidedFields, StreamOptions, never, read_body
+from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, FormedFields, StreamOptions, never, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
 from edgeshard.gateway.usage import Usage
@@ -47,7 +47,7 @@ _Tokens = Annotated[list[_TokenId], Field(min_length=1)]
 _Prompts = Annotated[list[str] | list[_Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(GuidedFields):
+class CompletionRequest(FormedFields):
     model: str
     prompt: str | _Prompts | _Tokens
     max_tokens: int | None = Field(default=None, ge=0, le=2**31)

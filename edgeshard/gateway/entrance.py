@@ -57,7 +57,7 @@ class Entrance:
             scope["state"]["caller"] = self._enter(scope, headers)
             await self._app(scope, receive, tell)
         except EdgeShardError as error:
-            await error_response(error)(scope, receive, tell)
+            await error_response(error, scope["path"])(scope, receive, tell)
         except Exception as error:
             # Its text may quote the request.
             where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
