@@ -240,7 +240,7 @@ class RequestFront:
         if self._closed is not None:
             raise self._closed
         generation.validate()
-        record = self._find(model)
+        record = self.record_of(model)
         resumed = emitted is not None
         attachment = self._attachment_of(record, may_wait=resumed)
         if generation.max_new_tokens > record.spec.max_new_tokens:
@@ -313,7 +313,8 @@ class RequestFront:
     def all_active_requests(self) -> int:
         return len(self._requests)
 
-    def _find(self, model: str) -> DeploymentRecord:
+    def record_of(self, model: str) -> DeploymentRecord:
+        """The deployment that serves under this name. Raises NotFoundError or InvalidArgumentError naming `model`."""
         records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
         by_name = next((record for record in records if record.name == model), None)
         if by_name is not None:
