@@ -1,7 +1,7 @@
 """What the HTTP gateway costs: processor time a token at 16 streams, and slow readers beside a fast one.
 
-The gateway is the product's, on a real socket; behind it is no site but tokens by the clock, and its clients are another
-process, so that the time of this one is the gateway's alone.
+The gateway is the product's, on a real socket. Behind it is no site but tokens by the clock, and its clients are
+another process, so that the time of this one is the gateway's alone.
 
     python -m bench.gateway [--streams 16] [--tokens 500] [--slow 200]      prints JSON
 """
@@ -66,7 +66,7 @@ class Clockwork:
         yield Finished(FinishReason.LENGTH, "", 3, generation.max_new_tokens)
 
     async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
-        return ChatPrompt((1, 2, 3))
+        return ChatPrompt((1, 2, 3), room=1 << 20)
 
     async def tokenize(self, model: str, text: str, special: bool) -> tuple[int, ...]:
         return (1, 2, 3)
@@ -90,13 +90,13 @@ class Open:
 
 def body(path: str, tokens: int) -> bytes:
     messages = [{"role": "user", "content": "x"}]
-    asked: dict[str, Any] = {
+    asked: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "x", "max_tokens": tokens},
         "/v1/chat/completions": {"messages": messages, "max_tokens": tokens},
         "/v1/responses": {"input": "x", "max_output_tokens": tokens},
         "/api/chat": {"messages": messages, "options": {"num_predict": tokens}},
-    }[path]
-    text = json.dumps({"model": "m", "stream": True, **asked}).encode()
+    }
+    text = json.dumps({"model": "m", "stream": True, **asked[path]}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(text)}\r\n\r\n"
     return head.encode() + text
 

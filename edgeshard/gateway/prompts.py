@@ -67,7 +67,7 @@ async def chat_answers(
     prompt = await backend.prompt(served.deployment, conversation(offered))
     first = Generation(
         prompt.tokens,
-        asked.new_tokens() or _room(served, len(prompt.tokens)),
+        asked.new_tokens() or max(1, prompt.room),
         stop_tokens=tuple(asked.stop_token_ids or ()),
         stop_strings=asked.stop_strings(),
         ignore_eos=bool(asked.ignore_eos),
@@ -89,8 +89,3 @@ async def chat_answers(
         return ForcedCall() if forced is not None else AnswerParser(answer_format, offered)
 
     return ChatAnswers(generations, parser)
-
-
-def _room(served: ServedModel, prompt_tokens: int) -> int:
-    """Tokens for an answer that was given no limit: all that the deployment allows and its context has room for."""
-    return max(1, min(served.max_new_tokens or 1024, served.max_context - prompt_tokens))

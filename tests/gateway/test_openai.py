@@ -158,7 +158,7 @@ COMPLETION: dict[str, Any] = {"model": "tales", "prompt": "x", "max_tokens": 1}
 TALK: dict[str, Any] = {"model": "tales", "messages": CHAT, "max_tokens": 1}
 PRIVATE = "Rumpelstiltskin"
 TOOL = {"type": "function", "function": {"name": "f"}}
-REFUSED = {
+REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "unknown field": ("/v1/completions", {**COMPLETION, "foo": PRIVATE}, "foo", "unsupported_parameter"),
     "penalty": ("/v1/completions", {**COMPLETION, "presence_penalty": 0.5}, "presence_penalty", "unsupported_value"),
     "bias": ("/v1/chat/completions", {**TALK, "logit_bias": {"5": 1}}, "logit_bias", "unsupported_value"),
@@ -237,7 +237,7 @@ async def test_every_answer_names_its_request(http: Http) -> None:
     assert odd.headers["x-request-id"] != "a b\tc"
 
 
-LEAVING = {
+LEAVING: dict[str, dict[str, Any]] = {
     "/v1/completions": {**GREEDY, "prompt": PROMPT, "max_tokens": 480, "ignore_eos": True},
     "/v1/chat/completions": {**GREEDY, "messages": CHAT, "max_tokens": 480, "ignore_eos": True},
     "/v1/responses": {**GREEDY, "input": "x", "max_output_tokens": 480, "ignore_eos": True},
@@ -282,7 +282,9 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     assert (refused.status, refused.error["code"]) == (401, "no_api_key")
     assert refused.headers["www-authenticate"] == "Bearer"
     key, text = await site.client.create_key("narrow", ["other"])
-    assert key == ApiKey("narrow", ("other",), None, None, key.key_id, key.created_at) and key in await site.client.keys()
+    assert (
+        key == ApiKey("narrow", ("other",), None, None, key.key_id, key.created_at) and key in await site.client.keys()
+    )
     narrow = Http(http.url, text)
     scope = await narrow.post("/v1/chat/completions", TALK)
     assert (scope.status, scope.error["code"], scope.error["param"]) == (403, "key_scope", "model")
@@ -300,7 +302,11 @@ async def test_a_key_is_held_to_its_own_limits(site: Site, http: Http) -> None:
     first = await small.post("/v1/completions", asked)
     assert first.status == 200
     second = await small.post("/v1/completions", asked)
-    assert (second.status, second.error["code"], second.error["type"]) == (429, "rate_limit_exceeded", "rate_limit_error")
+    assert (second.status, second.error["code"], second.error["type"]) == (
+        429,
+        "rate_limit_exceeded",
+        "rate_limit_error",
+    )
     assert 1 <= int(second.headers["retry-after"]) <= 60 and second.headers["x-should-retry"] == "true"
     _, text = await site.client.create_key("one", requests=1)
     one = Http(http.url, text)

@@ -172,6 +172,10 @@ class ModelStore:
                 for blob in blob_sizes(manifest_items(removed)).keys() - self._needed_blobs():
                     self.blobs.remove(blob)
 
+    def file_path(self, digest: Digest) -> Path:
+        """Where a small file of a model lies."""
+        return self.blobs.path(digest)
+
     def room_bytes(self) -> int:
         """What uploads may use of the disk."""
         return max(0, free_bytes(self._directory) - self._kept_free_bytes)
