@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import (
@@ -103,7 +102,7 @@ class Completions:
         self._backend = backend
         self._metrics = metrics
 
-    async def answer(self, request: Request) -> Response | ASGIApp:
+    async def answer(self, request: Request) -> Response:
         asked = await read_body(request, CompletionRequest)
         served, caller = self._backend.find(asked.model), caller_of(request)
         caller.check(served)

@@ -27,7 +27,7 @@ from edgeshard.gateway.fields import Asked, GuidedFields, Stop, Taken, Zero, nev
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, Parser, chat_answers
 from edgeshard.gateway.reading import Gathered, Reading
-from edgeshard.gateway.runs import Run, gathered, started
+from edgeshard.gateway.runs import LINES, Run, gathered, started
 from edgeshard.gateway.usage import Usage
 
 NAMES = {
@@ -301,7 +301,7 @@ async def _checked(asked: OllamaFields, served: ServedModel, making: Any) -> Cha
 class OllamaRun(Run):
     """An answer as lines of JSON, or as one object."""
 
-    media_type = "application/x-ndjson"
+    media_type = LINES
 
     def __init__(self, model: str, made: ChatAnswers, *, is_chat: bool) -> None:
         super().__init__(Usage())
