@@ -35,9 +35,11 @@ STEP_S = 0.01
 
 
 class Clockwork:
-    """A backend whose every request gets a token at each step."""
+    """A backend whose every request gets a token at each step, and at most `most` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = STEP_S, most: int = 1 << 20) -> None:
+        self._step_s = step_s
+        self._most = most
         self._step = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -46,7 +48,7 @@ class Clockwork:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(self._step_s)
             step, self._step = self._step, asyncio.Event()
             step.set()
 
@@ -60,10 +62,11 @@ class Clockwork:
         self, model: str, generation: Generation, identity: str
     ) -> AsyncGenerator[GenerationEvent, None]:
         yield Started(RequestId("r"), SERVED.deployment, (1, 2, 3), Placement((), 16, 1, 1, 1))
-        for position in range(generation.max_new_tokens):
+        count = min(generation.max_new_tokens, self._most)
+        for position in range(count):
             await self._step.wait()
             yield Token(3 + position, 17, " word", -0.5)
-        yield Finished(FinishReason.LENGTH, "", 3, generation.max_new_tokens)
+        yield Finished(FinishReason.LENGTH, "", 3, count)
 
     async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
         return ChatPrompt((1, 2, 3), room=1 << 20)

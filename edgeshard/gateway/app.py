@@ -48,8 +48,8 @@ def make_app(
 
 def _add_site(app: FastAPI, site: Site) -> None:
     app.add_api_route("/", site.here, methods=["GET", "HEAD"], include_in_schema=False)
-    app.add_api_route("/health", site.health, response_model=forms.Health)
-    app.add_api_route("/version", site.version, response_model=forms.Version)
+    app.add_api_route("/health", site.health, response_model=forms.Health, openapi_extra=forms.OPEN)
+    app.add_api_route("/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
     app.add_api_route("/metrics", site.metrics, include_in_schema=False)
     app.add_api_route("/v1/models", site.models, responses=answers_of(forms.ModelList))
     app.add_api_route("/v1/models/{model}", site.model, responses=answers_of(forms.Model))
@@ -77,7 +77,7 @@ def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:
 
 
 def _add_ollama(app: FastAPI, ollama: Ollama) -> None:
-    app.add_api_route("/api/version", ollama.version, response_model=forms.Version)
+    app.add_api_route("/api/version", ollama.version, response_model=forms.Version, openapi_extra=forms.OPEN)
     app.add_api_route("/api/tags", ollama.tags, responses=answers_of(forms.OllamaModels, ollama=True))
     for path, answer, form, said, stream in (
         ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),

@@ -158,8 +158,12 @@ def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = Fals
     }
     said[200] = {"model": answer, "description": "The answer."}
     if stream:
-        said[200]["content"] = {stream: {"schema": {"type": "string"}}}
+        said[200]["content"] = {stream: {"schema": {}}}
     return said
+
+
+OPEN: dict[str, Any] = {"security": []}
+"""FastAPI's `openapi_extra` of a route that asks for no key."""
 
 
 def body_of(form: type[BaseModel]) -> dict[str, Any]:
