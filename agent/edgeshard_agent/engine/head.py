@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,7 +28,7 @@ from edgeshard.domain.step import ReturnedStep
 from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.model.guides import check_guide, guide_thread
+from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.scheduler.scheduler import (
     HeadEvent,
     HeadStep,
@@ -84,7 +83,7 @@ class Head:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
         self._failure: EdgeShardError | None = None
-        self._guides: ThreadPoolExecutor | None = None
+        self._guides: Guides | None = None
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -146,7 +145,7 @@ class Head:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._guides is not None:
-            self._guides.shutdown(wait=False, cancel_futures=True)
+            self._guides.close()
 
     # The coordinator's stream
 
@@ -330,8 +329,8 @@ class Head:
                 field="guide",
                 reason="NO_END",
             )
-        self._guides = self._guides or guide_thread("guide-checks")
-        await asyncio.wrap_future(self._guides.submit(check_guide, guide))
+        self._guides = self._guides or Guides()
+        await asyncio.wrap_future(self._guides.check(guide))
 
     def _text(self, start: StartRequest, prompt: list[int]) -> TextStream:
         decode = Decoding(self._tokenizer, partial(self._lose_text, start.request_id))

@@ -22,9 +22,10 @@ from edgeshard.storage.forms import GENERATION, TOKENIZER, eos_tokens_of, parse_
 from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.guides.guides import Guides
+from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.model.cached_source import CachedTensorSource
-from edgeshard_agent.model.guides import GuideTokens
 from edgeshard_agent.model.stage import StageModel, check_weights
 from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.store.cache import BlobCache, Pin
@@ -65,8 +66,8 @@ class StageLoader:
         reuse = [item.weights for item in held]
         fetched = await self._fetch(prepare.manifest_digest, layers, reuse, progress)
         try:
-            guide_tokens = await asyncio.to_thread(_guide_tokens, layers, fetched)
-            model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guide_tokens)
+            guides = await asyncio.to_thread(_guides, layers, fetched)
+            model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guides)
             self._check_size(prepare, fetched, layers, model.parameter_bytes)
             for_head = await _for_head(model.shape, layers, fetched, held)
         except BaseException:
@@ -115,7 +116,7 @@ class StageLoader:
         prepare: PrepareStage,
         fetched: _Fetched,
         reuse: Sequence[StageWeights],
-        guide_tokens: GuideTokens | None,
+        guides: Guides | None,
     ) -> StageModel:
         return StageModel.load(
             CachedTensorSource(fetched.pin.path, fetched.wanted),
@@ -129,7 +130,7 @@ class StageLoader:
             quantisation=quantisation_of(prepare),
             idle_spin_s=self._stay_awake_s,
             reuse=reuse,
-            guide_tokens=guide_tokens,
+            guides=guides,
         )
 
     def _load_weights(
@@ -192,12 +193,13 @@ async def _for_head(
     return ForHead(tokenizer, eos_tokens)
 
 
-def _guide_tokens(layers: LayerRange, fetched: _Fetched) -> GuideTokens | None:
+def _guides(layers: LayerRange, fetched: _Fetched) -> Guides | None:
     """For layers that end the model, where it has a tokenizer."""
     shape, paths = parse_config(fetched.manifest.config), fetched.paths
     if layers.end < shape.layer_count or TOKENIZER not in paths:
         return None
-    return GuideTokens.of_file(paths[TOKENIZER], shape.vocab_size, _eos_tokens(shape, paths.get(GENERATION)))
+    eos_tokens = tuple(sorted(_eos_tokens(shape, paths.get(GENERATION))))
+    return Guides(Setup(str(paths[TOKENIZER]), shape.vocab_size, eos_tokens))
 
 
 def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[int]:

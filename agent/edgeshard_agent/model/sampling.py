@@ -10,7 +10,7 @@ import torch
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide, Sampling, TokenLogprob
 from edgeshard.domain.step import GuideFailure, SampledToken
-from edgeshard_agent.model.guides import Guided, GuideError, GuideThreads, GuideTokens
+from edgeshard_agent.guides.guides import Guided, GuideError, Guides
 from edgeshard_agent.ops import LikelyTokens, RequestSampler, require_finite, sample_rows
 
 Wanted = tuple[int, int]
@@ -20,13 +20,12 @@ Wanted = tuple[int, int]
 class Sampler:
     """The samplers of the last stage's requests, and the matchers of those with a guide."""
 
-    def __init__(self, vocab_size: int, guide_tokens: GuideTokens | None = None) -> None:
+    def __init__(self, vocab_size: int, guides: Guides | None = None) -> None:
         self._vocab_size = vocab_size
-        self._guide_tokens = guide_tokens
+        self._guides = guides
         self._requests: dict[int, RequestSampler] = {}
         self._guided: dict[int, Guided | None] = {}
         """None where the model has no tokenizer."""
-        self._threads: GuideThreads | None = None
 
     def __contains__(self, request: int) -> bool:
         return request in self._requests
@@ -44,11 +43,7 @@ class Sampler:
 
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int]) -> None:
         """The request's answer has these tokens, and goes on as its guide allows."""
-        guided = None
-        if self._guide_tokens is not None:
-            self._threads = self._threads or GuideThreads()
-            guided = Guided(self._guide_tokens, guide, answer, self._threads)
-        self._guided[request] = guided
+        self._guided[request] = None if self._guides is None else self._guides.open(guide, answer)
 
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
@@ -57,12 +52,15 @@ class Sampler:
             guided.close()
 
     def close_all(self) -> None:
+        """Forget every request."""
+        for request in list(self._requests):
+            self.close(request)
+
+    def retire(self) -> None:
         """Nothing is sampled any more."""
-        self._requests.clear()
-        self._guided.clear()
-        if self._threads is not None:
-            self._threads.close()
-            self._threads = None
+        self.close_all()
+        if self._guides is not None:
+            self._guides.close()
 
     def top_logprobs(self, request: int) -> int:
         """How many of the likeliest tokens a request asked for."""

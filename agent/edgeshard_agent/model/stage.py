@@ -15,10 +15,10 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
+from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
 from edgeshard_agent.model.graphs import Recorder, recorder_for
-from edgeshard_agent.model.guides import GuideTokens
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource
 from edgeshard_agent.model.prompt_scores import score
@@ -69,15 +69,14 @@ class StageModel:
         pool: KvPool,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
-        guide_tokens: GuideTokens | None = None,
+        guides: Guides | None = None,
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
-        self._guide_tokens = guide_tokens
-        self._sampler = Sampler(self.shape.vocab_size, guide_tokens)
+        self._sampler = Sampler(self.shape.vocab_size, guides)
         self._device = torch.device(modules.context.device)
         self._stay_awake_s = idle_spin_s if self._device.type == "cpu" else 0.0
         self.dtype = modules.context.dtype
@@ -100,13 +99,13 @@ class StageModel:
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
         reuse: Sequence[StageWeights] = (),
-        guide_tokens: GuideTokens | None = None,
+        guides: Guides | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
         `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
-        a step the processor's cores do not halt. `guide_tokens` are for the guides of the last stage. Raises
+        a step the processor's cores do not halt. `guides` are those of the last stage's requests. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
@@ -127,7 +126,7 @@ class StageModel:
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
         )
-        return cls(weights, pool, recorder, idle_spin_s, guide_tokens)
+        return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
     def is_first(self) -> bool:
@@ -156,7 +155,7 @@ class StageModel:
     def retire(self) -> StageWeights:
         """Give back the memory of KV, and get the weights for another stage. This one can run no step any more."""
         weights = self.weights
-        self._sampler.close_all()
+        self._sampler.retire()
         del self._modules, self._static
         self.pool.release()
         return weights
