@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack, cast
 
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.client.completion import shortened
-from edgeshard.client.options import check_options
+from edgeshard.client.options import generation_of
 from edgeshard.domain.chat import (
     ChatEvent,
     ChatFinished,
@@ -92,12 +92,13 @@ async def chat_events(
 ) -> AsyncGenerator[ChatEvent, None]:
     """The events of one answer. Deadline and options are those of `generate`; what the model recommends stands in for
     options that are not given."""
-    check_options(options)
+    generation_of((0,), options)  # so that a wrong one is named before anything is sent
     timeout_s = options.get("timeout_s")
     ends_at = None if timeout_s is None else clock.now() + timeout_s
     prompt = await client.render_chat(model, conversation, timeout_s)
-    room = {"max_new_tokens": max(1, min(DEFAULT_NEW_TOKENS, prompt.room))} if prompt.room else {}
-    wanted = cast("GenerateOptions", {**prompt.defaults.given(), **room, **options})
+    wanted = cast("GenerateOptions", {**prompt.defaults.given(), **options})
+    if prompt.room and not {"max_new_tokens", "max_tokens"} & options.keys():
+        wanted["max_new_tokens"] = max(1, min(DEFAULT_NEW_TOKENS, prompt.room))
     if ends_at is not None:
         wanted["timeout_s"] = left_s = ends_at - clock.now()
         if left_s <= 0:
