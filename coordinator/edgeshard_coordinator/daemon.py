@@ -167,7 +167,6 @@ async def _open_gateway(settings: CoordinatorSettings, site: _Site, coordinator:
             "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
         )
     # Half a second that a coordinator without a gateway need not wait.
-    from edgeshard.chat.process import ChatProcess
     from edgeshard.gateway.app import make_app
     from edgeshard.gateway.server import GatewayServer, HttpListen
     from edgeshard_coordinator.control.gateway import KeyDoors, SiteBackend
@@ -177,8 +176,7 @@ async def _open_gateway(settings: CoordinatorSettings, site: _Site, coordinator:
     if settings.http_no_key and not listen.is_local:
         raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
     doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
-    assert isinstance(coordinator.models, ModelStore)
-    backend = SiteBackend(coordinator.front, coordinator.models, ChatProcess())
+    backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
     server = GatewayServer(make_app(backend, doors, local_only=listen.is_local), listen)
     await server.start()
     log.info("gateway_serves", url=server.url)

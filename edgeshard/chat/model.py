@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
-from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, ToolFormat
+from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS, check_prompt_size
 from edgeshard.storage.forms import (
@@ -166,11 +166,11 @@ class ChatModel:
         in_reasoning = bool(begin) and prompt.rstrip().endswith(begin)
         return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(wanted)))
 
-    def _markers(self, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    def _markers(self, texts: Sequence[str]) -> Iterator[Marker]:
         """Those of them that are special tokens, which the text of an answer leaves out."""
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        return ((special[text], text) for text in texts if text in special)
+        return (Marker(special[text], text) for text in texts if text in special)
 
 
 def _tool_format(source: str) -> ToolFormat:

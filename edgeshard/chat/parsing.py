@@ -38,7 +38,7 @@ class AnswerParser:
         tools: Sequence[Any] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        self._markers = dict(answer_format.markers)
+        self._markers = {marker.token: marker.text for marker in answer_format.markers}
         self._reader = _reader(answer_format, tools)
         self._new_id = new_id
         self.calls = 0

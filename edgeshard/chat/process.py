@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, ToolFormat
+from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.errors import (
     ERROR_BY_CODE,
     EdgeShardError,
@@ -44,11 +44,12 @@ class ModelFiles:
 
 
 class ChatProcess:
-    """Asks the process, one question after the other. `close` ends it; the next question starts another."""
+    """Asks the process, one question after the other; where it has ended, the next question starts another."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self._closed = False
         self._asking: set[asyncio.Task[tuple[dict[str, Any], bytes]]] = set()
 
     @property
@@ -68,7 +69,7 @@ class ChatProcess:
             **{
                 **format_values,
                 "tools": ToolFormat(format_values["tools"]),
-                "markers": tuple((int(token), str(text)) for token, text in format_values["markers"]),
+                "markers": tuple(Marker(**marker) for marker in format_values["markers"]),
             }
         )
         return ChatPrompt(_tokens(data), answer_format, GenerationDefaults(**values["defaults"]))
@@ -90,7 +91,8 @@ class ChatProcess:
         return texts
 
     async def close(self) -> None:
-        """End the process. What still waits for it fails."""
+        """End the process. What still waits for it fails, and so does what is asked from now on."""
+        self._closed = True
         process, self._process = self._process, None
         if process is not None:
             await _end(process)
@@ -113,9 +115,15 @@ class ChatProcess:
 
     async def _answer_to(self, line: bytes) -> tuple[dict[str, Any], bytes]:
         async with self._turn:
+            if self._closed:
+                raise _closing()
             process = self._process
             if process is None or process.returncode is not None:
-                process = self._process = await _start()
+                process = await _start()
+                if self._closed:
+                    await _end(process)
+                    raise _closing()
+                self._process = process
             assert process.stdin is not None and process.stdout is not None
             try:
                 async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -124,15 +132,15 @@ class ChatProcess:
                     answer: dict[str, Any] = json.loads(await process.stdout.readuntil(b"\n"))
                     return answer, await process.stdout.readexactly(answer["binary"])
             except (OSError, asyncio.IncompleteReadError, TimeoutError):
-                if self._process is not process:
-                    raise UnavailableError("the daemon is shutting down", reason="SHUTTING_DOWN") from None
+                if self._closed:
+                    raise _closing() from None
                 self._process = None
                 await _end(process)
                 raise _ended() from None
-            except BaseException:  # The task itself is cancelled: the answer is nobody's.
-                self._process = None
-                process.kill()
-                raise
+
+
+def _closing() -> UnavailableError:
+    return UnavailableError("the daemon is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
 
 
 def _ended() -> UnsupportedModelError:

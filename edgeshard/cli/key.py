@@ -22,7 +22,9 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whom it is for; quotas know it as key/NAME.")],
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="NAME", help="A deployment or model it may use; may be repeated. By default all."),
+        typer.Option(
+            "--model", metavar="NAME", help="A deployment or model it may use; may be repeated. By default all."
+        ),
     ] = None,
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Of prompts and answers together.")

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.cli import (
     certificate,
+    chat,
     debug,
     delete,
     demo,
@@ -112,6 +113,7 @@ app.add_typer(lab.app, name="lab")
 app.add_typer(delete.app, name="delete")
 app.add_typer(model.app, name="model")
 app.command(name="generate", no_args_is_help=True)(generate.generate)
+app.command(name="chat", short_help="Talk with a model.")(chat.chat)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
 app.add_typer(debug.app, name="debug")
 app.add_typer(install.app, name="install")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of
+from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult, Prompt, run_batch
+from edgeshard.client.chat import ChatBuilder, ChatCompletion, chat_events
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.connection import Connection
 from edgeshard.client.options import generation_of
@@ -17,12 +20,13 @@ from edgeshard.client.resuming import resumed
 from edgeshard.client.settings import access
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.chat import ChatEvent, ChatPrompt, Conversation, TokenizeRequest
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
-from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
+from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
@@ -33,6 +37,7 @@ from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import TlsFiles, split_address
 from edgeshard.wire.audit import audit_entry_from_wire
+from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
@@ -114,7 +119,9 @@ class Client:
         when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
         DeadlineError after `timeout_s`.
         """
-        request = GenerateRequest(model, generation_of(prompt, options), options.get("request_id", ""))
+        request = GenerateRequest(
+            checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
+        )
         calls = resumed(self._connection.generate, request, options.get("timeout_s"), self._clock)
         async with aclosing(calls) as events:
             async for event in events:
@@ -132,6 +139,107 @@ class Client:
             error.partial_text = builder.text
             raise
         return builder.build()
+
+    async def text_stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[str, None]:
+        """The text of one request, piece by piece; arguments, errors and cancelling are those of `generate`."""
+        async with aclosing(self.generate(model, prompt, **options)) as events:
+            async for event in events:
+                if isinstance(event, Token | Finished) and event.text:
+                    yield event.text
+
+    # --- conversations
+
+    async def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta` and `ToolCall` as
+        they come, and a `ChatFinished` with the numbers of tokens.
+
+        `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the user's. The model's
+        chat template makes the prompt, at the coordinator; `variables` are further variables of the template, such as
+        `{"enable_thinking": False}`. Options are those of `generate`. One that is not given is what the model's
+        generation_config.json recommends, if it says so, then the default of `generate`; `max_new_tokens` is what fits,
+        at most 1024.
+
+        Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools` and the like;
+        FailedPreconditionError for a model without a chat template.
+        """
+        conversation = conversation_of(messages, tools, variables)
+        events = chat_events(self, self._clock, model, conversation, tools or (), options)
+        async with aclosing(events) as following:
+            async for event in following:
+                yield event
+
+    async def complete_chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> ChatCompletion:
+        """The whole answer to a conversation; arguments and errors are those of `chat`, with the text until then."""
+        builder = ChatBuilder(self._clock.now())
+        try:
+            async with aclosing(self.chat(model, messages, tools=tools, variables=variables, **options)) as events:
+                async for event in events:
+                    builder.add(event, self._clock.now())
+        except EdgeShardError as error:
+            error.partial_text = builder.content
+            raise
+        return builder.build(self._clock.now())
+
+    async def batch(
+        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
+    ) -> list[BatchResult]:
+        """Run many requests, `concurrency` of them at a time; the results stand in the order of the requests.
+
+        A request that fails has its EdgeShardError for a result, and the others go on. One that the site has no room
+        for is offered again, for five minutes, since it was not begun; others are not repeated. `on_progress` gets
+        (done, in all) after each.
+        """
+
+        async def run(request: BatchRequest) -> Completion | ChatCompletion:
+            if isinstance(request, Prompt):
+                return await self.complete(request.model, request.prompt, **request.options)
+            return await self.complete_chat(
+                request.model, request.messages, tools=request.tools, variables=request.variables, **request.options
+            )
+
+        return await run_batch(run, requests, concurrency, on_progress, self._clock)
+
+    async def render_chat(self, model: str, conversation: Conversation, timeout_s: float | None = None) -> ChatPrompt:
+        """The tokens that a conversation becomes, and how to read the answer; raises as `chat` does."""
+        request = inference_pb2.RenderChatRequest(
+            model=checked("model", model, str), conversation=conversation_to_wire(conversation)
+        )
+        response = await self._connection.inference(
+            "RenderChat", request, self._timeout_s if timeout_s is None else timeout_s
+        )
+        return chat_prompt_from_wire(response.prompt)
+
+    async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
+        """The token ids of a text, by the tokenizer of a served model; `special` adds those that stand around it."""
+        wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
+        response = await self._connection.inference("Tokenize", tokenize_request_to_wire(wanted), self._timeout_s)
+        return tuple(response.tokens)
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens as they are written. Raises InvalidArgumentError naming `tokens`."""
+        request = inference_pb2.DetokenizeRequest(
+            model=checked("model", model, str), tokens=checked_tokens("tokens", tokens)
+        )
+        response = await self._connection.inference("Detokenize", request, self._timeout_s)
+        return str(response.text)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a running request; False when there is none of this id."""

@@ -17,8 +17,10 @@ from edgeshard.domain.generation import (
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.placement import Placement
 
+_SHORT = 60
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """Everything a request brought back.
 
@@ -26,7 +28,8 @@ class Completion:
     `inter_token_latency_s` the mean seconds between tokens (0 with fewer than two), `total_s` seconds from the call to
     the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded token; the first token, whose
     step is the prefill, is left out where there are others. `logprobs` and `top_logprobs` are empty unless asked for;
-    so are `prompt_logprobs` and `prompt_top_logprobs`, those of the prompt's tokens from the second on.
+    so are `prompt_logprobs` and `prompt_top_logprobs`, those of the prompt's tokens from the second on. `str` of it is
+    the text; its `repr` is one line, however long it is.
     """
 
     request_id: RequestId
@@ -45,10 +48,24 @@ class Completion:
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return (
+            f"Completion(request_id={self.request_id!r}, deployment={self.deployment!r}, "
+            f"tokens={len(self.token_ids)}, finish_reason={self.finish_reason.value!r}, text={shortened(self.text)!r})"
+        )
+
     @property
     def tokens_per_s(self) -> float:
         """Decoded tokens per second, from the first token on; 0 with fewer than two tokens."""
         return 1 / self.inter_token_latency_s if self.inter_token_latency_s > 0 else 0.0
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text, for a line about it."""
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
 class CompletionBuilder:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from edgeshard.client.arguments import Message, Tool
+from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult
+from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.chat import ChatEvent
 from edgeshard.domain.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -33,7 +37,8 @@ Result = TypeVar("Result")
 class SyncClient:
     """`Client` for code without an event loop; methods, arguments and errors are those of `Client`.
 
-    Callbacks (`progress`, `on_change`) run in the background thread. Close it, or use it as a context manager.
+    Callbacks (`progress`, `on_change`, `on_progress`) run in the background thread. Close it, or use it as a context
+    manager.
     """
 
     def __init__(
@@ -79,6 +84,46 @@ class SyncClient:
 
     def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         return self._run(self._client.complete(model, prompt, **options))
+
+    def text_stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Generator[str, None, None]:
+        yield from self._iterate(self._client.text_stream(model, prompt, **options))
+
+    def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generator[ChatEvent, None, None]:
+        """Stream one answer; leaving the loop cancels it at once."""
+        events = self._client.chat(model, messages, tools=tools, variables=variables, **options)
+        yield from self._iterate(events)
+
+    def complete_chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> ChatCompletion:
+        return self._run(self._client.complete_chat(model, messages, tools=tools, variables=variables, **options))
+
+    def batch(
+        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
+    ) -> list[BatchResult]:
+        return self._run(self._client.batch(requests, concurrency, on_progress))
+
+    def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
+        return self._run(self._client.tokenize(model, text, special))
+
+    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        return self._run(self._client.detokenize(model, tokens))
 
     def cancel(self, request_id: str) -> bool:
         return self._run(self._client.cancel(request_id))

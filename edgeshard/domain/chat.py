@@ -25,19 +25,26 @@ class ToolFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Marker:
+    """A token that marks a part of an answer and that its text leaves out, with what it would read."""
+
+    token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerFormat:
     """How to read a model's answer.
 
     What stands between `reasoning_begin` and `reasoning_end` is reasoning; both are "" where the template marks none.
-    `in_reasoning` is whether the prompt has begun it already. `markers` are tokens that mark parts of an answer and are
-    left out of its text, with what they would read.
+    `in_reasoning` is whether the prompt has begun it already.
     """
 
     tools: ToolFormat = ToolFormat.NONE
     reasoning_begin: str = ""
     reasoning_end: str = ""
     in_reasoning: bool = False
-    markers: tuple[tuple[int, str], ...] = ()
+    markers: tuple[Marker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,26 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """A text whose token ids are wanted, of a served model; `special` adds those that stand around a text."""
+
+    model: str
+    text: str
+    special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as tokens, how to read the answer to it, and what the model recommends for generating it."""
+    """A conversation as tokens, how to read the answer to it, and what the model recommends for generating it.
+
+    `room` is the most tokens that the answer may have, by the deployment's limits; 0 where that is not known, and less
+    where there is none.
+    """
 
     tokens: tuple[int, ...]
     format: AnswerFormat = AnswerFormat()
     defaults: GenerationDefaults = GenerationDefaults()
+    room: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -98,10 +98,8 @@ class Streamed(Response):
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with suppress(CancelledRequestError):  # Nobody reads what would be said.
             await _unless_left(receive, self._write(send))
-        except CancelledRequestError:
-            pass  # Nobody reads what would be said.
 
     async def _write(self, send: Send) -> None:
         async with aclosing(self._parts) as parts:

@@ -1,4 +1,4 @@
-"""All routes of the gateway, and what they say of themselves in OpenAPI."""
+"""All routes of the gateway."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -15,12 +16,18 @@ from starlette.types import ASGIApp
 from edgeshard import __version__
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.site import ServedModel
+from edgeshard.gateway import document as forms
 from edgeshard.gateway.backend import Backend, Doors
-from edgeshard.gateway.chat import Chats
-from edgeshard.gateway.completions import Completions
+from edgeshard.gateway.chat import ChatRequest, Chats
+from edgeshard.gateway.completions import CompletionRequest, Completions
+from edgeshard.gateway.document import answers_of, body_of
 from edgeshard.gateway.entrance import Entrance, caller_of
-from edgeshard.gateway.errors import error_body, error_response, json_response
+from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
 from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.ollama import ChatBody, GenerateBody, Ollama, ShowBody
+from edgeshard.gateway.responses import Responses, ResponsesRequest
+from edgeshard.gateway.runs import EVENT_STREAM, LINES
+from edgeshard.gateway.texts import DetokenizeRequest, Texts, TokenizeRequest
 
 
 def make_app(
@@ -32,16 +39,53 @@ def make_app(
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
     app.add_exception_handler(Exception, _failed)
-    site = Site(backend, metrics)
-    app.add_api_route("/health", site.health)
-    app.add_api_route("/version", site.version)
-    app.add_api_route("/metrics", site.metrics)
-    app.add_api_route("/v1/models", site.models)
-    app.add_api_route("/v1/models/{model}", site.model)
-    app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"])
-    app.add_api_route("/v1/completions", Completions(backend, metrics).answer, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/chat/completions", Chats(backend, metrics).answer, methods=["POST"], response_model=None)
+    _add_site(app, Site(backend, metrics))
+    _add_openai(app, backend, metrics)
+    _add_ollama(app, Ollama(backend, metrics))
+    forms.describe(app)
     return Entrance(app, doors, metrics, local_only=local_only)
+
+
+def _add_site(app: FastAPI, site: Site) -> None:
+    app.add_api_route("/", site.here, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/health", site.health, response_model=forms.Health, openapi_extra=forms.OPEN)
+    app.add_api_route("/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    app.add_api_route("/metrics", site.metrics, include_in_schema=False)
+    app.add_api_route("/v1/models", site.models, responses=answers_of(forms.ModelList))
+    app.add_api_route("/v1/models/{model}", site.model, responses=answers_of(forms.Model))
+    app.add_api_route(
+        "/v1/embeddings", site.embeddings, methods=["POST"], responses={400: {"model": ErrorBody}}, status_code=400
+    )
+
+
+def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:
+    texts = Texts(backend)
+    generating: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
+        ("/v1/completions", Completions(backend, metrics).answer, CompletionRequest, forms.Completion),
+        ("/v1/chat/completions", Chats(backend, metrics).answer, ChatRequest, forms.ChatCompletion),
+        ("/v1/responses", Responses(backend, metrics).answer, ResponsesRequest, forms.ResponseObject),
+    )
+    for path, route, form, said in generating:
+        responses = answers_of(said, stream=EVENT_STREAM)
+        app.add_api_route(path, route, methods=["POST"], responses=responses, openapi_extra=body_of(form))
+    more: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
+        ("/tokenize", texts.tokenize, TokenizeRequest, forms.Tokens),
+        ("/detokenize", texts.detokenize, DetokenizeRequest, forms.Text),
+    )
+    for path, route, form, said in more:
+        app.add_api_route(path, route, methods=["POST"], responses=answers_of(said), openapi_extra=body_of(form))
+
+
+def _add_ollama(app: FastAPI, ollama: Ollama) -> None:
+    app.add_api_route("/api/version", ollama.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    app.add_api_route("/api/tags", ollama.tags, responses=answers_of(forms.OllamaModels, ollama=True))
+    for path, answer, form, said, stream in (
+        ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
+        ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
+        ("/api/generate", ollama.generate, GenerateBody, forms.OllamaAnswer, LINES),
+    ):
+        responses = answers_of(said, stream=stream, ollama=True)
+        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(form))
 
 
 class Site:
@@ -51,6 +95,10 @@ class Site:
         self._backend = backend
         self._metrics = metrics
         self._began = int(time.time())
+
+    async def here(self) -> Response:
+        """What Ollama's clients ask for first."""
+        return PlainTextResponse("EdgeShard is running")
 
     async def health(self) -> Response:
         return json_response({"status": "ok"})
@@ -87,19 +135,21 @@ class Site:
         }
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, EdgeShardError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
-async def _failed(_request: Request, _error: Exception) -> Response:
+async def _failed(request: Request, _error: Exception) -> Response:
     """The entrance logs it."""
-    return error_response(InternalError("the gateway failed at this request; its log says where"))
+    return error_response(InternalError("the gateway failed at this request; its log says where"), request.url.path)
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not taken here"}
+    path = request.url.path
+    what = {404: f"there is no {path[:200]} here", 405: f"{request.method} is not taken here"}
     message = what.get(error.status_code, str(error.detail))
-    body = error_body(message, "invalid_request_error", None, "unknown_url" if error.status_code == 404 else None)
+    code = "unknown_url" if error.status_code == 404 else None
+    body = {"error": message} if path.startswith(OLLAMA) else error_body(message, "invalid_request_error", None, code)
     return json_response(body, error.status_code, error.headers)

@@ -16,15 +16,16 @@ from starlette.responses import Response
 
 from edgeshard.domain.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import StreamOptions, Taken, never, only, read_body
+from edgeshard.gateway.fields import MOST_CHOICES, FormedFields, StreamOptions, Taken, never, only, read_body
 from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.prompts import AskedChat, ChatAnswers, Parser, chat_answers
-from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
+from edgeshard.gateway.prompts import AskedChat, ChatAnswers, chat_answers
+from edgeshard.gateway.reading import Gathered, Reading
+from edgeshard.gateway.runs import Run, gathered, sse, started
 from edgeshard.gateway.tools import ToolChoice
 from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
@@ -38,11 +39,14 @@ NAMES = {
 }
 
 
-class ChatRequest(AskedChat):
+class ChatRequest(AskedChat, FormedFields):
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
@@ -86,7 +90,12 @@ class ChatRequest(AskedChat):
             self.add_generation_prompt is not False,
         )
 
-    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    def scores(self) -> tuple[bool, int]:
+        return bool(self.logprobs), self.top_logprobs or 0
+
     def new_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -129,16 +138,11 @@ class Chats:
 
 @dataclass(slots=True)
 class _Choice:
-    """An answer as it gathers."""
+    """An answer as it gathers; `scores` are its tokens' log-probabilities that were not written yet."""
 
-    parser: Parser
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
+    reading: Reading
+    gathered: Gathered = field(default_factory=Gathered)
     scores: list[dict[str, Any]] = field(default_factory=list)
-    finish_reason: str | None = None
-    closed: bool = False
-    """Whether what follows is dropped: one call was all that was wanted."""
 
 
 class ChatRun(Run):
@@ -146,8 +150,8 @@ class ChatRun(Run):
 
     def __init__(self, asked: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
         super().__init__(Usage(asked.n or 1), words)
-        self._one_call = asked.parallel_tool_calls is False
-        self._choices = [_Choice(made.parser()) for _ in made.generations]
+        one_call = asked.parallel_tool_calls is False
+        self._choices = [_Choice(Reading(made.parser(), one_call=one_call)) for _ in made.generations]
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk",
@@ -164,9 +168,9 @@ class ChatRun(Run):
             self.usage.started(answer, event)
             return self._part(answer, '{"role":"assistant","content":""}')
         choice = self._choices[answer]
-        texts = [self._part(answer, _delta(delta), choice) for delta in self._deltas(choice, event)]
+        texts = [self._part(answer, _delta(delta), choice) for delta in self._take(choice, event)]
         if isinstance(event, Finished):
-            texts.append(self._part(answer, "{}", choice, f'"{choice.finish_reason}"'))
+            texts.append(self._part(answer, "{}", choice, f'"{choice.reading.finish_reason}"'))
         elif not texts and choice.scores:
             texts.append(self._part(answer, "{}", choice))
         return "".join(texts)
@@ -187,57 +191,27 @@ class ChatRun(Run):
         choice = self._choices[answer]
         if isinstance(event, Started):
             self.usage.started(answer, event)
-            return
-        for delta in self._deltas(choice, event):
-            match delta:
-                case ContentDelta():
-                    choice.content.append(delta.text)
-                case ReasoningDelta():
-                    choice.reasoning.append(delta.text)
-                case ToolCall():
-                    choice.calls.append(delta)
+        else:
+            choice.gathered.add(self._take(choice, event))
 
     def record(self) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": _message(choice),
+                "message": _message(choice.gathered),
                 "logprobs": None if self.words is None else {"content": choice.scores, "refusal": None},
-                "finish_reason": choice.finish_reason,
+                "finish_reason": choice.reading.finish_reason,
             }
             for index, choice in enumerate(self._choices)
         ]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage.record()}
 
-    def _deltas(self, choice: _Choice, event: GenerationEvent) -> Sequence[AnswerDelta]:
-        """What an event adds; and it is counted."""
-        match event:
-            case Token():
-                if self.words is not None:
-                    choice.scores.append(_score(self.words, event))
-                deltas: Sequence[AnswerDelta] = choice.parser.feed(event.text, event.token)
-            case Finished():
-                self.usage.finished(event)
-                deltas = [*choice.parser.feed(event.text), *choice.parser.finish()]
-                choice.finish_reason = _reason(event.reason, choice.parser.calls)
-            case _:
-                return ()
-        return _until_call(choice, deltas) if self._one_call else deltas
-
-
-def _until_call(choice: _Choice, deltas: Sequence[AnswerDelta]) -> list[AnswerDelta]:
-    """What comes up to the first call."""
-    kept: list[AnswerDelta] = []
-    for delta in deltas:
-        if not choice.closed:
-            kept.append(delta)
-        choice.closed = choice.closed or isinstance(delta, ToolCall)
-    return kept
-
-
-def _reason(reason: FinishReason, calls: int) -> str:
-    said = finish_reason(reason)
-    return "tool_calls" if calls and reason is FinishReason.STOP else said
+    def _take(self, choice: _Choice, event: GenerationEvent) -> Sequence[AnswerDelta]:
+        if isinstance(event, Finished):
+            self.usage.finished(event)
+        elif self.words is not None and isinstance(event, Token):
+            choice.scores.append(_score(self.words, event))
+        return choice.reading.take(event)
 
 
 def _delta(delta: AnswerDelta) -> str:
@@ -250,17 +224,16 @@ def _delta(delta: AnswerDelta) -> str:
             return json.dumps({"tool_calls": [{"index": delta.index, **_call(delta)}]}, separators=(",", ":"))
 
 
-def _message(choice: _Choice) -> dict[str, Any]:
-    content = "".join(choice.content)
+def _message(answer: Gathered) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": None if choice.calls and not content else content,
+        "content": None if answer.calls and not answer.content else answer.content,
         "refusal": None,
     }
-    if choice.reasoning:
-        message["reasoning_content"] = "".join(choice.reasoning)
-    if choice.calls:
-        message["tool_calls"] = [_call(call) for call in choice.calls]
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [_call(call) for call in answer.calls]
     return message
 
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import (
@@ -29,7 +28,7 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, GuidedFields, StreamOptions, never, read_body
+from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, FormedFields, StreamOptions, never, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
 from edgeshard.gateway.usage import Usage
@@ -47,7 +46,7 @@ _Tokens = Annotated[list[_TokenId], Field(min_length=1)]
 _Prompts = Annotated[list[str] | list[_Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(GuidedFields):
+class CompletionRequest(FormedFields):
     model: str
     prompt: str | _Prompts | _Tokens
     max_tokens: int | None = Field(default=None, ge=0, le=2**31)
@@ -73,8 +72,8 @@ class CompletionRequest(GuidedFields):
         if isinstance(self.prompt, str):
             return (self.prompt,)
         if isinstance(self.prompt[0], int):
-            return (tuple(self.prompt),)  # type: ignore[arg-type]
-        return [item if isinstance(item, str) else tuple(item) for item in self.prompt]  # type: ignore[arg-type]
+            return (tuple(self.prompt),)
+        return [item if isinstance(item, str) else tuple(item) for item in self.prompt]
 
     def generations(self) -> list[Generation]:
         """One for each answer: those of the first prompt first."""
@@ -103,7 +102,7 @@ class Completions:
         self._backend = backend
         self._metrics = metrics
 
-    async def answer(self, request: Request) -> Response | ASGIApp:
+    async def answer(self, request: Request) -> Response:
         asked = await read_body(request, CompletionRequest)
         served, caller = self._backend.find(asked.model), caller_of(request)
         caller.check(served)
@@ -124,7 +123,6 @@ class Completions:
             raise renamed(error, {**NAMES, "guide": asked.guide_field()}) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
-
 
     async def _echoes(self, asked: CompletionRequest, model: str) -> tuple[str, ...]:
         """What each prompt reads, where answers begin with it."""

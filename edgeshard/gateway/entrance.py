@@ -27,8 +27,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Entrance:
-    """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin, since pages of
-    any site that somebody reads on this machine can send requests here."""
+    """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin: pages of any
+    site that somebody reads on this machine can send requests here."""
 
     def __init__(self, app: ASGIApp, doors: Doors, metrics: HttpMetrics, *, local_only: bool) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class Entrance:
             scope["state"]["caller"] = self._enter(scope, headers)
             await self._app(scope, receive, tell)
         except EdgeShardError as error:
-            await error_response(error)(scope, receive, tell)
+            await error_response(error, scope["path"])(scope, receive, tell)
         except Exception as error:
             # Its text may quote the request.
             where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]

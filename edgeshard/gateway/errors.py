@@ -35,8 +35,8 @@ CODES = {
     "PROMPT_TOO_LONG": "context_length_exceeded",
 }
 """Reasons that programs know by another `code`; the others are their own in lower case."""
-CLOSED = 499
-"""Nobody reads it: the client has left."""
+OLLAMA = "/api/"
+"""Of paths whose errors are Ollama's: a text."""
 
 
 class ErrorDetail(BaseModel):
@@ -65,8 +65,8 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: EdgeShardError) -> Response:
-    """The error as an answer, with Retry-After where a retry may help."""
+def error_response(error: EdgeShardError, path: str = "") -> Response:
+    """The error as an answer to a request for `path`, with Retry-After where a retry may help."""
     headers = {"x-should-retry": "true" if error.retry_after_s is not None else "false"}
     if error.retry_after_s is not None:
         headers |= {
@@ -75,7 +75,8 @@ def error_response(error: EdgeShardError) -> Response:
         }
     if error.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
-    return json_response(body_of(error), status_of(error), headers)
+    body = {"error": error.message} if path.startswith(OLLAMA) else body_of(error)
+    return json_response(body, status_of(error), headers)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

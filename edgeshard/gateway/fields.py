@@ -169,27 +169,41 @@ class ResponseFormat(Asked):
 class GuidedFields(SamplingFields):
     """What the answer must be; at most one of them."""
 
-    response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
     guided_regex: str | None = None
     guided_grammar: str | None = Field(default=None, description="a context-free grammar, as Lark writes them")
 
+    def form(self) -> tuple[str, Guide | None]:
+        """What the API's own field asks for, with its name."""
+        return "", None
+
     def guide(self) -> Guide | None:
         """Raises InvalidArgumentError where several are given."""
-        given = [] if self.response_format is None else [("response_format", self.response_format.guide())]
-        if self.guided_json is not None:
-            text = self.guided_json if isinstance(self.guided_json, str) else json.dumps(self.guided_json)
-            given.append(("guided_json", Guide(GuideKind.JSON_SCHEMA, text)))
-        if self.guided_regex is not None:
-            given.append(("guided_regex", Guide(GuideKind.REGEX, self.guided_regex)))
-        if self.guided_grammar is not None:
-            given.append(("guided_grammar", Guide(GuideKind.GRAMMAR, self.guided_grammar)))
-        guides = [(name, guide) for name, guide in given if guide is not None]
-        if len(guides) > 1:
-            raise InvalidArgumentError(f"{guides[1][0]}: the answer has a form already", field=guides[1][0])
-        return guides[0][1] if guides else None
+        given = self._guides()
+        if len(given) > 1:
+            raise InvalidArgumentError(f"{given[1][0]}: the answer has a form already", field=given[1][0])
+        return given[0][1] if given else None
 
     def guide_field(self) -> str:
         """The name of what is given."""
-        names = ("guided_json", "guided_regex", "guided_grammar")
-        return next((name for name in names if getattr(self, name) is not None), "response_format")
+        return next((name for name, _ in self._guides()), "response_format")
+
+    def _guides(self) -> list[tuple[str, Guide]]:
+        schema = self.guided_json
+        if isinstance(schema, dict):
+            schema = json.dumps(schema)
+        texts = {
+            "guided_json": (GuideKind.JSON_SCHEMA, schema),
+            "guided_regex": (GuideKind.REGEX, self.guided_regex),
+            "guided_grammar": (GuideKind.GRAMMAR, self.guided_grammar),
+        }
+        given = [(name, Guide(kind, text)) for name, (kind, text) in texts.items() if text is not None]
+        name, guide = self.form()
+        return given if guide is None else [(name, guide), *given]
+
+
+class FormedFields(GuidedFields):
+    response_format: ResponseFormat | None = None
+
+    def form(self) -> tuple[str, Guide | None]:
+        return "response_format", None if self.response_format is None else self.response_format.guide()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
-
-from pydantic import Field
 
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.chat import AnswerDelta, AnswerFormat, Conversation
@@ -14,7 +13,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Generation
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.fields import MOST_CHOICES, GuidedFields
+from edgeshard.gateway.fields import GuidedFields
 from edgeshard.gateway.tools import PLAIN, ForcedCall, ToolChoice, forced_call, tools_for
 
 
@@ -31,13 +30,17 @@ class Parser(Protocol):
 class AskedChat(GuidedFields):
     """What of a request decides how its answers are generated."""
 
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    def choices(self) -> int:
+        """Answers that are wanted."""
+        return 1
 
-    @property
+    def scores(self) -> tuple[bool, int]:
+        """Whether tokens' log-probabilities are wanted, and those of how many others."""
+        return False, 0
+
+    @abstractmethod
     def new_tokens(self) -> int | None:
-        raise NotImplementedError
+        """Most of one answer; None where the request does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +67,20 @@ async def chat_answers(
     prompt = await backend.prompt(served.deployment, conversation(offered))
     first = Generation(
         prompt.tokens,
-        asked.new_tokens or _room(served, len(prompt.tokens)),
+        asked.new_tokens() or max(1, prompt.room),
         stop_tokens=tuple(asked.stop_token_ids or ()),
         stop_strings=asked.stop_strings(),
         ignore_eos=bool(asked.ignore_eos),
         priority=asked.priority or 0,
         guide=forced or guide,
     )
-    seed = asked.first_seed()
+    seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
     generations = tuple(
         replace(
             first,
-            sampling=asked.sampling(
-                number, seed, prompt.defaults, logprobs=bool(asked.logprobs), top_logprobs=asked.top_logprobs or 0
-            ),
+            sampling=asked.sampling(number, seed, prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs),
         )
-        for number in range(asked.n or 1)
+        for number in range(asked.choices())
     )
     generations[0].validate()
     answer_format: AnswerFormat = PLAIN if guide is not None else prompt.format
@@ -88,8 +89,3 @@ async def chat_answers(
         return ForcedCall() if forced is not None else AnswerParser(answer_format, offered)
 
     return ChatAnswers(generations, parser)
-
-
-def _room(served: ServedModel, prompt_tokens: int) -> int:
-    """Tokens for an answer that was given no limit: all that the deployment allows and its context has room for."""
-    return max(1, min(served.max_new_tokens or 1024, served.max_context - prompt_tokens))

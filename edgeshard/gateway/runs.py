@@ -19,6 +19,8 @@ from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
 
 EVENT_STREAM = "text/event-stream"
+LINES = "application/x-ndjson"
+"""Media types of streams: OpenAI's and Ollama's."""
 
 
 class Run(ABC):

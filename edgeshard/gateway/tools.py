@@ -64,7 +64,9 @@ def forced_call(tools: Sequence[Any], choice: ToolChoice | None) -> Guide | None
 def _function(tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
-        raise InvalidArgumentError('tools: one is not of the form {"type": "function", "function": {...}}', field="tools")
+        raise InvalidArgumentError(
+            'tools: one is not of the form {"type": "function", "function": {...}}', field="tools"
+        )
     return function
 
 

@@ -81,6 +81,7 @@ _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
 _PLAINTEXT = "of certificates, and nobody has one here"
 _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
+_APART = "chat templates and tokenizers are in a process of their own, with tests of its own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
     "ControlResponse measure": _MEASURED,
@@ -118,6 +119,12 @@ ABSENT = {
     "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
     "ListAuditRequest": _WRITTEN,
     "ListAuditResponse": _WRITTEN,
+    "RenderChatRequest": _APART,
+    "RenderChatResponse": _APART,
+    "TokenizeRequest": _APART,
+    "TokenizeResponse": _APART,
+    "DetokenizeRequest": _APART,
+    "DetokenizeResponse": _APART,
     "Link padding": "of the lab, whose links pretend to be slow",
     "Link timing": "of steps in several parts, and the steps here are small",
 }

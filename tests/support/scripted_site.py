@@ -15,6 +15,7 @@ import pytest
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.chat import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -49,6 +50,7 @@ from edgeshard.proto.v1 import (
     store_pb2_grpc,
 )
 from edgeshard.wire.audit import audit_entry_to_wire
+from edgeshard.wire.chat import chat_prompt_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire, traffic_to_wire
@@ -348,6 +350,11 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         answer(self.site, "ServedModels", request, context)
         model = inference_pb2.ServedModel(deployment="tales", model="fairy-tales", max_context=512)
         return inference_pb2.InferenceServiceListModelsResponse(models=[model])
+
+    def RenderChat(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "RenderChat", request, context)
+        prompt = ChatPrompt(PROMPT_TOKENS, AnswerFormat(ToolFormat.TAGGED), GenerationDefaults(temperature=0.5), 100)
+        return inference_pb2.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
 
 
 class Store(store_pb2_grpc.ModelStoreServiceServicer):

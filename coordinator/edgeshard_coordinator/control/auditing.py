@@ -77,6 +77,9 @@ READS = frozenset(
         f"{_STORE}/GetManifest",
         f"{_STORE}/ReadBlob",
         f"{_INFERENCE}/ListModels",
+        f"{_INFERENCE}/RenderChat",
+        f"{_INFERENCE}/Tokenize",
+        f"{_INFERENCE}/Detokenize",
         f"{_HEALTH}/Check",
         f"{_HEALTH}/Watch",
     }

@@ -23,6 +23,7 @@ from edgeshard_coordinator.control.admin_service import AdminServicer
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
+from edgeshard_coordinator.control.chats import Chats
 from edgeshard_coordinator.control.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.executor import ActionExecutor
@@ -84,6 +85,7 @@ class Coordinator:
         noted = CallAudit(self._audit)
         self._membership = membership
         self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas)
+        self.chats = Chats(self.front.record_of, models)
         planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
@@ -96,7 +98,8 @@ class Coordinator:
         self.identities = IdentityServicer(self.loop, self._hub, store, membership, keys)
         self._keys = keys
         if keys is not None:
-            keys.on_revoked, self.front.quotas.of_key = self._end_of_key, keys.quota_of
+            keys.on_revoked = self._end_of_key
+            self.front.hold_keys(keys.quota_of)
         if membership is not None:
             membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
@@ -105,7 +108,7 @@ class Coordinator:
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
-        self._inference = InferenceServicer(self.loop, self.front, models, noted)
+        self._inference = InferenceServicer(self.loop, self.front, models, noted, self.chats)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
         if model_service is not None:
@@ -163,6 +166,7 @@ class Coordinator:
         self._inference.end_listeners()
         self._calls.close(gone)
         self._hub.close_all()
+        await self.chats.close()
         await self._server.stop()
         await self._audit.stop()
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 
-from edgeshard.chat.process import ChatProcess, ModelFiles
-from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.generation import Generation, GenerationEvent
@@ -16,10 +14,10 @@ from edgeshard.domain.site import ServedModel
 from edgeshard.gateway.backend import Caller
 from edgeshard.gateway.words import Words
 from edgeshard_coordinator.control.audit_log import AuditLog
-from edgeshard_coordinator.control.models import served_model
+from edgeshard_coordinator.control.chats import Chats
+from edgeshard_coordinator.control.models import Models, served_model
 from edgeshard_coordinator.control.requests import RequestFront
 from edgeshard_coordinator.membership.keys import PREFIX, KeyBook, identity_of
-from edgeshard_coordinator.store import ModelStore
 
 ANYONE = ""
 """Who comes without a key where none is asked for: as everybody in plaintext."""
@@ -58,18 +56,19 @@ class KeyDoors:
 class SiteBackend:
     """What the gateway asks of the coordinator. No token passes the state loop."""
 
-    def __init__(self, front: RequestFront, store: ModelStore, chat: ChatProcess) -> None:
+    def __init__(self, front: RequestFront, models: Models, chats: Chats) -> None:
         self._front = front
-        self._store = store
-        self._chat = chat
+        self._models = models
         self._words: dict[Digest, Words] = {}
+        self.prompt, self.tokenize, self.detokenize = chats.prompt, chats.tokenize, chats.detokenize
+        self._texts = chats.texts
 
     def models(self) -> tuple[ServedModel, ...]:
         ready = [record for record in self._front.records() if record.phase is DeploymentPhase.READY]
-        return tuple(served_model(record, self._store) for record in ready)
+        return tuple(served_model(record, self._models) for record in ready)
 
     def find(self, model: str) -> ServedModel:
-        return served_model(self._front.find(model), self._store)
+        return served_model(self._front.find(model), self._models)
 
     async def generate(
         self, model: str, generation: Generation, identity: str
@@ -81,23 +80,10 @@ class SiteBackend:
         finally:
             self._front.abandon(running)
 
-    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
-        return await self._chat.prompt(self._files(model), conversation)
-
-    async def tokenize(self, model: str, text: str, special: bool) -> tuple[int, ...]:
-        return await self._chat.tokenize(self._files(model), text, special)
-
-    async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
-        return await self._chat.detokenize(self._files(model), tokens)
-
     def words(self, model: str) -> Words:
-        files = self._files(model)
-        if files.digest not in self._words:
+        digest = self._front.find(model).manifest_digest
+        if digest not in self._words:
             known = {record.manifest_digest for record in self._front.records()}
-            self._words = {digest: words for digest, words in self._words.items() if digest in known}
-            self._words[files.digest] = Words(partial(self._chat.texts, files))
-        return self._words[files.digest]
-
-    def _files(self, model: str) -> ModelFiles:
-        manifest, digest = self._store.get(self._front.find(model).manifest_digest)
-        return ModelFiles(digest, {file.name: self._store.file(file) for file in manifest.files})
+            self._words = {kept: words for kept, words in self._words.items() if kept in known}
+            self._words[digest] = Words(partial(self._texts, model))
+        return self._words[digest]

@@ -20,10 +20,12 @@ from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
 from edgeshard.rpc.access import caller
 from edgeshard.rpc.hello import first_message
+from edgeshard.wire.chat import chat_prompt_to_wire, conversation_from_wire, tokenize_request_from_wire
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.auditing import CallAudit
+from edgeshard_coordinator.control.chats import Chats
 from edgeshard_coordinator.control.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models, served_model
@@ -31,11 +33,12 @@ from edgeshard_coordinator.control.requests import RequestFront
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit) -> None:
+    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit, chats: Chats) -> None:
         self._loop = loop
         self._front = front
         self._models = models
         self._audit = audit
+        self._chats = chats
         self._listeners = Listeners()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
@@ -111,6 +114,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         ready = [r for r in self._loop.state.deployments.values() if r.phase is DeploymentPhase.READY]
         served = [served_model(record, self._models) for record in ready]
         return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        prompt = await self._chats.prompt(request.model, conversation_from_wire(request.conversation))
+        return pb.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        wanted = tokenize_request_from_wire(request)
+        return pb.TokenizeResponse(tokens=await self._chats.tokenize(wanted.model, wanted.text, wanted.special))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=await self._chats.detokenize(request.model, request.tokens))
 
 
 async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:

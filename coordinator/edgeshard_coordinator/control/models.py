@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from edgeshard.architectures import parse_config
@@ -19,6 +20,10 @@ class Models(Protocol):
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]: ...
 
+    def file_path(self, digest: Digest) -> Path:
+        """Where a small file of a model lies."""
+        ...
+
     def delete(self, name: str) -> None:
         """Blocking; raises NotFoundError."""
         ...
@@ -26,10 +31,11 @@ class Models(Protocol):
 
 def served_model(record: DeploymentRecord, models: Models) -> ServedModel:
     """A deployment as applications see it."""
-    return ServedModel(record.name, record.model, _max_context(record, models), record.spec.max_new_tokens)
+    return ServedModel(record.name, record.model, max_context(record, models), record.spec.max_new_tokens)
 
 
-def _max_context(record: DeploymentRecord, models: Models) -> int:
+def max_context(record: DeploymentRecord, models: Models) -> int:
+    """Positions that one request to a deployment may have; 0 where nobody can tell."""
     if record.spec.max_context:
         return record.spec.max_context
     try:

@@ -27,7 +27,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, Reques
 from edgeshard_coordinator.control.quotas import QuotaBook
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quotas
+from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 BACKLOG_LIMIT = 4096
@@ -70,7 +70,7 @@ class RequestFront:
         self._state = state
         self.traffic = traffic
         self._now = now
-        self.quotas = QuotaBook(quotas, now)
+        self._quotas = QuotaBook(quotas, now)
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -168,7 +168,7 @@ class RequestFront:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
         if not request.was_admitted:
-            self.quotas.charge(request.client, len(prompt_tokens))
+            self._quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
     def on_prompt_logprobs(
@@ -190,7 +190,7 @@ class RequestFront:
             self.dropped_messages += 1
             return False
         request.emitted.append(token.token)
-        self.quotas.charge(request.client, 1)
+        self._quotas.charge(request.client, 1)
         if request.unread_by_choice:
             return True
         if request.backlog >= self._backlog_limit:
@@ -254,7 +254,7 @@ class RequestFront:
         if self._closed is not None:
             raise self._closed
         generation.validate()
-        record = self._find(model)
+        record = self.record_of(model)
         resumed = emitted is not None
         attachment = self._attachment_of(record, may_wait=resumed)
         if generation.max_new_tokens > record.spec.max_new_tokens:
@@ -270,10 +270,10 @@ class RequestFront:
             raise AlreadyExistsError(
                 "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
             )
-        was_admitted = resumed and self.quotas.was_admitted(request_id, client)
+        was_admitted = resumed and self._quotas.was_admitted(request_id, client)
         if not was_admitted:
             held = [request.deployment for request in self._requests.values() if request.client == client]
-            self.quotas.check(client, generation.priority, record, held)
+            self._quotas.check(client, generation.priority, record, held)
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
         if not was_admitted and len(self._of(record.name)) >= limit:
             raise ResourceExhaustedError(
@@ -290,6 +290,10 @@ class RequestFront:
             self._hand_over(request, attachment)
         return request
 
+    def hold_keys(self, of_key: Callable[[str], Quota | None]) -> None:
+        """API keys have limits of their own: `of_key` gives an identity's, None where it has none."""
+        self._quotas.of_key = of_key
+
     def records(self) -> tuple[DeploymentRecord, ...]:
         return tuple(self._state().deployments.values())
 
@@ -298,7 +302,7 @@ class RequestFront:
 
         Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
         """
-        record = self._find(model)
+        record = self.record_of(model)
         self._attachment_of(record, may_wait=False)
         return record
 
@@ -339,7 +343,8 @@ class RequestFront:
     def all_active_requests(self) -> int:
         return len(self._requests)
 
-    def _find(self, model: str) -> DeploymentRecord:
+    def record_of(self, model: str) -> DeploymentRecord:
+        """The deployment that serves under this name. Raises NotFoundError or InvalidArgumentError naming `model`."""
         records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
         by_name = next((record for record in records if record.name == model), None)
         if by_name is not None:
@@ -434,6 +439,6 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
-            self.quotas.ended(request)
+            self._quotas.ended(request)
             if not self._requests:
                 self.occupied.clear()

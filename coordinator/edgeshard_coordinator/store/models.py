@@ -20,7 +20,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
 )
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
-from edgeshard.domain.model import FileInfo, ModelManifest
+from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.site import LocalModel, MissingBlob
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
 from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
@@ -130,13 +130,6 @@ class ModelStore:
             self._forget(digest)
         return digest, ()
 
-    def file(self, file: FileInfo) -> Path:
-        """Where one of a model's small files lies. Raises NotFoundError."""
-        location = self.blobs.locate(file.sha256)
-        if location is None:
-            raise missing_blob(file.sha256)
-        return location.path
-
     def add_local(self, model: LocalModel, progress: Progress) -> Digest:
         """Register a model whose files lie on this machine, by links to them; they are hashed here, once.
 
@@ -188,7 +181,7 @@ class ModelStore:
     def _check_files(self, manifest: ModelManifest, digest: Digest) -> None:
         """Whoever sent the small files, they have their form; the large one as far as a daemon can look at it."""
         for file in manifest.files:
-            location = BlobLocation(self.file(file), 0, file.size)
+            location = BlobLocation(self.file_path(file.sha256), 0, file.size)
             try:
                 if file.size <= _PARSED_BYTES:
                     check_small_file(file.name, self.blobs.read(file.sha256, 0, file.size))
@@ -220,6 +213,13 @@ class ModelStore:
             self._manifest_path(digest).unlink(missing_ok=True)
             if removed is not None:
                 self.blobs.remove(*(blob_sizes(manifest_items(removed)).keys() - self._needed_blobs()))
+
+    def file_path(self, digest: Digest) -> Path:
+        """Where a small file of a model lies. Raises NotFoundError."""
+        location = self.blobs.locate(digest)
+        if location is None:
+            raise missing_blob(digest)
+        return location.path
 
     def room_bytes(self) -> int:
         """What uploads may use of the disk."""
