@@ -6,7 +6,7 @@ from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
 from edgeshard.domain.audit import AuditEntry
-from edgeshard.domain.generation import GenerateOptions
+from edgeshard.domain.generation import GenerateOptions, Guide, GuideKind
 from edgeshard.domain.site import (
     NodeDetails,
     NodeProgress,
@@ -25,6 +25,8 @@ __all__ = [
     "Client",
     "Completion",
     "GenerateOptions",
+    "Guide",
+    "GuideKind",
     "NodeDetails",
     "NodeProgress",
     "ServedModel",
