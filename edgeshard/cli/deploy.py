@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from edgeshard.domain.deployment import Deployment, DeploymentSpec
-    from edgeshard.domain.dtypes import IntegerFormat
     from edgeshard.domain.placement import ExplicitStage, Placement
 
 
@@ -75,7 +74,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         list[str] | None,
         typer.Option(
             metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none (default); may be repeated for single boxes.",
+            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for boxes.",
         ),
     ] = None,
     head_quantisation: Annotated[
@@ -205,12 +204,12 @@ def _layers(text: str) -> tuple[ExplicitStage, ...]:
     return parse_layers(text)
 
 
-def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
+def _quantisation(items: Sequence[str]) -> dict[str, str]:
     """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployment import EVERY_NODE
     from edgeshard.domain.dtypes import IntegerFormat
 
-    found: dict[str, IntegerFormat | None] = {}
+    found: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
         if text not in ("none", *IntegerFormat) or (equals and (not node or text == "none")) or (node or "*") in found:
@@ -218,8 +217,8 @@ def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
                 f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
                 field="quantisation",
             )
-        found[node or EVERY_NODE] = None if text == "none" else IntegerFormat(text)
-    return {node: chosen for node, chosen in found.items() if chosen is not None}
+        found[node or EVERY_NODE] = text
+    return found
 
 
 def _reserve(items: Sequence[str]) -> dict[str, int]:

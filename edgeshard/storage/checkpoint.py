@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.architectures import check_manifest, parse_config, unit_of
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, IntegerFormat
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -70,7 +70,10 @@ _NOT_HASHED = Digest("0" * 64)
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name."""
+    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name.
+
+    `integers`: the bytes are those blocks, of numbers that `stored_dtype` holds.
+    """
 
     name: str
     stored_dtype: str
@@ -78,6 +81,7 @@ class StoredTensor:
     file: Path
     offset: int
     size: int
+    integers: IntegerFormat | None = None
 
     @property
     def dtype(self) -> DType:
@@ -173,7 +177,7 @@ def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None 
     config = checkpoint.config
     architecture = parse_config(config).architecture
     needed = [tensor for tensor in checkpoint.tensors if unit_of(architecture, tensor.name, config) is not None]
-    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED) for t in needed)
+    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED, t.integers) for t in needed)
     files = tuple(FileInfo(f.name, f.size, _NOT_HASHED) for f in checkpoint.files)
     draft = ModelManifest(model_name, architecture, checkpoint.config_json, tensors, files)
     check_manifest(draft)

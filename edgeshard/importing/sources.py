@@ -1,0 +1,73 @@
+"""What an operator may name as a model: a directory, a GGUF file, or a repository of the Hub."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.importing.imported import Imported
+from edgeshard.storage.checkpoint import open_checkpoint
+
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model by where it is: a path, or a repository and a revision of it."""
+
+    path: Path | None = None
+    repository: str = ""
+    revision: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the store unless a name is given, in characters that are not yet checked."""
+        if self.path is None:
+            return self.repository.partition("/")[2]
+        path = self.path.resolve()
+        return path.stem if path.is_file() else path.name
+
+
+def parse_source(text: str) -> Source:
+    """`./DIR`, `FILE.gguf` or `OWNER/NAME[@REVISION]`; what is there on this machine goes first.
+
+    Raises NotFoundError for a path that is not there, InvalidArgumentError for what is neither.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir() or path.is_file():
+        if path.is_file() and path.suffix.lower() != ".gguf":
+            raise InvalidArgumentError(
+                f"{text} is a file, but no .gguf; name the directory of a checkpoint", field="model"
+            )
+        return Source(path=path)
+    looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
+    found = None if looks_local and "@" not in text else _REPOSITORY.fullmatch(text)
+    if found is None or ".." in text:
+        what = "no such file or directory" if looks_local else "neither a directory, a .gguf file nor OWNER/NAME"
+        raise NotFoundError(f"{text[:200]}: {what}", field="model")
+    return Source(repository=found[1], revision=found[2] or "")
+
+
+Download = Callable[[int, int], None]
+"""Called with (bytes here, bytes in all), from any thread."""
+
+
+@contextmanager
+def opened(source: Source, width: Width = Width.INT8) -> Iterator[Imported]:
+    """The model, ready to be added as long as the context is open: converted tensors lie in a temporary directory.
+
+    Blocking. Raises typed errors that say what to do.
+    """
+    assert source.path is not None
+    with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
+        if source.path.is_file():
+            yield open_gguf(source.path, Path(scratch), width)
+        else:
+            yield Imported(open_checkpoint(source.path), source.name)
