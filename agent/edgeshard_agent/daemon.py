@@ -35,6 +35,7 @@ from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, o
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import check_secure, join_address, split_address
+from edgeshard.storage.blobs import BlobDirectory
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
@@ -100,7 +101,7 @@ async def serve(settings: AgentSettings) -> None:
     to_coordinator = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
     control = to_coordinator(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
     data, store = to_coordinator(), to_coordinator()
-    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
+    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
     await cache.start()
     address = await server.start()
     registration = Registration(
@@ -269,6 +270,21 @@ def lock_state_dir(state_dir: Path) -> TextIO:
             reason="STATE_DIR_IN_USE",
         ) from None
     return file
+
+
+def _shared_store(directory: Path | None) -> BlobDirectory | None:
+    """Raises InvalidArgumentError for a directory that this process cannot read."""
+    if directory is None:
+        return None
+    blobs = directory / "blobs"
+    if not blobs.is_dir() or not os.access(blobs, os.R_OK | os.X_OK):
+        raise InvalidArgumentError(
+            f"shared-store {directory} holds no models that this user can read; give the folder `models` of the "
+            "coordinator's state directory, or leave it out: the weights are fetched then",
+            field="shared-store",
+            reason="UNREADABLE_STORE",
+        )
+    return BlobDirectory(blobs)
 
 
 def _advertised(settings: AgentSettings, address: str) -> str:

@@ -30,4 +30,7 @@ class AgentSettings(DaemonSettings):
         "power. Only where the agent is pinned to some cores; not under a CPU quota, on an accelerator or in the lab",
     )
     emulate: Path | None = Field(default=None, description="lab file: pretend to be the box of this name in it")
+    shared_store: Path | None = Field(
+        default=None, description="directory of the coordinator's models on this machine, read in place"
+    )
     cache_limit: ByteCount = Field(default=20 << 30, description="bytes of fetched weights to keep on disk")

@@ -30,7 +30,8 @@ from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, Ser
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
-from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.addresses import is_of_this_machine
+from edgeshard.rpc.tls import TlsFiles, split_address
 from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
@@ -47,7 +48,7 @@ from edgeshard.wire.site import (
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Progress
+    from edgeshard.client.models import Adding, Progress
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
@@ -222,16 +223,24 @@ class Client:
         )
 
     async def add_model(
-        self, directory: Path | str, name: str | None = None, progress: Progress | None = None
+        self,
+        source: Path | str,
+        name: str | None = None,
+        progress: Progress | None = None,
+        adding: Adding | None = None,
     ) -> Digest:
-        """Register a local Hugging Face directory with the coordinator; returns the manifest's digest.
+        """Register a model with the coordinator; returns the manifest's digest.
+
+        `source` is a Hugging Face directory, a GGUF file, or `OWNER/NAME[@REVISION]` of the Hub (docs/models.md).
 
         Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
         `edgeshard.client.models.add_model` for the errors and for `progress`.
         """
         from edgeshard.client import models
 
-        return await models.add_model(self._connection.open(), Path(directory), name, progress)
+        channel = self._connection.open()
+        here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
+        return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
 
     async def delete_model(self, name: str) -> None:
         """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""

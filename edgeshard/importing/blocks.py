@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgeshard.domain.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.storage.checkpoint import StoredTensor
+from edgeshard.storage.files import naming_full_disk
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]
@@ -25,6 +26,7 @@ _LIMITS = {IntegerFormat.INT8: (-127, 127), IntegerFormat.INT4: (-8, 7)}
 # A group none of whose numbers is larger counts as zeros: the inverse of its scale could overflow.
 _NEGLIGIBLE = 1e-30
 _INT4_DIVISORS = (-8.0, -9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0)
+_ALIGNMENT = 64
 AT_ONCE = 1 << 22
 """Elements that are converted at a time."""
 
@@ -95,6 +97,7 @@ class TensorWriter:
     ) -> StoredTensor:
         """Bytes as they are. `dtype` is the name that safetensors has for the type."""
         assert self._file is not None
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         offset = self._file.tell()
         for part in parts:
             with naming_full_disk(self._path):

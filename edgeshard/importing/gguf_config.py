@@ -187,8 +187,8 @@ def _eos(file: GgufFile) -> int | None:
 
 
 def _float32(value: float) -> float:
-    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
-    return float(rounded)
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return rounded
 
 
 # -- what families have of their own -----------------------------------------------------------------------------------
@@ -241,6 +241,8 @@ def _llama3(fields: _Fields, dims: int) -> dict[str, Any]:
     factors = _read_floats(fields.file)
     theta = fields.number("rope.freq_base", 10_000.0)
     largest = max(factors)
+    if not all(0 < factor < math.inf for factor in factors):
+        largest = 0.0
     for factor in {round(largest), round(largest, 2)}:
         expected = [_llama3_factor(theta, index, 2 * dims, float(factor)) for index in range(dims)]
         if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True)):
@@ -255,7 +257,7 @@ def _llama3(fields: _Fields, dims: int) -> dict[str, Any]:
 
 def _llama3_factor(theta: float, index: int, dims: int, factor: float) -> float:
     """As llama.cpp's converter computes it from config.json."""
-    wavelength = 2 * math.pi * theta ** (2 * index / dims)
+    wavelength: float = 2 * math.pi * theta ** (2 * index / dims)
     low, high, trained = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"], 8192
     if wavelength < trained / high:
         return 1.0

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from edgeshard.storage.checkpoint import Checkpoint
 
-
 Progress = Callable[[str, int, int], None]
 """Called with what is done (`DOWNLOADING`, `CONVERTING`), bytes so far and in all, from the thread that does it; what
 it raises ends the work."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
-from edgeshard.importing.imported import Imported
+from edgeshard.importing.imported import Imported, Progress
 from edgeshard.storage.checkpoint import open_checkpoint
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
@@ -28,11 +28,13 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What it is called in the store unless a name is given, in characters that are not yet checked."""
+        """What it is called in the store unless a name is given, in the characters that a name may have."""
         if self.path is None:
-            return self.repository.partition("/")[2]
-        path = self.path.resolve()
-        return path.stem if path.is_file() else path.name
+            text = self.repository.partition("/")[2]
+        else:
+            path = self.path.absolute()
+            text = path.stem if path.is_file() else path.resolve().name
+        return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
 
 
 def parse_source(text: str) -> Source:
@@ -55,12 +57,8 @@ def parse_source(text: str) -> Source:
     return Source(repository=found[1], revision=found[2] or "")
 
 
-Download = Callable[[int, int], None]
-"""Called with (bytes here, bytes in all), from any thread."""
-
-
 @contextmanager
-def opened(source: Source, width: Width = Width.INT8) -> Iterator[Imported]:
+def opened(source: Source, width: Width, progress: Progress) -> Iterator[Imported]:
     """The model, ready to be added as long as the context is open: converted tensors lie in a temporary directory.
 
     Blocking. Raises typed errors that say what to do.
@@ -68,6 +66,6 @@ def opened(source: Source, width: Width = Width.INT8) -> Iterator[Imported]:
     assert source.path is not None
     with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
         if source.path.is_file():
-            yield open_gguf(source.path, Path(scratch), width)
+            yield open_gguf(source.path.resolve(), Path(scratch), width, progress)
         else:
             yield Imported(open_checkpoint(source.path), source.name)

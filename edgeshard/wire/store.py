@@ -14,7 +14,15 @@ from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
-from edgeshard.domain.site import BlobHeader, BlobRange, MissingBlob, ModelRegistration
+from edgeshard.domain.site import (
+    BlobHeader,
+    BlobRange,
+    LocalAdding,
+    LocalFile,
+    LocalModel,
+    MissingBlob,
+    ModelRegistration,
+)
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
@@ -68,6 +76,12 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
 
     Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or the tensor.
     """
+    check_form(manifest)
+    return blob_sizes(manifest_items(manifest))
+
+
+def check_form(manifest: ModelManifest) -> None:
+    """What can be said of a manifest without its digests. Raises as `validate_manifest` does."""
     shape = parse_config(manifest.config)
     if manifest.architecture != shape.architecture:
         raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json says {shape.architecture}")
@@ -81,7 +95,6 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
         if file.name not in SMALL_FILES:
             raise _invalid(file.name, f"is not a file of a model; those are {', '.join(SMALL_FILES)}")
         check_file_size(file.name, file.size)
-    return blob_sizes(manifest_items(manifest))
 
 
 def manifest_to_json(manifest: ModelManifest) -> str:
@@ -113,6 +126,52 @@ def model_registration_from_wire(message: pb.RegisterModelResponse) -> ModelRegi
         manifest_digest=Digest(message.manifest_digest),
         missing=tuple(MissingBlob(Digest(m.sha256), m.size, m.offset) for m in message.missing),
     )
+
+
+def local_model_to_wire(model: LocalModel) -> pb.AddLocalModelRequest:
+    return pb.AddLocalModelRequest(
+        manifest=manifest_to_wire(model.manifest),
+        files=[
+            pb.LocalFile(
+                path=file.path,
+                device=file.device,
+                inode=file.inode,
+                size=file.size,
+                modified_ns=file.modified_ns,
+                head_sha256=file.head_sha256,
+            )
+            for file in model.files
+        ],
+        places=[pb.LocalPlace(file=file, offset=offset) for file, offset in model.places],
+    )
+
+
+def local_model_from_wire(message: pb.AddLocalModelRequest) -> LocalModel:
+    """Raises InvalidArgumentError for a manifest that cannot be."""
+    manifest = manifest_from_wire(message.manifest)
+    files = tuple(
+        LocalFile(
+            path=file.path,
+            device=file.device,
+            inode=file.inode,
+            size=file.size,
+            modified_ns=file.modified_ns,
+            head_sha256=check_digest(file.head_sha256, "files.head_sha256"),
+        )
+        for file in message.files
+    )
+    return LocalModel(manifest, files, tuple((place.file, place.offset) for place in message.places))
+
+
+def local_adding_to_wire(adding: LocalAdding) -> pb.AddLocalModelResponse:
+    return pb.AddLocalModelResponse(
+        hashed=adding.hashed, total=adding.total, manifest_digest=adding.manifest_digest or ""
+    )
+
+
+def local_adding_from_wire(message: pb.AddLocalModelResponse) -> LocalAdding:
+    digest = Digest(message.manifest_digest) if message.manifest_digest else None
+    return LocalAdding(message.hashed, message.total, digest)
 
 
 def blob_header_to_wire(header: BlobHeader) -> pb.BlobHeader:

@@ -142,7 +142,8 @@ def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each so
     from edgeshard_coordinator.control.persistence import StateStore
     from edgeshard_coordinator.store import models
 
-    from edgeshard.storage.blobs import BlobDirectory, write_atomically
+    from edgeshard.storage.blobs import BlobDirectory
+    from edgeshard.storage.files import write_atomically
 
     phases: dict[str, str] = {}
 

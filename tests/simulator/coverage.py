@@ -97,6 +97,8 @@ ABSENT = {
     "DeleteModelResponse": _STORED,
     "RegisterModelRequest": _STORED,
     "RegisterModelResponse": _STORED,
+    "AddLocalModelRequest": _STORED,
+    "AddLocalModelResponse": _STORED,
     "PutBlobRequest": _STORED,
     "PutBlobResponse": _STORED,
     "GetManifestRequest": _STORED,

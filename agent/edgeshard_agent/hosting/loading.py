@@ -108,7 +108,7 @@ class StageLoader:
 
     def _load_stage(self, prepare: PrepareStage, fetched: _Fetched, reuse: Sequence[StageWeights]) -> StageModel:
         return StageModel.load(
-            CachedTensorSource(fetched.pin.path, fetched.wanted),
+            CachedTensorSource(fetched.pin.location, fetched.wanted),
             fetched.manifest.config,
             prepare.placed.layers,
             dtype=prepare.spec.dtype,
@@ -131,7 +131,7 @@ class StageLoader:
     ) -> StageWeights:
         check_weights(parse_config(fetched.manifest.config), self._device, quantisation_of(command))
         return StageWeights.load(
-            CachedTensorSource(fetched.pin.path, fetched.wanted),
+            CachedTensorSource(fetched.pin.location, fetched.wanted),
             fetched.manifest.config,
             layers,
             dtype=command.spec.dtype,
@@ -169,7 +169,7 @@ async def _for_head(
     known = next((item.for_head for item in held if item.for_head is not None), None)
     if known is not None:
         return known
-    paths = {file.name: fetched.pin.path(file.sha256) for file in fetched.files}
+    paths = {file.name: fetched.pin.location(file.sha256).path for file in fetched.files}
     tokenizer = None
     if "tokenizer.json" in paths:  # many megabytes of JSON
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths["tokenizer.json"])

@@ -51,6 +51,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ENROLMENT: Mutation("token_id"),
     # Asked twice for each model: before its blobs are sent, and when all are there.
     f"{_STORE}/RegisterModel": Mutation("manifest.name", lambda answer: answer.registered),
+    f"{_STORE}/AddLocalModel": Mutation("manifest.name"),
 }
 """The server makes the entry."""
 

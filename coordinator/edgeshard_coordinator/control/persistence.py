@@ -27,7 +27,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeI
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import ComputeProfile, LinkProfile
 from edgeshard.domain.traffic import Traffic
-from edgeshard.storage.blobs import full_disk
+from edgeshard.storage.files import full_disk
 from edgeshard_coordinator.core.deployments import restored_record
 from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings

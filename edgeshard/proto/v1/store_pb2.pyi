@@ -61,6 +61,50 @@ class RegisterModelResponse(_message.Message):
     missing: _containers.RepeatedCompositeFieldContainer[MissingBlob]
     def __init__(self, registered: _Optional[bool] = ..., manifest_digest: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MissingBlob, _Mapping]]] = ...) -> None: ...
 
+class AddLocalModelRequest(_message.Message):
+    __slots__ = ("manifest", "files", "places")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    manifest: Manifest
+    files: _containers.RepeatedCompositeFieldContainer[LocalFile]
+    places: _containers.RepeatedCompositeFieldContainer[LocalPlace]
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., files: _Optional[_Iterable[_Union[LocalFile, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[LocalPlace, _Mapping]]] = ...) -> None: ...
+
+class LocalFile(_message.Message):
+    __slots__ = ("path", "device", "inode", "size", "modified_ns", "head_sha256")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    INODE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    head_sha256: str
+    def __init__(self, path: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ..., modified_ns: _Optional[int] = ..., head_sha256: _Optional[str] = ...) -> None: ...
+
+class LocalPlace(_message.Message):
+    __slots__ = ("file", "offset")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    offset: int
+    def __init__(self, file: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class AddLocalModelResponse(_message.Message):
+    __slots__ = ("hashed", "total", "manifest_digest")
+    HASHED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    hashed: int
+    total: int
+    manifest_digest: str
+    def __init__(self, hashed: _Optional[int] = ..., total: _Optional[int] = ..., manifest_digest: _Optional[str] = ...) -> None: ...
+
 class MissingBlob(_message.Message):
     __slots__ = ("sha256", "size", "offset")
     SHA256_FIELD_NUMBER: _ClassVar[int]
