@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from edgeshard.architectures import STORED_AS, canonical_name, integers_of, parse_config
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.domain.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
-from edgeshard.importing.gguf_config import GgufFamily, checkpoint_name, config_of, family_of
+from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.imported import CONVERTING, Imported, Progress
@@ -38,9 +39,9 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
     file = read_gguf(path)
-    config, family = config_of(file), family_of(file)
+    config, form = config_of(file), form_of(file)
     named = {tensor: checkpoint_name(file, tensor) for tensor in file.tensors}
-    opener = _Opener(file, family, config["num_attention_heads"], config["num_key_value_heads"], width)
+    opener = _Opener(file, form, config["num_attention_heads"], config["num_key_value_heads"], width)
     total = opener.converted_bytes(named)
 
     def report(done: int) -> None:
@@ -86,7 +87,7 @@ def stored_quantisation(config: dict[str, Any], tensors: tuple[StoredTensor, ...
 @dataclass(slots=True)
 class _Opener:
     file: GgufFile
-    family: GgufFamily
+    form: Gguf
     heads: int
     kv_heads: int
     width: Width
@@ -94,7 +95,7 @@ class _Opener:
     def stored(self, tensor: GgufTensor, name: str, data: mmap.mmap, writer: TensorWriter) -> StoredTensor:
         """Where the tensor lies: in the file, or in the writer's where its bytes must change."""
         order = self._order(name, tensor)
-        offset = self.family.unit_norms and "norm." in name
+        offset = self.form.unit_norms and "norm." in name
         kept = _FLOATS.get(tensor.type), _INTEGERS.get(tensor.type)
         if any(kept) and not offset:
             dtype, integers = kept[0] or "F32", kept[1]
@@ -117,7 +118,7 @@ class _Opener:
 
     def _order(self, name: str, tensor: GgufTensor) -> np.ndarray[Any, Any] | None:
         """Which row of the file each row of the checkpoint is; None where they are the same."""
-        if not self.family.permuted:
+        if not self.form.permuted:
             return None
         heads = {"q_proj": self.heads, "k_proj": self.kv_heads}.get(name.split(".")[-2])
         if heads is None or tensor.shape[0] % (2 * heads):
