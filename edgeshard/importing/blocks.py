@@ -137,10 +137,6 @@ class TensorWriter:
         return kept.tobytes()
 
 
-def rows_at_once(columns: int) -> int:
-    return max(1, AT_ONCE // columns)
-
-
 def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> bytes:
     """Blocks of values [rows, columns] with scales [rows, groups] that float16 holds."""
     rows, groups = scales.shape
@@ -193,10 +189,12 @@ def _half(scales: Floats) -> Floats:
     return np.clip(scales, -65504, 65504).astype(np.float16).astype(np.float32)
 
 
-def fits_half(scales: Floats) -> bool:
-    """Whether float16 holds these scales exactly."""
-    with np.errstate(over="ignore"):
-        return bool(np.array_equal(scales.astype(np.float16).astype(np.float32), scales))
+def kept_scales(scales: Floats) -> Floats | None:
+    """These scales as float16 has them; None where that would change one by more than a thousandth."""
+    halves = _half(scales)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(halves - scales) <= np.abs(scales) * 2.0**-10
+    return halves if bool(near.all()) else None
 
 
 def to_bfloat16(numbers: Floats) -> NDArray[np.uint16]:
@@ -208,14 +206,3 @@ def to_bfloat16(numbers: Floats) -> NDArray[np.uint16]:
 
 def from_bfloat16(halves: NDArray[np.uint16]) -> Floats:
     return (halves.astype(np.uint32) << 16).view(np.float32)
-
-
-Rows = Callable[[int, int], Floats]
-"""Rows [first, end) of a matrix, as numbers."""
-
-
-def in_rows(shape: tuple[int, ...], rows: Rows) -> Iterator[Floats]:
-    """All of a matrix, some rows at a time."""
-    count, step = shape[0], rows_at_once(math.prod(shape[1:]))
-    for first in range(0, count, step):
-        yield rows(first, min(first + step, count))

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from edgeshard.architectures import STORED_AS, canonical_name, integers_of, parse_config
+from edgeshard.architectures import STORED_AS
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.domain.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.imported import CONVERTING, Imported, Progress
+from edgeshard.importing.stored_as import stored_quantisation
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
 
 _FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
@@ -63,25 +64,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
         place.write_bytes(content)
         files.append(StoredFile(name, place, len(content)))
     checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
-    return Imported(checkpoint, path.stem, tuple(notes))
-
-
-def stored_quantisation(config: dict[str, Any], tensors: tuple[StoredTensor, ...]) -> Quantisation | None:
-    """How a box keeps these weights without rounding them again; None where no matrix of a block is integers."""
-    shape = parse_config(config)
-    blocks: set[IntegerFormat] = set()
-    head: IntegerFormat | None = None
-    for tensor in tensors:
-        name = canonical_name(shape.architecture, tensor.name)
-        if tensor.integers is None:
-            continue
-        if name == ("embed_tokens.weight" if shape.tied else "lm_head.weight"):
-            head = tensor.integers
-        elif integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None:
-            blocks.add(tensor.integers)
-    if not blocks:
-        return None
-    return Quantisation.of(max(blocks, key=lambda kind: kind.stored_block_bytes), head or WHOLE_HEAD)
+    return Imported(checkpoint, tuple(notes))
 
 
 @dataclass(slots=True)

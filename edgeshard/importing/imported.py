@@ -15,8 +15,7 @@ DOWNLOADING, CONVERTING = "downloading", "converting"
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """`name` is what it would be called in the store; `notes` say what an operator should know, such as a loss."""
+    """`notes` say what an operator should know, such as a loss."""
 
     checkpoint: Checkpoint
-    name: str
     notes: tuple[str, ...] = ()

@@ -13,7 +13,10 @@ from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.imported import Imported, Progress
-from edgeshard.storage.checkpoint import open_checkpoint
+from edgeshard.importing.quantised import open_quantised, quantisation_of
+from edgeshard.storage.checkpoint import open_checkpoint, read_config_json
+from edgeshard.storage.forms import parse_json_object
+from edgeshard.storage.model_directory import ModelDirectory
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
 
@@ -57,6 +60,14 @@ def parse_source(text: str) -> Source:
     return Source(repository=found[1], revision=found[2] or "")
 
 
+def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
+    """A directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
+    config = parse_json_object(read_config_json(ModelDirectory.at(path)), "config.json")
+    if quantisation_of(config) is not None:
+        return open_quantised(path, scratch, width, progress)
+    return Imported(open_checkpoint(path))
+
+
 @contextmanager
 def opened(source: Source, width: Width, progress: Progress) -> Iterator[Imported]:
     """The model, ready to be added as long as the context is open: converted tensors lie in a temporary directory.
@@ -68,4 +79,4 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
         if source.path.is_file():
             yield open_gguf(source.path.resolve(), Path(scratch), width, progress)
         else:
-            yield Imported(open_checkpoint(source.path), source.name)
+            yield open_directory(source.path, Path(scratch), width, progress)

@@ -130,16 +130,28 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     tensor) for a truncated file.
     """
     model = ModelDirectory.at(directory)
-    config_json = decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+    config_json = read_config_json(model)
     parse_config(parse_json_object(config_json, _CONFIG))
+    return Checkpoint(model.root, config_json, stored_tensors(model), small_files(model))
+
+
+def read_config_json(model: ModelDirectory) -> str:
+    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for what is no text."""
+    return decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+
+
+def stored_tensors(model: ModelDirectory) -> tuple[StoredTensor, ...]:
+    """All tensors of a directory, whatever they are for. Raises as `open_checkpoint` does."""
     if model.has(_SINGLE):
-        tensors = read_header(model.file(_SINGLE), _SINGLE)
-    elif model.has(_INDEX):
-        tensors = _read_shards(model)
-    else:
-        raise _no_weights(model.root)
-    files = tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
-    return Checkpoint(model.root, config_json, tensors, files)
+        return read_header(model.file(_SINGLE), _SINGLE)
+    if model.has(_INDEX):
+        return _read_shards(model)
+    raise _no_weights(model.root)
+
+
+def small_files(model: ModelDirectory) -> tuple[StoredFile, ...]:
+    """The files of a directory that travel with the model, each of its form."""
+    return tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
 
 
 def _small_file(model: ModelDirectory, name: str) -> StoredFile:
