@@ -20,15 +20,15 @@ from edgeshard.cli.output import (
     show_list,
     stderr_console,
 )
-from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from edgeshard.domain.deployment import Deployment, DeploymentSpec
-    from edgeshard.domain.dtypes import IntegerFormat
     from edgeshard.domain.placement import ExplicitStage, Placement
+    from edgeshard.importing.sources import Source
 
 
 def deploy(  # noqa: PLR0913 - one parameter for each option
@@ -46,7 +46,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model of the store, or ./DIR, which is put there first.")
+        str | None,
+        typer.Option(metavar="MODEL", help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first."),
     ] = None,
     source: Annotated[
         str | None, typer.Option(metavar="NODE", help="Box of the first layer; by default the first of --layers.")
@@ -75,7 +76,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         list[str] | None,
         typer.Option(
             metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none (default); may be repeated for single boxes.",
+            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for boxes.",
         ),
     ] = None,
     head_quantisation: Annotated[
@@ -142,26 +143,25 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "prefix_cache": prefix_cache or None,
         "kv_overcommit": kv_overcommit or None,
     }
-    connect, directory = connect_of(context), local_model(model)
-    if directory is not None:
-        options["model"] = directory.name
+    connect, elsewhere = connect_of(context), model_source(model)
+    if elsewhere is not None:
+        options["model"] = elsewhere.name
     spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
-    if directory is not None:
-        add_model(connect, directory)
+    if elsewhere is not None and model is not None:
+        add_model(connect, model)
     if dry_run:
         run(_plan(connect, spec, output))
     else:
         run(_deploy(connect, spec, wait, timeout, output))
 
 
-def local_model(model: str | None) -> Path | None:
-    """The directory that `--model` names; None for a name of the store. Raises NotFoundError where there is none."""
-    if model is None or "/" not in model:
+def model_source(model: str | None) -> Source | None:
+    """What `--model` names that is not in the store: None for a name. Raises NotFoundError where it is not there."""
+    if model is None or not ("/" in model or model.lower().endswith(".gguf")):
         return None
-    directory = Path(model).resolve()
-    if not directory.is_dir():
-        raise NotFoundError(f"--model {model}: there is no such directory", field="model")
-    return directory
+    from edgeshard.importing.sources import parse_source
+
+    return parse_source(model)
 
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
@@ -205,12 +205,12 @@ def _layers(text: str) -> tuple[ExplicitStage, ...]:
     return parse_layers(text)
 
 
-def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
+def _quantisation(items: Sequence[str]) -> dict[str, str]:
     """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployment import EVERY_NODE
     from edgeshard.domain.dtypes import IntegerFormat
 
-    found: dict[str, IntegerFormat | None] = {}
+    found: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
         if text not in ("none", *IntegerFormat) or (equals and (not node or text == "none")) or (node or "*") in found:
@@ -218,8 +218,8 @@ def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
                 f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
                 field="quantisation",
             )
-        found[node or EVERY_NODE] = None if text == "none" else IntegerFormat(text)
-    return {node: chosen for node, chosen in found.items() if chosen is not None}
+        found[node or EVERY_NODE] = text
+    return found
 
 
 def _reserve(items: Sequence[str]) -> dict[str, int]:

@@ -53,7 +53,7 @@ from edgeshard.wire.site import (
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Progress
+    from edgeshard.client.models import Adding, Progress
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
@@ -359,9 +359,15 @@ class Client:
         )
 
     async def add_model(
-        self, directory: Path | str, name: str | None = None, progress: Progress | None = None
+        self,
+        source: Path | str,
+        name: str | None = None,
+        progress: Progress | None = None,
+        adding: Adding | None = None,
     ) -> Digest:
-        """Register a local Hugging Face directory with the coordinator; returns the manifest's digest.
+        """Register a model with the coordinator; returns the manifest's digest.
+
+        `source` is a Hugging Face directory, a GGUF file, or `OWNER/NAME[@REVISION]` of the Hub (docs/models.md).
 
         Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
         `edgeshard.client.models.add_model` for the errors and for `progress`.
@@ -370,7 +376,7 @@ class Client:
 
         channel = self._connection.open()
         here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
-        return await models.add_model(channel, Path(directory), name, progress, here=here)
+        return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
 
     async def delete_model(self, name: str) -> None:
         """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""

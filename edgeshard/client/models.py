@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest, check_name
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.site import BlobHeader, MissingBlob, ModelRegistration
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
+from edgeshard.importing.sources import Source, opened, parse_source
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
@@ -32,7 +36,6 @@ from edgeshard.storage.checkpoint import (
     blob_locations,
     build_manifest,
     draft_manifest,
-    open_checkpoint,
     read_chunks,
 )
 from edgeshard.storage.linked import BlobLocation
@@ -55,6 +58,8 @@ _CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossErr
 
 
 class AddPhase(StrEnum):
+    DOWNLOADING = DOWNLOADING
+    CONVERTING = CONVERTING
     HASHING = "hashing"
     UPLOADING = "uploading"
 
@@ -67,25 +72,81 @@ class _StoppedError(Exception):
     """Ends the hashing thread when nobody waits for it any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """How a model is made ready. `width` is for weights that cannot be kept exactly as they are; `on_note` is called
+    with what an operator should know, such as what that lost."""
+
+    width: Width = Width.INT8
+    on_note: Callable[[str], None] | None = None
+
+
 async def add_model(
     channel: grpc.aio.Channel,
-    directory: Path,
+    source: Path | str,
     name: str | None = None,
     progress: Progress | None = None,
     *,
     here: bool = False,
+    adding: Adding = Adding(),
 ) -> Digest:
-    """Register the Hugging Face checkpoint in `directory` as `name` (default: the directory's name); its digest.
+    """Register a model as `name` (default: what the source is called); its digest.
+
+    A path is a checkpoint's directory or a GGUF file; a text may be `OWNER/NAME[@REVISION]` of the Hub, too.
+
+    Raises as `parse_source`, `opened` and `add_checkpoint` do.
+    """
+    where = parse_source(str(source)) if isinstance(source, str) else Source(path=source)
+    async with _prepared(where, adding.width, progress) as imported:
+        for note in imported.notes:
+            if adding.on_note is not None:
+                adding.on_note(note)
+        name = where.name if name is None else name
+        return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here)
+
+
+@asynccontextmanager
+async def _prepared(source: Source, width: Width, progress: Progress | None) -> AsyncIterator[Imported]:
+    """The opened source; made ready in a thread, which ends soon after nobody waits for it any more."""
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+    def report(what: str, done: int, total: int) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, AddPhase(what), done, total)
+
+    with ExitStack() as stack:
+        opening = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, opened(source, width, report)))
+        try:
+            imported = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            stopped.set()
+            await asyncio.wait([opening])
+            if not opening.cancelled():
+                opening.exception()
+            raise
+        yield imported
+
+
+async def add_checkpoint(
+    channel: grpc.aio.Channel,
+    checkpoint: Checkpoint,
+    name: str,
+    progress: Progress | None = None,
+    *,
+    here: bool = False,
+) -> Digest:
+    """Register an open checkpoint as `name`; its digest.
 
     `here` says that the coordinator's address is of this machine: it links to the files then, and hashes them itself.
     Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
     broken connection by itself, after a cancel with the next call.
 
-    Raises as `open_checkpoint` and `build_manifest` do before anything is sent; AlreadyExistsError when the name has
+    Raises as `build_manifest` does before anything is sent; AlreadyExistsError when the name has
     other content; UnavailableError when the coordinator cannot be reached.
     """
-    checkpoint = await in_thread(open_checkpoint, directory)
-    name = check_name(name if name is not None else default_name(directory), "name")
+    check_name(name, "name")
     if here:
         digest = await _add_here(channel, checkpoint, name, progress)
         if digest is not None:
@@ -257,8 +318,3 @@ def _upload_error(error: grpc.aio.AioRpcError) -> EdgeShardError:
 
 def _next_chunk(chunks: Iterator[bytes]) -> bytes:
     return next(chunks, b"")
-
-
-def default_name(directory: Path) -> str:
-    """The directory's name in the characters a name may have."""
-    return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower())[:63].strip("-._") or "model"

@@ -29,7 +29,7 @@ from edgeshard.domain.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Progress
+    from edgeshard.client.models import Adding, Progress
 
 Result = TypeVar("Result")
 
@@ -187,8 +187,14 @@ class SyncClient:
     def stored_model(self, name: str) -> StoredModel:
         return self._run(self._client.stored_model(name))
 
-    def add_model(self, directory: Path | str, name: str | None = None, progress: Progress | None = None) -> Digest:
-        return self._run(self._client.add_model(directory, name, progress))
+    def add_model(
+        self,
+        source: Path | str,
+        name: str | None = None,
+        progress: Progress | None = None,
+        adding: Adding | None = None,
+    ) -> Digest:
+        return self._run(self._client.add_model(source, name, progress, adding))
 
     def delete_model(self, name: str) -> None:
         self._run(self._client.delete_model(name))

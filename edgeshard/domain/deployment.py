@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeshard.domain.device import StageStatus
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.placement import ExplicitStage, Placement, parse_layers
@@ -34,9 +34,10 @@ class DeploymentSpec(BaseModel):
     a prompt and an answer, which it is planned for; None: those of its traffic so far. `prefix_cache` shares the KV of
     equal beginnings among a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that
     are generating. `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it
-    runs. `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights
-    the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of `standby` keep
-    weights of others' layers in memory, to take them over; with "auto" alone the coordinator chooses them.
+    runs. `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`; without it a model that is stored
+    as small integers stays so, and "none" makes it whole. On a box with quantised weights the LM head is as
+    `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of `standby` keep weights of others'
+    layers in memory, to take them over; with "auto" alone the coordinator chooses them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -62,7 +63,7 @@ class DeploymentSpec(BaseModel):
     exclude: tuple[str, ...] = ()
     standby: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    quantisation: dict[str, IntegerFormat] = Field(default_factory=dict)
+    quantisation: dict[str, IntegerFormat | Literal["none"]] = Field(default_factory=dict)
     head_quantisation: Literal["int8", "int4", "none"] | None = None
     layers: tuple[ExplicitStage, ...] = ()
 
@@ -73,7 +74,14 @@ class DeploymentSpec(BaseModel):
     def quantisation_of(self, node: str) -> Quantisation | None:
         """How this box keeps its weights; None for the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
-        return None if blocks is None else Quantisation.of(blocks, self.head_quantisation)
+        return None if blocks in (None, WHOLE_HEAD) else Quantisation.of(IntegerFormat(blocks), self.head_quantisation)
+
+    def as_stored(self, stored_as: Quantisation | None) -> DeploymentSpec:
+        """With the weights as the model is stored, where this spec says nothing of them."""
+        if stored_as is None or self.quantisation:
+            return self
+        head = stored_as.head or WHOLE_HEAD
+        return self.model_copy(update={"quantisation": {EVERY_NODE: stored_as.blocks}, "head_quantisation": str(head)})
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:

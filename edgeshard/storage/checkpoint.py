@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.architectures import check_manifest, parse_config, unit_of
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, IntegerFormat
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -76,7 +76,10 @@ _NOT_HASHED = Digest("0" * 64)
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name."""
+    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name.
+
+    `integers`: the bytes are those blocks, of numbers that `stored_dtype` holds.
+    """
 
     name: str
     stored_dtype: str
@@ -84,6 +87,7 @@ class StoredTensor:
     file: Path
     offset: int
     size: int
+    integers: IntegerFormat | None = None
 
     @property
     def dtype(self) -> DType:
@@ -131,16 +135,28 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     tensor) for a truncated file.
     """
     model = ModelDirectory.at(directory)
-    config_json = decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+    config_json = read_config_json(model)
     parse_config(parse_json_object(config_json, _CONFIG))
+    return Checkpoint(model.root, config_json, stored_tensors(model), small_files(model))
+
+
+def read_config_json(model: ModelDirectory) -> str:
+    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for what is no text."""
+    return decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+
+
+def stored_tensors(model: ModelDirectory) -> tuple[StoredTensor, ...]:
+    """All tensors of a directory, whatever they are for. Raises as `open_checkpoint` does."""
     if model.has(_SINGLE):
-        tensors = read_header(model.file(_SINGLE), _SINGLE)
-    elif model.has(_INDEX):
-        tensors = _read_shards(model)
-    else:
-        raise _no_weights(model.root)
-    files = tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
-    return Checkpoint(model.root, config_json, tensors, files)
+        return read_header(model.file(_SINGLE), _SINGLE)
+    if model.has(_INDEX):
+        return _read_shards(model)
+    raise _no_weights(model.root)
+
+
+def small_files(model: ModelDirectory) -> tuple[StoredFile, ...]:
+    """The files of a directory that travel with the model, each of its form."""
+    return tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
 
 
 def _small_file(model: ModelDirectory, name: str) -> StoredFile:
@@ -176,7 +192,7 @@ def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
     config = checkpoint.config
     architecture = parse_config(config).architecture
     needed = [tensor for tensor in checkpoint.tensors if unit_of(architecture, tensor.name, config) is not None]
-    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED) for t in needed)
+    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED, t.integers) for t in needed)
     files = tuple(FileInfo(f.name, f.size, _NOT_HASHED) for f in checkpoint.files)
     draft = ModelManifest(model_name, architecture, checkpoint.config_json, tensors, files)
     check_manifest(draft)

@@ -10,6 +10,7 @@ import re
 from google.protobuf import json_format
 
 from edgeshard.architectures import check_manifest, parse_config
+from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
@@ -39,7 +40,9 @@ def manifest_to_wire(manifest: ModelManifest) -> pb.Manifest:
         architecture=manifest.architecture,
         config_json=manifest.config_json,
         tensors=[
-            pb.ManifestTensor(name=t.name, dtype=dtype_to_wire(t.dtype), shape=t.shape, sha256=t.sha256)
+            pb.ManifestTensor(
+                name=t.name, dtype=dtype_to_wire(t.dtype), shape=t.shape, sha256=t.sha256, integers=t.integers or ""
+            )
             for t in manifest.tensors
         ],
         files=[pb.ManifestFile(name=f.name, size=f.size, sha256=f.sha256) for f in manifest.files],
@@ -199,6 +202,7 @@ def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
         dtype=dtype_from_wire(message.dtype, message.name),
         shape=tuple(message.shape),
         sha256=check_digest(message.sha256, message.name),
+        integers=IntegerFormat.parse(message.integers, message.name) if message.integers else None,
     )
 
 

@@ -78,7 +78,9 @@ def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
 
 def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> None:
     edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--quantise", "none")
-    assert spec_sent(site) == spec_to_wire(DeploymentSpec(name="tales", model="fairy-tales", source="a"))
+    assert spec_sent(site) == spec_to_wire(
+        DeploymentSpec(name="tales", model="fairy-tales", source="a", quantisation={"*": "none"})
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from typing import BinaryIO
 
 import torch
 
+from edgeshard.domain.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import TensorInfo
 from edgeshard.storage.linked import BlobLocation
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops import QuantizedWeight, Scheme
 
 
 class CachedTensorSource:
@@ -31,8 +33,8 @@ class CachedTensorSource:
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU in its stored dtype, mapped from its file. Raises DataLossError naming it."""
+    def read(self, name: str) -> torch.Tensor | QuantizedWeight:
+        """The tensor on the CPU as it is stored, mapped from its file. Raises DataLossError naming it."""
         info = self._tensors.get(name)
         if info is None:
             raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
@@ -54,7 +56,22 @@ class CachedTensorSource:
                 field=name,
                 reason="TRUNCATED",
             )
+        if info.integers is not None:
+            return from_blocks(torch.frombuffer(data, dtype=torch.uint8), info.shape, info.integers)
         return torch.frombuffer(data, dtype=dtype).view(info.shape)
+
+
+def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFormat) -> QuantizedWeight:
+    """A matrix [rows, columns] from the bytes of its blocks (`IntegerFormat.stored_block_bytes`)."""
+    rows, columns = shape
+    blocks = data.view(rows, columns // STORED_GROUP, integers.stored_block_bytes)
+    scales = blocks[..., :2].contiguous().view(torch.float16).view(rows, -1)
+    packed = blocks[..., 2:]
+    if integers is IntegerFormat.INT8:
+        values = packed.contiguous().view(torch.int8)
+    else:
+        values = torch.cat((packed & 15, packed >> 4), dim=-1).view(torch.int8) - 8
+    return QuantizedWeight(values.view(shape), scales, STORED_GROUP, Scheme(integers))
 
 
 def _mapped(file: BinaryIO) -> mmap.mmap:

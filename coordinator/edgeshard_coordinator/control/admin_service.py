@@ -145,6 +145,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         spec = spec_from_wire(request.spec)
         manifest, _ = self._models.get(spec.model)
+        spec = spec.as_stored(parse_config(manifest.config).stored_as)
         return pb.PlanResponse(placement=placement_to_wire(await self._planner.place(self._loop.state, spec, manifest)))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
@@ -219,6 +220,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     field="name",
                 )
             manifest, digest = self._models.get(spec.model)
+            spec = spec.as_stored(parse_config(manifest.config).stored_as)
             placement = await self._planner.place(state, spec, manifest)
             record = new_record(state, _blank_record(spec, digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))

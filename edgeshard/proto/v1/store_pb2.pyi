@@ -22,16 +22,18 @@ class Manifest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., config_json: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[ManifestTensor, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[ManifestFile, _Mapping]]] = ...) -> None: ...
 
 class ManifestTensor(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "sha256")
+    __slots__ = ("name", "dtype", "shape", "sha256", "integers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: _common_pb2.DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
     sha256: str
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ...) -> None: ...
+    integers: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ..., integers: _Optional[str] = ...) -> None: ...
 
 class ManifestFile(_message.Message):
     __slots__ = ("name", "size", "sha256")
