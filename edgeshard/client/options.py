@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import GenerateOptions, Generation, OptionField, Sampling, option_fields
@@ -11,6 +11,7 @@ from edgeshard.domain.generation import GenerateOptions, Generation, OptionField
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
     """The request behind these options. Raises InvalidArgumentError naming the first field that is wrong."""
+    options = _by_keyword(options)
     # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
     for name in options:
         if name not in GenerateOptions.__annotations__:
@@ -20,10 +21,10 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
     # Asking for the best tokens implies asking for the chosen one.
     if sampling.get("top_logprobs", 0) > 0:
         sampling["logprobs"] = True
+    # A limit that nobody asked for must not fail a prompt.
+    own = {"clip_new_tokens": "max_new_tokens" not in options} | _given(Generation, options)
     generation = Generation(
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        sampling=Sampling(**sampling),
-        **_given(Generation, options),
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt), sampling=Sampling(**sampling), **own
     )
     generation.validate()
     for field, texts in (("prompt", (generation.prompt,)), ("stop", generation.stop_strings)):
@@ -31,6 +32,24 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
             if isinstance(text, str):
                 _check_text(text, field)
     return generation
+
+
+_KEYWORDS = {
+    item.option.alias: item.keyword
+    for item in (*option_fields(Generation), *option_fields(Sampling))
+    if item.option.alias
+}
+
+
+def _by_keyword(options: GenerateOptions) -> GenerateOptions:
+    """The options with their own names in place of aliases."""
+    named: dict[str, Any] = {}
+    for name, value in options.items():
+        keyword = _KEYWORDS.get(name, name)
+        if keyword in named:
+            raise InvalidArgumentError(f"{name} is given twice: as {keyword} too", field=keyword)
+        named[keyword] = value
+    return cast("GenerateOptions", named)
 
 
 def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -> dict[str, Any]:

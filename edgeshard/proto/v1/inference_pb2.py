@@ -26,7 +26,7 @@ from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_comm
 from edgeshard.proto.v1 import head_pb2 as edgeshard_dot_proto_dot_v1_dot_head__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"edgeshard/proto/v1/inference.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a\x1d\x65\x64geshard/proto/v1/head.proto\"\xc8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\ngeneration\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Generation\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12.\n\x08listener\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Listener\x12.\n\x06resume\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Resumption\"\x1c\n\nResumption\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"&\n\x08Listener\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\xda\x01\n\x10GenerateResponse\x12\x38\n\x07started\x18\x01 \x01(\x0b\x32%.edgeshard.proto.v1.GenerationStartedH\x00\x12\x33\n\x05token\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.GeneratedTokenH\x00\x12:\n\x08\x66inished\x18\x03 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12\x10\n\x08listened\x18\x04 \x01(\x08\x42\t\n\x07message\"\x84\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x30\n\tplacement\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\"\xb1\x01\n\x0eGeneratedToken\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\x12\x30\n\x07timings\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"\x89\x01\n\x12GenerationFinished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\r\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\r\"^\n\rListenRequest\x12\x12\n\x08listener\x18\x01 \x01(\tH\x00\x12.\n\x04read\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TokensReadH\x00\x42\t\n\x07message\"+\n\nTokensRead\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"p\n\x0eListenResponse\x12-\n\x05steps\x18\x01 \x03(\x0b\x32\x1e.edgeshard.proto.v1.StepTokens\x12/\n\x04\x65nds\x18\x02 \x03(\x0b\x32!.edgeshard.proto.v1.GenerationEnd\"\xc2\x01\n\nStepTokens\x12\x0f\n\x07numbers\x18\x01 \x03(\r\x12\x11\n\tpositions\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\r\n\x05texts\x18\x04 \x03(\t\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12-\n\x04tops\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.TopLogprobs\x12\x30\n\x07timings\x18\x07 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"<\n\x0bTopLogprobs\x12-\n\x03top\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\"\x92\x01\n\rGenerationEnd\x12\x0e\n\x06number\x18\x01 \x01(\r\x12:\n\x08\x66inished\x18\x02 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12.\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.FailureH\x00\x42\x05\n\x03\x65nd\"3\n\x1dInferenceServiceCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"3\n\x1eInferenceServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"#\n!InferenceServiceListModelsRequest\"U\n\"InferenceServiceListModelsResponse\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.ServedModel\"E\n\x0bServedModel\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_context\x18\x03 \x01(\r2\xae\x03\n\x10InferenceService\x12W\n\x08Generate\x12#.edgeshard.proto.v1.GenerateRequest\x1a$.edgeshard.proto.v1.GenerateResponse0\x01\x12S\n\x06Listen\x12!.edgeshard.proto.v1.ListenRequest\x1a\".edgeshard.proto.v1.ListenResponse(\x01\x30\x01\x12o\n\x06\x43\x61ncel\x12\x31.edgeshard.proto.v1.InferenceServiceCancelRequest\x1a\x32.edgeshard.proto.v1.InferenceServiceCancelResponse\x12{\n\nListModels\x12\x35.edgeshard.proto.v1.InferenceServiceListModelsRequest\x1a\x36.edgeshard.proto.v1.InferenceServiceListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"edgeshard/proto/v1/inference.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a\x1d\x65\x64geshard/proto/v1/head.proto\"\xc8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\ngeneration\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Generation\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12.\n\x08listener\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Listener\x12.\n\x06resume\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Resumption\"\x1c\n\nResumption\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"&\n\x08Listener\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\xda\x01\n\x10GenerateResponse\x12\x38\n\x07started\x18\x01 \x01(\x0b\x32%.edgeshard.proto.v1.GenerationStartedH\x00\x12\x33\n\x05token\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.GeneratedTokenH\x00\x12:\n\x08\x66inished\x18\x03 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12\x10\n\x08listened\x18\x04 \x01(\x08\x42\t\n\x07message\"\x84\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x30\n\tplacement\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\"\xbf\x01\n\x0eGeneratedToken\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\x12\x30\n\x07timings\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"\x89\x01\n\x12GenerationFinished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\r\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\r\"^\n\rListenRequest\x12\x12\n\x08listener\x18\x01 \x01(\tH\x00\x12.\n\x04read\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TokensReadH\x00\x42\t\n\x07message\"+\n\nTokensRead\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"p\n\x0eListenResponse\x12-\n\x05steps\x18\x01 \x03(\x0b\x32\x1e.edgeshard.proto.v1.StepTokens\x12/\n\x04\x65nds\x18\x02 \x03(\x0b\x32!.edgeshard.proto.v1.GenerationEnd\"\xd0\x01\n\nStepTokens\x12\x0f\n\x07numbers\x18\x01 \x03(\r\x12\x11\n\tpositions\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\r\n\x05texts\x18\x04 \x03(\t\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12-\n\x04tops\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.TopLogprobs\x12\x30\n\x07timings\x18\x07 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"<\n\x0bTopLogprobs\x12-\n\x03top\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\"\x92\x01\n\rGenerationEnd\x12\x0e\n\x06number\x18\x01 \x01(\r\x12:\n\x08\x66inished\x18\x02 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12.\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.FailureH\x00\x42\x05\n\x03\x65nd\"3\n\x1dInferenceServiceCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"3\n\x1eInferenceServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"#\n!InferenceServiceListModelsRequest\"U\n\"InferenceServiceListModelsResponse\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.ServedModel\"E\n\x0bServedModel\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_context\x18\x03 \x01(\r2\xae\x03\n\x10InferenceService\x12W\n\x08Generate\x12#.edgeshard.proto.v1.GenerateRequest\x1a$.edgeshard.proto.v1.GenerateResponse0\x01\x12S\n\x06Listen\x12!.edgeshard.proto.v1.ListenRequest\x1a\".edgeshard.proto.v1.ListenResponse(\x01\x30\x01\x12o\n\x06\x43\x61ncel\x12\x31.edgeshard.proto.v1.InferenceServiceCancelRequest\x1a\x32.edgeshard.proto.v1.InferenceServiceCancelResponse\x12{\n\nListModels\x12\x35.edgeshard.proto.v1.InferenceServiceListModelsRequest\x1a\x36.edgeshard.proto.v1.InferenceServiceListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,31 +44,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONSTARTED']._serialized_start=617
   _globals['_GENERATIONSTARTED']._serialized_end=749
   _globals['_GENERATEDTOKEN']._serialized_start=752
-  _globals['_GENERATEDTOKEN']._serialized_end=929
-  _globals['_GENERATIONFINISHED']._serialized_start=932
-  _globals['_GENERATIONFINISHED']._serialized_end=1069
-  _globals['_LISTENREQUEST']._serialized_start=1071
-  _globals['_LISTENREQUEST']._serialized_end=1165
-  _globals['_TOKENSREAD']._serialized_start=1167
-  _globals['_TOKENSREAD']._serialized_end=1210
-  _globals['_LISTENRESPONSE']._serialized_start=1212
-  _globals['_LISTENRESPONSE']._serialized_end=1324
-  _globals['_STEPTOKENS']._serialized_start=1327
-  _globals['_STEPTOKENS']._serialized_end=1521
-  _globals['_TOPLOGPROBS']._serialized_start=1523
-  _globals['_TOPLOGPROBS']._serialized_end=1583
-  _globals['_GENERATIONEND']._serialized_start=1586
-  _globals['_GENERATIONEND']._serialized_end=1732
-  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_start=1734
-  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_end=1785
-  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_start=1787
-  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_end=1838
-  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_start=1840
-  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_end=1875
-  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_start=1877
-  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_end=1962
-  _globals['_SERVEDMODEL']._serialized_start=1964
-  _globals['_SERVEDMODEL']._serialized_end=2033
-  _globals['_INFERENCESERVICE']._serialized_start=2036
-  _globals['_INFERENCESERVICE']._serialized_end=2466
+  _globals['_GENERATEDTOKEN']._serialized_end=943
+  _globals['_GENERATIONFINISHED']._serialized_start=946
+  _globals['_GENERATIONFINISHED']._serialized_end=1083
+  _globals['_LISTENREQUEST']._serialized_start=1085
+  _globals['_LISTENREQUEST']._serialized_end=1179
+  _globals['_TOKENSREAD']._serialized_start=1181
+  _globals['_TOKENSREAD']._serialized_end=1224
+  _globals['_LISTENRESPONSE']._serialized_start=1226
+  _globals['_LISTENRESPONSE']._serialized_end=1338
+  _globals['_STEPTOKENS']._serialized_start=1341
+  _globals['_STEPTOKENS']._serialized_end=1549
+  _globals['_TOPLOGPROBS']._serialized_start=1551
+  _globals['_TOPLOGPROBS']._serialized_end=1611
+  _globals['_GENERATIONEND']._serialized_start=1614
+  _globals['_GENERATIONEND']._serialized_end=1760
+  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_start=1762
+  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_end=1813
+  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_start=1815
+  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_end=1866
+  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_start=1868
+  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_end=1903
+  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_start=1905
+  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_end=1990
+  _globals['_SERVEDMODEL']._serialized_start=1992
+  _globals['_SERVEDMODEL']._serialized_end=2061
+  _globals['_INFERENCESERVICE']._serialized_start=2064
+  _globals['_INFERENCESERVICE']._serialized_end=2494
 # @@protoc_insertion_point(module_scope)
