@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -119,7 +120,8 @@ class Narrator:
         return time.monotonic() - self._started_s
 
     def say(self, text: str) -> None:
-        typer.echo(typer.style(f"{self.elapsed_s():5.1f} s  ", dim=True) + text, err=True)
+        elapsed = f"{self.elapsed_s():5.1f} s  "
+        typer.echo((elapsed if os.environ.get("NO_COLOR") else typer.style(elapsed, dim=True)) + text, err=True)
 
 
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:

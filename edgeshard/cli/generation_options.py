@@ -12,7 +12,6 @@ import typer
 
 from edgeshard.domain.generation import Generation, OptionField, Sampling, option_fields
 
-
 UNSET = {"max_new_tokens": " Where not given, 128 or what there is room for."}
 """Options of which it matters whether they were given at all, and what their help says of that."""
 

@@ -30,10 +30,17 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     concurrency: Annotated[int | None, typer.Option(metavar="N", help="Most requests at once.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16.")] = None,
     quantise: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
+        str | None,
+        typer.Option("--quantise", "--quantize", metavar="FORMAT", help="Weights as small integers: int8 or int4."),
     ] = None,
     head_quantisation: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
     max_time_per_token: Annotated[

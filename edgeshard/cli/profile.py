@@ -45,10 +45,17 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
     quantise: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
+        str | None,
+        typer.Option("--quantise", "--quantize", metavar="FORMAT", help="Weights as small integers: int8 or int4."),
     ] = None,
     head_quantisation: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
@@ -120,7 +127,9 @@ async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
                         reporter.show(event)
             except asyncio.CancelledError:
                 reporter.console.print(
-                    "the boxes go on measuring; `edgectl describe node NODE` shows what they found", markup=False
+                    "the boxes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
+                    "found; restarting a box's agent ends its part at once",
+                    markup=False,
                 )
                 raise
         site = await client.site(wanted.model)

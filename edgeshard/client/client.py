@@ -21,7 +21,13 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
 from edgeshard.domain.identity import JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
+_CONNECTS_S = 1.0
 
 
 class Client:
@@ -114,10 +121,22 @@ class Client:
         DeadlineError after `timeout_s`.
         """
         request = GenerateRequest(model, generation_of(prompt, options), options.get("request_id", ""))
-        calls = resumed(self._connection.generate, request, options.get("timeout_s"), self._clock)
-        async with aclosing(calls) as events:
-            async for event in events:
-                yield event
+        timeout_s, began_s = options.get("timeout_s"), self._clock.now()
+        calls = resumed(self._connection.generate, request, timeout_s, self._clock)
+        try:
+            async with aclosing(calls) as events:
+                async for event in events:
+                    yield event
+        except (DeadlineError, UnavailableError) as error:
+            # A connection takes a moment: who has not answered within less than that is not known to be away.
+            late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
+            if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
+                raise DeadlineError(
+                    f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens",
+                    field="timeout_s",
+                    reason="NOT_FINISHED",
+                ) from None
+            raise
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""

@@ -15,9 +15,10 @@ class Completion:
     """Everything a request brought back.
 
     `text` is the generated text without the prompt. `ttft_s` is seconds from the call to the first token,
-    `inter_token_latency_s` the mean seconds between tokens by the head's clock (0 with fewer than two), `total_s` seconds from the call to
-    the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded token; the first token, whose
-    step is the prefill, is left out where there are others. `logprobs` and `top_logprobs` are empty unless asked for.
+    `inter_token_latency_s` the mean seconds between tokens by the head's clock (0 with fewer than two), `total_s`
+    seconds from the call to the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded
+    token; the first token, whose step is the prefill, is left out where there are others. `logprobs` and `top_logprobs`
+    are empty unless asked for.
     """
 
     request_id: RequestId

@@ -124,7 +124,9 @@ class Generation:
     ignore_eos: bool = _option(False, "Go on past the end of the text.")
     priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
     clip_new_tokens: bool = _option(
-        False, "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.", flag=None
+        False,
+        "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.",
+        flag=None,
     )
 
     def validate(self) -> None:
@@ -255,8 +257,8 @@ class Token:
     """One generated token. `position` is absolute: the prompt's length for the first.
 
     `text` is the text that it completes: it is empty while a character or a possible stop string is incomplete.
-    `logprob` is 0 unless the request asked for it. `at_s` is when it came back to the head, in seconds of the head's own
-    steady clock: of the tokens of one head alone, differences mean something. 0 where it was not told.
+    `logprob` is 0 unless the request asked for it. `at_s` is when it came back to the head, in seconds of the head's
+    own steady clock: differences mean something between tokens of one head alone. 0 where it was not told.
     """
 
     position: int

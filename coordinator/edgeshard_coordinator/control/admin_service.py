@@ -56,6 +56,7 @@ from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested, ModelDeleted
 from edgeshard_coordinator.core.measuring import chosen_nodes
+from edgeshard_coordinator.core.sources import with_source
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
@@ -220,7 +221,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 )
             manifest, digest = self._models.get(spec.model)
             placement = await self._planner.place(state, spec, manifest)
-            record = new_record(state, _blank_record(spec, digest, placement))
+            record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
             done = replace(operation, outcome=response.SerializeToString())
             try:
