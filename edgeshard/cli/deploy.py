@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.model import add_model
 from edgeshard.cli.output import (
@@ -47,11 +48,20 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model of the store, or ./DIR, which is put there first.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store, or ./DIR, which is put there first.",
+        ),
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(metavar="NODE", help="Box of the first layer; by default the first of --layers, or the best."),
+        typer.Option(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Box of the first layer; by default the first of --layers, or the best.",
+        ),
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
     objective: Annotated[
@@ -64,10 +74,15 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     standby: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NODE", help="Keep others' weights in its memory, to take over; may be repeated; auto chooses."
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
         ),
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Do not use it; may be repeated.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Do not use it; may be repeated."),
+    ] = None,
     reserve: Annotated[
         list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
     ] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.output import (
     Output,
@@ -38,10 +39,20 @@ DEFAULT_DTYPE = "bfloat16"
 def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE]...", help="Boxes to measure; all that are connected if none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE]...",
+            autocompletion=completion.nodes,
+            help="Boxes to measure; all that are connected if none.",
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model of the store; without it, only links are measured.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store; without it, only links are measured.",
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
     quantise: Annotated[

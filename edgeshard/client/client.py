@@ -33,6 +33,7 @@ from edgeshard.domain.identity import JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
@@ -50,6 +51,7 @@ from edgeshard.wire.site import (
     site_from_wire,
     stored_model_from_wire,
 )
+from edgeshard.wire.site_event import site_event_from_wire
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
@@ -283,6 +285,15 @@ class Client:
             return deployment
         return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
 
+    async def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Wait until a deployment answers requests; arguments and errors are those of `deploy`, and NotFoundError."""
+        return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
+
     async def deployments(self) -> tuple[Deployment, ...]:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
@@ -335,6 +346,14 @@ class Client:
         """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
         return tuple(audit_entry_from_wire(entry) for entry in response.entries)
+
+    async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
+        """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
+        first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
+        request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
+        async with aclosing(self._connection.events(request)) as messages:
+            async for message in messages:
+                yield site_event_from_wire(message.event)
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]

@@ -130,6 +130,12 @@ class Connection:
         assert self._admin is not None
         return self._stream(self._admin.Trace, request, None)
 
+    def events(self, request: Any) -> AsyncGenerator[Any, None]:
+        """The messages of one ListEvents call. Closing the generator cancels the call."""
+        self.open()
+        assert self._admin is not None
+        return self._stream(self._admin.ListEvents, request, None)
+
     def dump(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
         """The messages of one Dump call. Closing the generator cancels the call."""
         self.open()

@@ -27,6 +27,7 @@ from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import config_hash
 from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.site_event import MOST_EVENTS
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
@@ -41,6 +42,7 @@ from edgeshard.wire.site import (
     site_to_wire,
     stored_model_to_wire,
 )
+from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.trace import trace_to_wire
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
@@ -51,6 +53,7 @@ from edgeshard_coordinator.control.operations import Operations, answered, check
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
@@ -79,6 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         planner: Planner,
         store: StateStore,
         audit: AuditLog,
+        events: SiteEvents,
     ) -> None:
         self._loop = loop
         self._front = front
@@ -90,6 +94,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._planner = planner
         self._store = store
         self._audit = audit
+        self._events = events
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
@@ -209,6 +214,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise InvalidArgumentError(f"limit must be 1 to {MOST_ENTRIES}, not {request.limit}", field="limit")
         entries = await self._audit.newest(request.limit)
         return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries])
+
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Any) -> AsyncIterator[pb.ListEventsResponse]:
+        if request.limit > MOST_EVENTS:
+            raise InvalidArgumentError(f"limit must be at most {MOST_EVENTS}, not {request.limit}", field="limit")
+        if not request.follow:
+            for event in self._events.newest(request.limit):
+                yield pb.ListEventsResponse(event=site_event_to_wire(event))
+            return
+        async with aclosing(self._events.follow(request.limit)) as events:
+            async for event in events:
+                yield pb.ListEventsResponse(event=site_event_to_wire(event))
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""

@@ -70,6 +70,7 @@ READS = frozenset(
         f"{_ADMIN}/ListDeployments",
         f"{_ADMIN}/GetDeployment",
         f"{_ADMIN}/ListAudit",
+        f"{_ADMIN}/ListEvents",
         f"{_STORE}/GetManifest",
         f"{_STORE}/ReadBlob",
         f"{_INFERENCE}/ListModels",
