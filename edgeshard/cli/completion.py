@@ -62,5 +62,5 @@ def _asked(ctx: typer.Context, incomplete: str, ask: Callable[[Client], Awaitabl
 
 def _connect(params: dict[str, Any]) -> Connect:
     """From what stands in the line already: the command's own start has not run."""
-    files = (params.get(name) for name in ("tls_ca", "tls_cert", "tls_key"))
-    return Connect(params.get("coordinator"), *files, params.get("plaintext") or None)
+    names = ("coordinator", "tls_ca", "tls_cert", "tls_key")
+    return Connect(**{name: params.get(name) for name in names}, plaintext=params.get("plaintext") or None)

@@ -136,7 +136,6 @@ class Client:
                 raise DeadlineError(
                     f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens",
                     field="timeout_s",
-                    reason="NOT_FINISHED",
                 ) from None
             raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 from edgeshard.domain.errors import EdgeShardError
@@ -35,7 +35,7 @@ class SiteEvents:
         """The oldest first."""
         return tuple(self._events)[-count:] if count else ()
 
-    async def follow(self, count: int) -> AsyncIterator[SiteEvent]:
+    async def follow(self, count: int) -> AsyncGenerator[SiteEvent, None]:
         """The newest `count`, then each as it happens. A reader so slow that the ring passed it misses some."""
         told = self._last
         for event in self.newest(count):
