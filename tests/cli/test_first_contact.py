@@ -5,15 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import edgeshard_agent
 import pytest
 from typer.testing import CliRunner
 
-from edgeshard.cli.demo import Narrator
+from edgeshard.cli.demo import Narrator, has_kernels
 from edgeshard.cli.main import app
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.proto.v1 import admin_pb2
+
+LIBRARY = "libedgeshard_ops.so"
 
 
 def test_a_deployment_needs_no_source(edgectl: Any, site: Any) -> None:
@@ -93,3 +98,14 @@ def test_the_demo_has_no_colours_where_none_are_wanted(monkeypatch: pytest.Monke
         monkeypatch.setenv("NO_COLOR", wanted)
         Narrator(0.0).say("hello")
         assert ("\x1b[" in said[-1]) is coloured
+
+
+def test_the_demo_says_that_it_runs_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_kernels() == any((Path(place) / "ops" / LIBRARY).exists() for place in edgeshard_agent.__path__)
+    for directory in ("bare", "whole"):
+        (tmp_path / directory / "ops").mkdir(parents=True)
+    (tmp_path / "whole" / "ops" / LIBRARY).touch()
+    for directory, has in (("bare", False), ("whole", True)):
+        found = SimpleNamespace(submodule_search_locations=[str(tmp_path / directory)])
+        monkeypatch.setattr("importlib.util.find_spec", lambda _, found=found: found)
+        assert has_kernels() is has
