@@ -107,7 +107,7 @@ def install(project: dict[str, Any]) -> None:
 
 
 def take_torch(project: dict[str, Any], *pip: str) -> None:
-    """First and alone: the project's own requirement then finds torch in place, and nothing else comes from its index."""
+    """First and alone: the project's requirement then finds torch in place, and nothing else comes from its index."""
     index = os.environ.get("TORCH_INDEX_URL", "")
     if not index:
         build, has_cuda = torch_build(project)
@@ -124,15 +124,13 @@ def take_torch(project: dict[str, Any], *pip: str) -> None:
 def asked_index() -> str:
     """The index of CPU builds that somebody at a terminal names; '' for none."""
     say(
-        f"there is no NVIDIA driver here, and pip leads to PyTorch's CUDA build{CUDA_SIZE}. PyTorch's install page names"
-    )
-    say(
-        "the index of its CPU builds, which are a tenth of that: choose Linux, Pip and CPU there. TORCH_INDEX_URL=INDEX"
+        f"there is no NVIDIA driver here, and pip leads to PyTorch's CUDA build{CUDA_SIZE}.\n"
+        "       Its CPU builds are a tenth of that. PyTorch's install page names their index (choose Linux, Pip and\n"
+        "       CPU there), and TORCH_INDEX_URL=INDEX make setup takes them."
     )
     if not sys.stdin.isatty():
-        say("make setup takes them. Nobody is here to ask: taking what pip leads to.")
+        say("nobody is here to ask: taking what pip leads to")
         return ""
-    say("make setup takes them, too.")
     return input("Index of CPU builds, or Enter for CUDA all the same: ").strip()
 
 
