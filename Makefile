@@ -20,7 +20,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## build .venv (again only when pyproject.toml, the lock or the kernels change)
+# Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
+setup: ## build .venv (again only when pyproject.toml, the lock or the kernels change)
+	@$(PYTHON) tools/setup_environment.py
 
 $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
 	@$(PYTHON) tools/setup_environment.py

@@ -27,6 +27,7 @@ from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.imports import lasting_imports
+from edgeshard.process.logs import tell_ready
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
@@ -166,7 +167,7 @@ async def serve(settings: AgentSettings) -> None:
 
     log.info("listening", address=address, node=settings.name)
     try:
-        await _until_stopped(client, start, settings.ready_file, address)
+        await _until_stopped(client, start, settings.name, settings.ready_file, address)
     finally:
         notifier.stopping()
         if renewing is not None:
@@ -209,7 +210,11 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
 
 
 async def _until_stopped(
-    client: ControlClient, start: Callable[[], Coroutine[Any, Any, None]], ready_file: Path | None, address: str
+    client: ControlClient,
+    start: Callable[[], Coroutine[Any, Any, None]],
+    name: str,
+    ready_file: Path | None,
+    address: str,
 ) -> None:
     """Join, start, and serve until a signal. Raises why the box cannot join or cannot start."""
     stopped = asyncio.Event()
@@ -226,8 +231,12 @@ async def _until_stopped(
             done, waited_for = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            if placeable in done and ready_file is not None:
-                write_ready_file(ready_file, address)
+            if placeable in done:
+                tell_ready(
+                    f"box {name} serves on {address}. `edgectl get nodes` lists it, `edgectl deploy` places layers"
+                )
+                if ready_file is not None:
+                    write_ready_file(ready_file, address)
     finally:
         tasks = (running, starting, stopping, placeable)
         for task in tasks:

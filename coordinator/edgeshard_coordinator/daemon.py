@@ -22,7 +22,7 @@ from edgeshard.identity.authority import Authority, now
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
-from edgeshard.process.logs import configure_logging
+from edgeshard.process.logs import configure_logging, tell_ready
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
@@ -82,6 +82,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "")
     notifier.ready(f"serving on {address}")
+    tell_ready(_next_step(site, address))
     feeding = asyncio.create_task(feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns}))
     await stopping.wait()
     notifier.stopping()
@@ -92,6 +93,15 @@ async def serve(settings: CoordinatorSettings) -> None:
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
     if gateway is not None:
         await gateway.stop()
+
+
+def _next_step(site: _Site, address: str) -> str:
+    """What this daemon is, and how a box comes to it."""
+    if site.tls is None:
+        joins = f"edgeshard-agent --plaintext --coordinator {address} --name NAME --state-dir DIR"
+    else:
+        joins = "run what `edgectl token create --node NAME` prints, on the box"
+    return f"the coordinator serves on {address}. To add a box: {joins}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageStatus
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.traffic import Outlook
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ AUDIT_COLUMNS: list[Column[AuditEntry]] = [
     Column("RESULT", lambda entry: entry.result),
     Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
     Column("ADDRESS", lambda entry: printable(entry.address), wide=True),
+]
+
+EVENT_COLUMNS: list[Column[SiteEvent]] = [
+    Column("TIME", lambda event: event.time[:19]),
+    Column("", lambda event: "!" if event.warning else ""),
+    Column("WHAT", lambda event: f"{event.subject} {printable(event.name)} {printable(event.what)}"),
+    Column("DETAIL", lambda event: printable(event.detail)),
 ]
 
 PLACED_COLUMNS: list[Column[PlacedStage]] = [

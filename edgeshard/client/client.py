@@ -25,12 +25,19 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
@@ -50,6 +57,7 @@ from edgeshard.wire.site import (
     site_from_wire,
     stored_model_from_wire,
 )
+from edgeshard.wire.site_event import site_event_from_wire
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ if TYPE_CHECKING:
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
+_CONNECTS_S = 1.0
 
 
 class Client:
@@ -122,10 +131,21 @@ class Client:
         request = GenerateRequest(
             checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
         )
-        calls = resumed(self._connection.generate, request, options.get("timeout_s"), self._clock)
-        async with aclosing(calls) as events:
-            async for event in events:
-                yield event
+        timeout_s, began_s = options.get("timeout_s"), self._clock.now()
+        calls = resumed(self._connection.generate, request, timeout_s, self._clock)
+        try:
+            async with aclosing(calls) as events:
+                async for event in events:
+                    yield event
+        except (DeadlineError, UnavailableError) as error:
+            # A connection takes a moment: who has not answered within less than that is not known to be away.
+            late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
+            if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
+                raise DeadlineError(
+                    f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens",
+                    field="timeout_s",
+                ) from None
+            raise
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
@@ -415,7 +435,7 @@ class Client:
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
     ) -> Deployment:
-        """Until a deployment that is there answers requests. Raises as `deploy` does, and NotFoundError."""
+        """Wait until a deployment answers requests; arguments and errors are those of `deploy`, and NotFoundError."""
         return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
 
     async def deployments(self) -> tuple[Deployment, ...]:
@@ -470,6 +490,14 @@ class Client:
         """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
         return tuple(audit_entry_from_wire(entry) for entry in response.entries)
+
+    async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
+        """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
+        first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
+        request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
+        async with aclosing(self._connection.events(request)) as messages:
+            async for message in messages:
+                yield site_event_from_wire(message.event)
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]

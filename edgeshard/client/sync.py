@@ -25,6 +25,7 @@ from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
 
@@ -211,6 +212,14 @@ class SyncClient:
     ) -> Deployment:
         return self._run(self._client.deploy(spec, wait, timeout_s, on_change))
 
+    def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        return self._run(self._client.wait_ready(name, timeout_s, on_change))
+
     def deployments(self) -> tuple[Deployment, ...]:
         return self._run(self._client.deployments())
 
@@ -228,6 +237,9 @@ class SyncClient:
 
     def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
         return self._run(self._client.audit(limit))
+
+    def events(self, limit: int = 100, follow: bool = False) -> Generator[SiteEvent, None, None]:
+        yield from self._iterate(self._client.events(limit, follow))
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.

@@ -48,6 +48,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     f"/{_PACKAGE}.AdminService/Trace": _OPERATOR,
     f"/{_PACKAGE}.AdminService/Dump": _OPERATOR,
     f"/{_PACKAGE}.AdminService/ListAudit": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/ListEvents": _OPERATOR,
     f"/{_PACKAGE}.ModelStoreService/RegisterModel": _OPERATOR,
     f"/{_PACKAGE}.ModelStoreService/AddLocalModel": _OPERATOR,
     f"/{_PACKAGE}.ModelStoreService/PutBlob": _OPERATOR,

@@ -57,6 +57,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "ControlResponse trace": {},
     "ControlResponse dump": {},
     "ControlRequest dump": {},
+    "ListEventsRequest": _ONCE,
+    "ListEventsResponse": _STREAM,
     "TraceRequest": _ONCE,
     "TraceResponse": _STREAM,
     "DumpRequest": _ONCE,

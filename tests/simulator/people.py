@@ -146,6 +146,7 @@ class Visitor:
             "GetSite": lambda: client.site("tiny"),
             "ListModels": client.stored_models,
             "ServiceListModels": client.served_models,
+            "ListEvents": self._events,
             "Trace trace": lambda: client.trace(name, 0.3),
             "Dump dump": lambda: client.dump(3.0),
         }
@@ -160,6 +161,10 @@ class Visitor:
                 self.world.watch.hold(error.reason != "INTERNAL", f"a look met {error.message}")
             await asyncio.sleep(self._dice.uniform(0.0, 1.0))
         self.open = 0
+
+    async def _events(self) -> None:
+        told = [event async for event in self.client.events(20)]
+        self.world.note(f"events: {len(told)}")
 
 
 class Operator:

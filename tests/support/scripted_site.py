@@ -38,6 +38,7 @@ from edgeshard.domain.profile import (
     MeasuredLink,
 )
 from edgeshard.domain.site import StoredLink, UnknownFigures
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.proto.v1 import (
@@ -57,6 +58,7 @@ from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spe
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
 from edgeshard.wire.site import stored_link_to_wire, unknown_figures_to_wire
+from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
 from edgeshard.wire.trace import trace_to_wire
 
@@ -148,6 +150,8 @@ class ScriptedSite:
     models: list[admin_pb2.StoredModel] = field(default_factory=list)
     failures: dict[str, EdgeShardError] = field(default_factory=dict)
     states: list[Deployment] = field(default_factory=list)
+    on_deploy: list[Deployment] = field(default_factory=list)
+    """The states from the next call of Deploy on, where there are any."""
     gone_after_delete: bool = True
     script: list[GenerationEvent | Hold] = field(default_factory=story)
     profiles: list[admin_pb2.StoredProfile] = field(default_factory=list)
@@ -158,6 +162,7 @@ class ScriptedSite:
     traces: list[StageTrace] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
+    events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     traffic: Traffic = NO_TRAFFIC
     requests: list[Any] = field(default_factory=list)
@@ -171,6 +176,10 @@ class ScriptedSite:
     deployment_in = staticmethod(deployment)
     stage_status = staticmethod(stage_status)
     told = staticmethod(told)
+
+    @staticmethod
+    def stored_model(name: str) -> admin_pb2.StoredModel:
+        return stored_model(name)
 
     def measured(self, quantisation: Quantisation | None = None, **block_s: float) -> None:
         """Boxes were measured for the model an hour ago, and all links between boxes two minutes ago."""
@@ -294,6 +303,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def Deploy(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "Deploy", request, context)
+        if self.site.on_deploy:
+            self.site.states, self.site.on_deploy = self.site.on_deploy, []
         state = replace(self.site.next_state(), spec=spec_from_wire(request.spec))
         return admin_pb2.DeployResponse(deployment=deployment_to_wire(state))
 
@@ -322,6 +333,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def ListAudit(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListAudit", request, context)
         return admin_pb2.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in self.site.audit])
+
+    def ListEvents(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        answer(self.site, "ListEvents", request, context)
+        events = [admin_pb2.ListEventsResponse(event=site_event_to_wire(event)) for event in self.site.events]
+        yield from until_gone(self.site, events + [Hold(for_ever=True)] * request.follow, context)
 
     def DeleteDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "DeleteDeployment", request, context)

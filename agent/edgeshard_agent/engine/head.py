@@ -196,7 +196,9 @@ class Head:
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
+            generation = self._clipped(generation, len(prompt))
             self._check(generation, prompt)
+            entry.start = start = replace(entry.start, generation=generation)
             if (slices := self._epoch.slices) is not None:
                 await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
             if self._journal.find(request_id) is not entry:
@@ -252,10 +254,11 @@ class Head:
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:
-            taken = self._scheduler.on_result(step.number, step.result, self._now())
+            now = self._now()
+            taken = self._scheduler.on_result(step.number, step.result, now)
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._say_all(self._scheduler.events(taken))
+            self._say_all(self._scheduler.events(taken, now))
         except InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -298,6 +301,13 @@ class Head:
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
             said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
         return said
+
+    def _clipped(self, generation: Generation, prompt_count: int) -> Generation:
+        """With no more new tokens than there is room for, where the request says so; with one at least."""
+        if not generation.clip_new_tokens:
+            return generation
+        most = max(1, min(self._limits.max_new_tokens, self._limits.max_context - prompt_count))
+        return replace(generation, max_new_tokens=min(generation.max_new_tokens, most))
 
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:

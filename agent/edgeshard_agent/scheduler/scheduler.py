@@ -239,6 +239,13 @@ class Scheduler:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
         if sequence.request_id in self._requests:
             raise AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
+        if sequence.prompt_count + min(1, new_tokens) > self._limits.max_context:
+            raise InvalidArgumentError(
+                f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's context of "
+                f"{self._limits.max_context}; shorten it",
+                field="prompt",
+                reason="CONTEXT_EXCEEDED",
+            )
         if longest > self._limits.max_context:
             raise InvalidArgumentError(
                 f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
@@ -360,8 +367,11 @@ class Scheduler:
         return taken
 
     @staticmethod
-    def events(taken: Iterable[TakenItem]) -> list[HeadEvent]:
-        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result."""
+    def events(taken: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:
+        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result.
+
+        `now` is when it came, in seconds of a steady clock.
+        """
         events: list[HeadEvent] = []
         for item in taken:
             if not isinstance(item, Taken):
@@ -369,7 +379,7 @@ class Scheduler:
                 continue
             sequence, sampled = item.sequence, item.sampled
             text = item.text if item.text is not None else sequence.text.push(sampled.token)
-            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings)
+            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings, now)
             events.append(TokenOut(sequence.request_id, token))
             if item.reason is not None:
                 events.append(RequestEnd(sequence.request_id, item.reason, sequence.text.finish()))

@@ -27,6 +27,7 @@ from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import config_hash
 from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.site_event import MOST_EVENTS
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
@@ -41,6 +42,7 @@ from edgeshard.wire.site import (
     site_to_wire,
     stored_model_to_wire,
 )
+from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.trace import trace_to_wire
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
@@ -51,11 +53,13 @@ from edgeshard_coordinator.control.operations import Operations, answered, check
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested, ModelDeleted
 from edgeshard_coordinator.core.measuring import chosen_nodes
+from edgeshard_coordinator.core.sources import with_source
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
@@ -78,6 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         planner: Planner,
         store: StateStore,
         audit: AuditLog,
+        events: SiteEvents,
     ) -> None:
         self._loop = loop
         self._front = front
@@ -89,6 +94,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._planner = planner
         self._store = store
         self._audit = audit
+        self._events = events
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
@@ -210,6 +216,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         entries = await self._audit.newest(request.limit)
         return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries])
 
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Any) -> AsyncIterator[pb.ListEventsResponse]:
+        if request.limit > MOST_EVENTS:
+            raise InvalidArgumentError(f"limit must be at most {MOST_EVENTS}, not {request.limit}", field="limit")
+        if not request.follow:
+            for event in self._events.newest(request.limit):
+                yield pb.ListEventsResponse(event=site_event_to_wire(event))
+            return
+        async with aclosing(self._events.follow(request.limit)) as events:
+            async for event in events:
+                yield pb.ListEventsResponse(event=site_event_to_wire(event))
+
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""
         for attempt in range(1, PLACING_ATTEMPTS + 1):
@@ -222,7 +239,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             manifest, digest = self._models.get(spec.model)
             spec = spec.as_stored(parse_config(manifest.config).stored_as)
             placement = await self._planner.place(state, spec, manifest)
-            record = new_record(state, _blank_record(spec, digest, placement))
+            record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
             done = replace(operation, outcome=response.SerializeToString())
             try:

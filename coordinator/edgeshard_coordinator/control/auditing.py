@@ -74,6 +74,7 @@ READS = frozenset(
         f"{_ADMIN}/GetDeployment",
         f"{_ADMIN}/ListAudit",
         f"{_IDENTITY}/ListKeys",
+        f"{_ADMIN}/ListEvents",
         f"{_STORE}/GetManifest",
         f"{_STORE}/ReadBlob",
         f"{_INFERENCE}/ListModels",

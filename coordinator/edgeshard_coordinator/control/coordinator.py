@@ -36,6 +36,7 @@ from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core import eviction
@@ -90,6 +91,8 @@ class Coordinator:
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
+        self._events = SiteEvents()
+        self.loop.on_change = self._events.note
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
         self._agents = CoordinatorServicer(
@@ -104,7 +107,16 @@ class Coordinator:
             membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
         self._admin = AdminServicer(
-            self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store, self._audit
+            self.loop,
+            self.front,
+            self._calls,
+            self.traces,
+            self.dumps,
+            models,
+            planner,
+            store,
+            self._audit,
+            self._events,
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
@@ -165,6 +177,7 @@ class Coordinator:
         self.front.close(gone)
         self._inference.end_listeners()
         self._calls.close(gone)
+        self._events.close(gone)
         self._hub.close_all()
         await self.chats.close()
         await self._server.stop()

@@ -19,6 +19,7 @@ from edgeshard_coordinator.core.lengths import typical_request
 from edgeshard_coordinator.core.losses import Repaired, loss_of
 from edgeshard_coordinator.core.placing import Placer, checked_shape, sizes_of
 from edgeshard_coordinator.core.repair import Lost, without_most
+from edgeshard_coordinator.core.sources import place_from_any
 from edgeshard_coordinator.core.standby import choose
 from edgeshard_coordinator.core.state import DeploymentRecord, StandbyChoice, State
 
@@ -34,10 +35,13 @@ class Planner:
         self._solver = Solver()
 
     async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
-        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
-        return await self._solver.run(
-            lambda: self._placer.place(spec, manifest, state.candidates(), state.measured, traffic)
-        )
+        """A placement, from any source that is best where the spec names none."""
+        traffic, candidates = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model)), state.candidates()
+
+        def place(sourced: DeploymentSpec) -> Placement:
+            return self._placer.place(sourced, manifest, candidates, state.measured, traffic)
+
+        return await self._solver.run(lambda: place(spec) if spec.source else place_from_any(spec, candidates, place))
 
     async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
         state = self._state()

@@ -257,7 +257,7 @@ class RequestFront:
         record = self.record_of(model)
         resumed = emitted is not None
         attachment = self._attachment_of(record, may_wait=resumed)
-        if generation.max_new_tokens > record.spec.max_new_tokens:
+        if generation.max_new_tokens > record.spec.max_new_tokens and not generation.clip_new_tokens:
             raise InvalidArgumentError(
                 f"max_new_tokens {generation.max_new_tokens} is beyond the {record.spec.max_new_tokens} that "
                 f"deployment {record.name} allows",

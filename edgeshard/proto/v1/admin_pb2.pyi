@@ -303,6 +303,38 @@ class AuditEntry(_message.Message):
     suppressed: int
     def __init__(self, time: _Optional[str] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., target: _Optional[str] = ..., result: _Optional[str] = ..., address: _Optional[str] = ..., suppressed: _Optional[int] = ...) -> None: ...
 
+class ListEventsRequest(_message.Message):
+    __slots__ = ("limit", "follow")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    follow: bool
+    def __init__(self, limit: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class ListEventsResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: SiteEvent
+    def __init__(self, event: _Optional[_Union[SiteEvent, _Mapping]] = ...) -> None: ...
+
+class SiteEvent(_message.Message):
+    __slots__ = ("number", "time", "subject", "name", "what", "detail", "warning")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time: str
+    subject: str
+    name: str
+    what: str
+    detail: str
+    warning: bool
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[str] = ..., subject: _Optional[str] = ..., name: _Optional[str] = ..., what: _Optional[str] = ..., detail: _Optional[str] = ..., warning: _Optional[bool] = ...) -> None: ...
+
 class Deployment(_message.Message):
     __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook")
     SPEC_FIELD_NUMBER: _ClassVar[int]

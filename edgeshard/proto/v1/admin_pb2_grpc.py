@@ -105,6 +105,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
+        self.ListEvents = channel.unary_stream(
+                '/edgeshard.proto.v1.AdminService/ListEvents',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -201,6 +206,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvents(self, request, context):
+        """What happened on the site lately: boxes, links, deployments. The stream ends behind the newest, unless it follows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -273,6 +285,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -654,6 +671,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/ListAudit',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/ListEvents',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,7 +54,8 @@ class Rig:
         self.fault: Exception | None = None
         self.window, self.concurrency = window, concurrency
         self.failures: list[EdgeShardError] = []
-        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64))  # type: ignore[arg-type]
+        self.now = 0.0
+        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64), lambda: self.now)  # type: ignore[arg-type]
 
     def epoch(self) -> Epoch:
         """A pipeline that has computed nothing yet."""
@@ -266,3 +267,36 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     whole = time.perf_counter() - began
     assert isinstance(out[0], RequestRefused) and out[0].error.reason == "CONTEXT_EXCEEDED"
     return max(turns), whole
+
+
+@pytest.mark.parametrize(("prompt", "asked", "answers"), [(60, 128, 4), (63, 5, 1), (8, 3, 3)])
+async def test_new_tokens_are_clipped_to_the_context_where_the_request_says_so(
+    prompt: int, asked: int, answers: int
+) -> None:
+    rig = Rig()
+    generation = Generation((1,) * prompt, asked, clip_new_tokens=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    while rig.steps:
+        step = rig.steps.pop(0)
+        tokens = [SampledToken(span.request, span.end_position, 7) for span in step.plan.spans if span.sample]
+        rig.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
+    assert sum(isinstance(output, TokenOut) for output in rig.out) == answers
+    assert isinstance(rig.out[-1], RequestEnd) and rig.out[-1].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(("clips", "field"), [(True, "prompt"), (False, "max_new_tokens")])
+async def test_what_does_not_fit_the_context_is_refused(clips: bool, field: str) -> None:
+    rig = Rig()
+    prompt = (1,) * (64 if clips else 60)
+    await rig.head.start_request(StartRequest(REQUEST, Generation(prompt, 5, clip_new_tokens=clips)))
+    (refused,) = rig.out
+    assert isinstance(refused, RequestRefused) and refused.error.field == field
+
+
+async def test_a_token_says_when_it_came_back_to_the_head() -> None:
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 2)))
+    for step in range(2):
+        rig.now = 100.0 + step
+        rig.head.on_return(ReturnedStep(step, StepResult((SampledToken(0, 2 + step, 7),))))
+    assert [output.token.at_s for output in rig.out if isinstance(output, TokenOut)] == [100.0, 101.0]
