@@ -16,6 +16,7 @@ from edgeshard.cli import (
     demo,
     deploy,
     describe,
+    doctor,
     generate,
     get,
     install,
@@ -109,6 +110,7 @@ app.add_typer(delete.app, name="delete")
 app.add_typer(model.app, name="model")
 app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
+app.command(name="doctor", short_help="Look for what is wrong, and say what to do.")(doctor.doctor)
 app.add_typer(debug.app, name="debug")
 app.add_typer(install.app, name="install")
 app.add_typer(install.uninstall_app, name="uninstall")

@@ -22,8 +22,9 @@ class Condition:
 
     The disk is the one of the state directory, which `disk_write_bps` (bytes a second, flushed) was measured on.
     `cpu_quota` is how many cores its control group may use, 0 where all. `huge_pages` is the system's mode: "always",
-    "madvise" or "never". `certificate_ends_s` is of the process's own certificate. `clock_ahead_s` is by how much its
-    clock was ahead of the coordinator's, as the coordinator saw it.
+    "madvise" or "never". The process's own certificate ends at `certificate_ends_s` and is to be renewed at
+    `certificate_due_s`. `clock_ahead_s` is by how much its clock was ahead of the coordinator's, as the coordinator
+    saw it.
     """
 
     version: str = ""
@@ -40,4 +41,5 @@ class Condition:
     kernels: Support = Support.UNKNOWN
     cuda: Support = Support.UNKNOWN
     certificate_ends_s: float = 0.0
+    certificate_due_s: float = 0.0
     clock_ahead_s: float = 0.0

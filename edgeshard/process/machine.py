@@ -32,6 +32,7 @@ def read_condition(
     """This machine's, with the disk of `directory`; what was measured of it comes as a value. `root` is for tests."""
     memory = _memory(root)
     total, free = disk_bytes(directory)
+    ends, due = _certificate(tls)
     return Condition(
         version=version,
         utc_s=utc_s(),
@@ -46,7 +47,8 @@ def read_condition(
         huge_pages=_huge_pages(root),
         kernels=_kernels(),
         cuda=_cuda(root),
-        certificate_ends_s=certificate_ends_s(tls),
+        certificate_ends_s=ends,
+        certificate_due_s=due,
     )
 
 
@@ -137,16 +139,17 @@ class Machine:
         return read_condition(self._version, self._directory, self._tls, self._disk_write_bps)
 
 
-def certificate_ends_s(tls: TlsFiles | None) -> float:
-    """When this process's certificate ends, in seconds since 1970; 0 without one."""
+def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
+    """When this process's certificate ends and when it is to be renewed, in seconds since 1970; zeros without one."""
     if tls is None:
-        return 0.0
+        return 0.0, 0.0
     from edgeshard.identity.certificates import validity_of
 
     try:
-        return validity_of(tls.cert.read_bytes()).ends.timestamp()
+        validity = validity_of(tls.cert.read_bytes())
     except (OSError, ValueError):
-        return 0.0
+        return 0.0, 0.0
+    return validity.ends.timestamp(), validity.renewal.timestamp()
 
 
 def _memory(root: Path) -> dict[str, int]:

@@ -195,6 +195,7 @@ def condition_to_wire(condition: Condition) -> pb.Condition:
         kernels=condition.kernels,
         cuda=condition.cuda,
         certificate_ends_s=condition.certificate_ends_s,
+        certificate_due_s=condition.certificate_due_s,
         clock_ahead_s=condition.clock_ahead_s,
     )
 
@@ -216,6 +217,7 @@ def condition_from_wire(message: pb.Condition) -> Condition:
         kernels=_support(message.kernels),
         cuda=_support(message.cuda),
         certificate_ends_s=message.certificate_ends_s,
+        certificate_due_s=message.certificate_due_s,
         clock_ahead_s=message.clock_ahead_s,
     )
 

@@ -124,7 +124,7 @@ class Node(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
 
 class Condition(_message.Message):
-    __slots__ = ("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes", "disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda", "certificate_ends_s", "clock_ahead_s")
+    __slots__ = ("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes", "disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda", "certificate_ends_s", "clock_ahead_s", "certificate_due_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UTC_S_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Condition(_message.Message):
     CUDA_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_S_FIELD_NUMBER: _ClassVar[int]
     CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_DUE_S_FIELD_NUMBER: _ClassVar[int]
     version: str
     utc_s: float
     cores: int
@@ -155,7 +156,8 @@ class Condition(_message.Message):
     cuda: str
     certificate_ends_s: float
     clock_ahead_s: float
-    def __init__(self, version: _Optional[str] = ..., utc_s: _Optional[float] = ..., cores: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_used_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_write_bps: _Optional[float] = ..., huge_pages: _Optional[str] = ..., kernels: _Optional[str] = ..., cuda: _Optional[str] = ..., certificate_ends_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ...) -> None: ...
+    certificate_due_s: float
+    def __init__(self, version: _Optional[str] = ..., utc_s: _Optional[float] = ..., cores: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_used_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_write_bps: _Optional[float] = ..., huge_pages: _Optional[str] = ..., kernels: _Optional[str] = ..., cuda: _Optional[str] = ..., certificate_ends_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ..., certificate_due_s: _Optional[float] = ...) -> None: ...
 
 class HugePages(_message.Message):
     __slots__ = ("wanted_bytes", "held_bytes")
