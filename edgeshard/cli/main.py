@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.cli import (
+    bench,
     certificate,
     debug,
     delete,
@@ -109,6 +110,7 @@ app.add_typer(lab.app, name="lab")
 app.add_typer(delete.app, name="delete")
 app.add_typer(model.app, name="model")
 app.command(name="generate", no_args_is_help=True)(generate.generate)
+app.command(name="bench", short_help="Put a load on a deployment and time its answers.")(bench.bench)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
 app.command(name="doctor", short_help="Look for what is wrong, and say what to do.")(doctor.doctor)
 app.add_typer(debug.app, name="debug")
