@@ -28,6 +28,7 @@ from edgeshard.cli import (
     plan,
     profile,
     token,
+    top,
     trace,
 )
 from edgeshard.cli.connect import Connect
@@ -112,6 +113,7 @@ app.add_typer(model.app, name="model")
 app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="bench", short_help="Put a load on a deployment and time its answers.")(bench.bench)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
+app.command(name="top", short_help="Watch boxes, stages and links at work.")(top.top)
 app.command(name="doctor", short_help="Look for what is wrong, and say what to do.")(doctor.doctor)
 app.add_typer(debug.app, name="debug")
 app.add_typer(install.app, name="install")

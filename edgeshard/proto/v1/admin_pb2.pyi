@@ -306,7 +306,7 @@ class AuditEntry(_message.Message):
     def __init__(self, time: _Optional[str] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., target: _Optional[str] = ..., result: _Optional[str] = ..., address: _Optional[str] = ..., suppressed: _Optional[int] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook")
+    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook", "suspects")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,7 @@ class Deployment(_message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     OUTLOOK_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.DeploymentSpec
     phase: DeploymentPhase
     epoch: int
@@ -325,7 +326,18 @@ class Deployment(_message.Message):
     active_requests: int
     traffic: _common_pb2.Traffic
     outlook: Outlook
-    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ...) -> None: ...
+    suspects: _containers.RepeatedCompositeFieldContainer[SuspectHop]
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ..., suspects: _Optional[_Iterable[_Union[SuspectHop, _Mapping]]] = ...) -> None: ...
+
+class SuspectHop(_message.Message):
+    __slots__ = ("from_stage", "to_stage", "why")
+    FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_STAGE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    from_stage: int
+    to_stage: int
+    why: str
+    def __init__(self, from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Outlook(_message.Message):
     __slots__ = ("expected", "better", "layers", "gain", "note", "losses")
