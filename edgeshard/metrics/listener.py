@@ -98,7 +98,7 @@ class MetricsListener:
             return _refusal("405 Method Not Allowed", f"{PATH} takes GET")
         accept = next((value for key, _, value in (h.partition(":") for h in headers) if key.lower() == "accept"), "")
         try:
-            text, kind = self._metrics.exposition(accept)
+            text, kind = await self._metrics.exposed(accept)
         except Exception:
             log.exception("metrics_failed")
             return _refusal("500 Internal Server Error", "the metrics cannot be read now; the daemon's log says why")

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -170,6 +171,7 @@ def _huge_pages(root: Path) -> str:
     return chosen[1] if chosen else ""
 
 
+@cache
 def _kernels() -> Support:
     """Whether the agent's kernels for the processor are built; nothing is known where no agent is installed."""
     agent = find_spec("edgeshard_agent")
@@ -178,6 +180,7 @@ def _kernels() -> Support:
     return Support.USED if (Path(agent.origin).parent / _KERNELS).exists() else Support.MISSING
 
 
+@cache
 def _cuda(root: Path) -> Support:
     """Whether PyTorch can use the NVIDIA card whose driver is here, by its files: importing it takes seconds."""
     torch = find_spec("torch")

@@ -16,6 +16,7 @@ from edgeshard.domain.condition import Condition
 from edgeshard.domain.deployment import DeploymentPhase, SuspectHop
 from edgeshard.domain.device import StagePhase
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import Epoch
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 from edgeshard.domain.site import Site, StoredLink
 
@@ -58,7 +59,7 @@ def test_rows_have_as_many_cells_as_their_tables(site: Any) -> None:
 
 def test_there_is_no_rate_without_an_earlier_heartbeat_of_the_epoch(site: Any) -> None:
     now, other = look(site, 12.0, 30, 400), look(site, 10.0, 10, 100)
-    epoch = replace(other.deployments[0].stages[0], epoch=0)
+    epoch = replace(other.deployments[0].stages[0], epoch=Epoch(0))
     for before in (None, replace(other, at_s=11.9), replace(other, deployments=(_holding(other, epoch),))):
         assert tables(now, before)[1][0][5:7] == ("-", "-")
 
@@ -119,7 +120,7 @@ async def test_the_view_shows_the_newest_look_and_quits(site: Any) -> None:
         assert "here:7600: 2 of 2 boxes" in status(app)
         await pilot.press("tab", "tab", "tab", "down")
         boxes: Any = app.query_one("#boxes", DataTable)
-        assert app.focused is boxes and boxes.cursor_row == 1
+        assert (app.focused, boxes.cursor_row) == (boxes, 1)
         looks.add(look(site, 14.0, 50, 500))
         await looks.shown()
         assert cells(app, "stages")[0][5] == "100.0" and boxes.cursor_row == 1, "reading anew does not move it"

@@ -22,21 +22,19 @@ def main() -> None:
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     else:
-        machine.cpu_quota = lambda root=None: 0.5
+        vars(machine).update(cpu_quota=lambda root=None: 0.5)
     edgeshard.__version__ = "0.0.1"
-    machine.utc_s = lambda: time.time() + 120.0
-    machine.disk_bytes = lambda directory: (100 << 30, 1 << 20)
-    machine.disk_write_bps = lambda directory: 1e6
-    machine._memory = lambda root: {
-        "MemTotal": 8 << 30,
-        "MemAvailable": 1 << 20,
-        "SwapTotal": 4 << 30,
-        "SwapFree": 1 << 30,
-    }
-    machine._huge_pages = lambda root: "never"
-    machine._kernels = lambda: Support.MISSING
-    machine._cuda = lambda root: Support.MISSING
-    machine._certificate = lambda tls: (time.time() + 3600.0, time.time() - 86_400.0)
+    memory = {"MemTotal": 8 << 30, "MemAvailable": 1 << 20, "SwapTotal": 4 << 30, "SwapFree": 1 << 30}
+    vars(machine).update(
+        utc_s=lambda: time.time() + 120.0,
+        disk_bytes=lambda directory: (100 << 30, 1 << 20),
+        disk_write_bps=lambda directory: 1e6,
+        _memory=lambda root: memory,
+        _huge_pages=lambda root: "never",
+        _kernels=lambda: Support.MISSING,
+        _cuda=lambda root: Support.MISSING,
+        _certificate=lambda tls: (time.time() + 3600.0, time.time() - 86_400.0),
+    )
 
     from edgeshard_agent.entry import main as agent
     from edgeshard_agent.net import control

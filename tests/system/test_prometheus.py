@@ -188,6 +188,15 @@ async def test_alerts_and_dashboard_name_metrics_that_there_are(scraped: dict[st
         assert not unknown, f"{file.name} names {sorted(unknown)}"
 
 
+async def test_each_metric_is_in_the_documents(scraped: dict[str, str]) -> None:
+    documented = set(re.findall(r"`((?:edgeshard_|vllm:)\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    texts = [(await asyncio.to_thread(read, address)).decode() for address in scraped.values()]
+    families = {name for text in texts for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)}
+    ours = {name for name in families if not name.startswith("process_")}
+    assert ours - documented == set()
+    assert {name for name in documented - ours if "certificate_expiry" not in name} == set()
+
+
 def _is_part(name: str, families: set[str]) -> bool:
     return any(name.endswith(end) and name.removesuffix(end) in families for end in ("_bucket", "_sum", "_count"))
 
