@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.cli import (
     apply,
+    bench,
     certificate,
     chat,
     debug,
@@ -18,6 +19,7 @@ from edgeshard.cli import (
     demo,
     deploy,
     describe,
+    doctor,
     generate,
     get,
     install,
@@ -32,6 +34,7 @@ from edgeshard.cli import (
     run,
     serve,
     token,
+    top,
     trace,
 )
 from edgeshard.cli.connect import Connect
@@ -131,8 +134,11 @@ app.add_typer(model.app, name="model")
 app.command(name="run", no_args_is_help=True, short_help="Deploy a model if need be, and answer or chat.")(run.run)
 app.command(name="generate", no_args_is_help=True)(generate.generate)
 app.command(name="chat", short_help="Talk with a model.")(chat.chat)
+app.command(name="bench", short_help="Put a load on a deployment and time its answers.")(bench.bench)
 app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
 app.command(name="logs", no_args_is_help=True, short_help="Print the log of a daemon of this machine.")(logs.logs)
+app.command(name="top", short_help="Watch boxes, stages and links at work.")(top.top)
+app.command(name="doctor", short_help="Look for what is wrong, and say what to do.")(doctor.doctor)
 app.add_typer(debug.app, name="debug")
 app.add_typer(install.app, name="install")
 app.add_typer(install.uninstall_app, name="uninstall")

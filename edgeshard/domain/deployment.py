@@ -217,6 +217,15 @@ class DeploymentPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectHop:
+    """A link of a pipeline that carries nothing although its connection stands, as its sender says."""
+
+    from_stage: int
+    to_stage: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """A deployment as the coordinator reports it."""
 
@@ -230,3 +239,4 @@ class Deployment:
     traffic: Traffic = NO_TRAFFIC
     outlook: Outlook | None = None
     """None unless it was asked for, and where no request was seen."""
+    suspects: tuple[SuspectHop, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Epoch, NodeId, NodeName
 from edgeshard.domain.loss import Loss, Pause
@@ -274,7 +274,16 @@ def deployment_to_wire(deployment: Deployment) -> admin_pb2.Deployment:
         active_requests=deployment.active_requests,
         traffic=traffic_to_wire(deployment.traffic),
         outlook=_outlook_to_wire(deployment.outlook) if deployment.outlook is not None else None,
+        suspects=[suspect_hop_to_wire(hop) for hop in deployment.suspects],
     )
+
+
+def suspect_hop_to_wire(hop: SuspectHop) -> admin_pb2.SuspectHop:
+    return admin_pb2.SuspectHop(from_stage=hop.from_stage, to_stage=hop.to_stage, why=hop.why)
+
+
+def suspect_hop_from_wire(message: admin_pb2.SuspectHop) -> SuspectHop:
+    return SuspectHop(message.from_stage, message.to_stage, message.why)
 
 
 def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
@@ -288,4 +297,5 @@ def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
         active_requests=message.active_requests,
         traffic=traffic_from_wire(message.traffic),
         outlook=_outlook_from_wire(message.outlook) if message.HasField("outlook") else None,
+        suspects=tuple(suspect_hop_from_wire(hop) for hop in message.suspects),
     )

@@ -46,6 +46,7 @@ from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.trace import trace_to_wire
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
+from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
@@ -83,6 +84,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         store: StateStore,
         audit: AuditLog,
         events: SiteEvents,
+        conditions: Conditions,
     ) -> None:
         self._loop = loop
         self._front = front
@@ -95,24 +97,34 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._store = store
         self._audit = audit
         self._events = events
+        self._conditions = conditions
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         state, now = self._loop.state, self._loop.now()
-        return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in node_views(state, now)])
+        return pb.ListNodesResponse(
+            nodes=[node_to_wire(self._conditions.with_condition(node)) for node in node_views(state, now)]
+        )
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
         state = self._loop.state
         node = state.find_node(request.node)
         if node is None:
             raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
-        return node_details_to_wire(node_details(state, node, self._models, self._loop.now()))
+        details = node_details(state, node, self._models, self._loop.now())
+        return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
         site = site_details(self._loop.state, self._models, request.model, self._loop.now())
-        return site_to_wire(replace(site, traffic=self._traffic.of_model(ModelName(request.model))))
+        whole = replace(
+            site,
+            nodes=tuple(map(self._conditions.with_condition, site.nodes)),
+            traffic=self._traffic.of_model(ModelName(request.model)),
+            coordinator=self._conditions.own(),
+        )
+        return site_to_wire(whole)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
         """A caller that goes away changes nothing: boxes measure on, and what they report is kept."""

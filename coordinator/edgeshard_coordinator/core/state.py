@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.domain.commands import NO_TERM, Term
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
@@ -437,8 +437,20 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         for status in node.stages
         if status.deployment == record.name and status.epoch == record.epoch and status.phase is not StagePhase.STANDBY
     ]
+    suspects = tuple(
+        SuspectHop(known.from_stage, known.to_stage, known.why)
+        for known in state.suspects
+        if (known.deployment, known.epoch) == (record.name, record.epoch)
+    )
     return Deployment(
-        record.spec, record.phase, record.epoch, record.placement, record.failure, tuple(stages), active_requests
+        record.spec,
+        record.phase,
+        record.epoch,
+        record.placement,
+        record.failure,
+        tuple(stages),
+        active_requests,
+        suspects=suspects,
     )
 
 

@@ -92,18 +92,20 @@ class GetSiteRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetSiteResponse(_message.Message):
-    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic")
+    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic", "coordinator")
     NODES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PROFILES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
     links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
     profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
     config_json: bytes
     traffic: _common_pb2.Traffic
-    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ...) -> None: ...
+    coordinator: _common_pb2.Condition
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., coordinator: _Optional[_Union[_common_pb2.Condition, _Mapping]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again", "quantisation")
@@ -336,7 +338,7 @@ class SiteEvent(_message.Message):
     def __init__(self, number: _Optional[int] = ..., time: _Optional[str] = ..., subject: _Optional[str] = ..., name: _Optional[str] = ..., what: _Optional[str] = ..., detail: _Optional[str] = ..., warning: _Optional[bool] = ...) -> None: ...
 
 class Deployment(_message.Message):
-    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook")
+    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook", "suspects")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +348,7 @@ class Deployment(_message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     OUTLOOK_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.DeploymentSpec
     phase: DeploymentPhase
     epoch: int
@@ -355,7 +358,18 @@ class Deployment(_message.Message):
     active_requests: int
     traffic: _common_pb2.Traffic
     outlook: Outlook
-    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ...) -> None: ...
+    suspects: _containers.RepeatedCompositeFieldContainer[SuspectHop]
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ..., suspects: _Optional[_Iterable[_Union[SuspectHop, _Mapping]]] = ...) -> None: ...
+
+class SuspectHop(_message.Message):
+    __slots__ = ("from_stage", "to_stage", "why")
+    FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_STAGE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    from_stage: int
+    to_stage: int
+    why: str
+    def __init__(self, from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Outlook(_message.Message):
     __slots__ = ("expected", "better", "layers", "gain", "note", "losses")
