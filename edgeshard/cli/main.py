@@ -31,6 +31,7 @@ from edgeshard.cli import (
     node,
     plan,
     profile,
+    replan,
     run,
     serve,
     token,
@@ -126,6 +127,9 @@ app.command(name="ps", short_help="List the deployments: short for get deploymen
 app.add_typer(describe.app, name="describe")
 app.command(name="profile", short_help="Have the boxes measure themselves and their links.")(profile.profile)
 app.command(name="deploy", no_args_is_help=True, short_help="Place a model on the boxes and load it.")(deploy.deploy)
+app.command(name="replan", no_args_is_help=True, short_help="Move a deployment to the boxes that are there now.")(
+    replan.replan
+)
 app.command(name="plan", no_args_is_help=True, short_help="Choose boxes and layers, predict, explain.")(plan.plan)
 app.add_typer(lab.app, name="lab")
 app.command(name="apply", no_args_is_help=True, short_help="Make deployments as files say.")(apply.apply)

@@ -26,6 +26,7 @@ from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentS
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import (
+    AbortedError,
     DeadlineError,
     EdgeShardError,
     FailedPreconditionError,
@@ -36,6 +37,7 @@ from edgeshard.domain.generation import Finished, GenerateOptions, GenerateReque
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
 from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
@@ -47,7 +49,13 @@ from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
-from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
+from edgeshard.wire.deployment import (
+    deployment_from_wire,
+    placement_from_wire,
+    replan_call_to_wire,
+    replan_from_wire,
+    spec_to_wire,
+)
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
@@ -465,6 +473,50 @@ class Client:
                 return
             if not await polls.next():
                 raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
+
+    async def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        """Plan a deployment that is ready for the boxes that are there now, and move it where that gains 5 % or more.
+
+        Its requests pause and go on with the next token. `force` moves it whatever the gain; `dry_run` only asks, which
+        costs next to nothing while boxes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
+        `wait` it is ready when this returns; `on_change` gets every new state on the way.
+
+        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
+        UnavailableError while it is not ready, AbortedError where other boxes could not take it over and it goes on
+        elsewhere, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        """
+        call = ReplanCall(name, dry_run, force, NO_OPERATION if dry_run else _operation_id())
+        replan = replan_from_wire(await self._admin("Replan", replan_call_to_wire(call)))
+        if not (replan.changed and wait):
+            return replan
+        failed: list[EdgeShardError] = []
+
+        def changed(deployment: Deployment) -> None:
+            failed.extend([deployment.failure] if deployment.failure is not None else [])
+            if on_change is not None:
+                on_change(deployment)
+
+        ready = await self._until_ready(await self.deployment(name), timeout_s, changed)
+        wanted, got = (
+            [(stage.node_name, stage.layers) for stage in placement.stages]
+            for placement in (replan.found, ready.placement)
+        )
+        if got != wanted:
+            where = ",".join(f"{node}={layers}" for node, layers in got)
+            why = failed[0].message if failed else "a box failed"
+            raise AbortedError(
+                f"deployment {name} did not move ({why}); it goes on with {where}", field="name", reason="NOT_MOVED"
+            )
+        return replan
 
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.

@@ -24,6 +24,7 @@ from edgeshard.domain.generation import GenerateOptions, GenerationEvent
 from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
 from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
@@ -228,6 +229,20 @@ class SyncClient:
 
     def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
         self._run(self._client.delete_deployment(name, wait, timeout_s))
+
+    def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        return self._run(
+            self._client.replan(name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=on_change)
+        )
 
     def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         return self._run(self._client.trace(name, seconds))

@@ -45,6 +45,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     f"/{_PACKAGE}.AdminService/ListDeployments": _OPERATOR,
     f"/{_PACKAGE}.AdminService/GetDeployment": _OPERATOR,
     f"/{_PACKAGE}.AdminService/DeleteDeployment": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/Replan": _OPERATOR,
     f"/{_PACKAGE}.AdminService/Trace": _OPERATOR,
     f"/{_PACKAGE}.AdminService/Dump": _OPERATOR,
     f"/{_PACKAGE}.AdminService/ListAudit": _OPERATOR,

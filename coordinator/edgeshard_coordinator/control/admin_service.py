@@ -34,7 +34,13 @@ from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard.wire.audit import audit_entry_to_wire
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire
+from edgeshard.wire.deployment import (
+    deployment_to_wire,
+    placement_to_wire,
+    replan_call_from_wire,
+    replan_to_wire,
+    spec_from_wire,
+)
 from edgeshard.wire.site import (
     measure_request_from_wire,
     node_details_to_wire,
@@ -53,6 +59,7 @@ from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.operations import Operations, answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
+from edgeshard_coordinator.control.replanning import PLACING_ATTEMPTS, Replans
 from edgeshard_coordinator.control.requests import RequestFront
 from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.site_views import node_details, node_views, site_details
@@ -67,8 +74,6 @@ from edgeshard_coordinator.core.state import (
     ServedOperation,
     deployment_view,
 )
-
-PLACING_ATTEMPTS = 5
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -98,6 +103,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._audit = audit
         self._events = events
         self._conditions = conditions
+        self._replans = Replans(loop, planner, store)
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
@@ -212,6 +218,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         outcome = await self.operations.once(request.operation_id, request, work)
         return pb.DeleteDeploymentResponse.FromString(outcome)
 
+    async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
+        """Returns once the move is on disk; the deployment is loading then. A dry run plans only where something is
+        new."""
+        call = replan_call_from_wire(request)
+        name = DeploymentName(call.name)
+        if call.dry_run:
+            return replan_to_wire(await self._replans.look(name, force=call.force))
+
+        async def work(operation: ServedOperation) -> bytes:
+            asked = self._pending(name, operation)
+            if asked is None:
+                asked = await self._replans.move(name, operation, force=call.force)
+            await self._saved(name, asked)
+            return asked.outcome
+
+        return pb.ReplanResponse.FromString(await self.operations.once(call.operation_id, request, work))
+
     async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:
         for trace in await self._traces.take(DeploymentName(request.deployment), request.seconds):
             yield pb.TraceResponse(stage=trace_to_wire(trace))
@@ -260,6 +283,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 if attempt == PLACING_ATTEMPTS:
                     raise
                 continue
+            self._replans.placed(state, record)
             return done
         raise AssertionError("unreachable")
 

@@ -11,10 +11,12 @@ from edgeshard.domain.ids import DeploymentName, ModelName, NodeId, NodeName
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.traffic import TrafficBook
+from edgeshard_coordinator.core.afresh import planned_afresh
 from edgeshard_coordinator.core.lengths import typical_request
 from edgeshard_coordinator.core.losses import Repaired, loss_of
 from edgeshard_coordinator.core.placing import Placer, checked_shape, sizes_of
@@ -42,6 +44,22 @@ class Planner:
             return self._placer.place(sourced, manifest, candidates, state.measured, traffic)
 
         return await self._solver.run(lambda: place(spec) if spec.source else place_from_any(spec, candidates, place))
+
+    async def afresh(self, state: State, record: DeploymentRecord) -> Replan:
+        """The placement of a deployment beside the best one for the boxes of `state`."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        traffic = self._traffic.of(record.name, record.model)
+        return await self._solver.run(
+            lambda: planned_afresh(
+                self._placer,
+                record.spec,
+                manifest,
+                state.candidates(record.name),
+                state.measured,
+                traffic,
+                record.placement,
+            )
+        )
 
     async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
         state = self._state()
@@ -92,15 +110,20 @@ class Planner:
         )
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
-        """A placement without the boxes that are away or failed the deployment, and over no bad link."""
+        """A placement without the boxes that are away or failed the deployment, and over no bad link.
+
+        One that could not move goes back to what it had, whose boxes failed it only with other layers.
+        """
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
         candidates = state.candidates(record.name)
+        broken, avoided = record.placement, record.avoided
+        if record.former is not None:
+            broken = record.former
+            avoided -= {stage.node_id for stage in broken.stages}
 
         def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
-            lost = Lost(record.avoided, frozenset(links))
-            return self._placer.repair(
-                record.spec, manifest, candidates, state.measured, traffic, record.placement, lost
-            )
+            lost = Lost(avoided, frozenset(links))
+            return self._placer.repair(record.spec, manifest, candidates, state.measured, traffic, broken, lost)
 
         return await self._solver.run(lambda: without_most(without, state.bad_links))

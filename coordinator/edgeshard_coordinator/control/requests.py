@@ -154,9 +154,13 @@ class RequestFront:
     def expire(self) -> None:
         """End the requests that have been parked for too long, each with a typed error."""
         now = self._now()
+        deployments = self._state().deployments
+        moving = {name for name, record in deployments.items() if record.former is not None}
         for request in list(self._requests.values()):
             if request.attachment is not None:
                 continue
+            if request.deployment in moving:
+                request.parked_at = now  # an operator wants it so, and what is loaded may be large
             limit = request.parked_at + PARKED_LIMIT_S
             if request.deadline is not None:
                 limit = min(limit, request.deadline - DEADLINE_MARGIN_S)
@@ -282,7 +286,7 @@ class RequestFront:
         generation.validate()
         record = self.record_of(model)
         resumed = emitted is not None
-        attachment = self._attachment_of(record, may_wait=resumed)
+        attachment = self._attachment_of(record, may_wait=resumed or record.former is not None)
         if generation.max_new_tokens > record.spec.max_new_tokens and not generation.clip_new_tokens:
             raise InvalidArgumentError(
                 f"max_new_tokens {generation.max_new_tokens} is beyond the {record.spec.max_new_tokens} that "

@@ -10,6 +10,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ReplanReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLAN_REASON_UNSPECIFIED: _ClassVar[ReplanReason]
+    REPLAN_REASON_MOVED: _ClassVar[ReplanReason]
+    REPLAN_REASON_WOULD_MOVE: _ClassVar[ReplanReason]
+    REPLAN_REASON_SAME_LAYERS: _ClassVar[ReplanReason]
+    REPLAN_REASON_SMALL_GAIN: _ClassVar[ReplanReason]
+    REPLAN_REASON_NOT_WEIGHED: _ClassVar[ReplanReason]
+    REPLAN_REASON_NOTHING_NEW: _ClassVar[ReplanReason]
+
 class DeploymentPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DEPLOYMENT_PHASE_UNSPECIFIED: _ClassVar[DeploymentPhase]
@@ -19,6 +29,13 @@ class DeploymentPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEPLOYMENT_PHASE_WAITING: _ClassVar[DeploymentPhase]
     DEPLOYMENT_PHASE_FAILED: _ClassVar[DeploymentPhase]
     DEPLOYMENT_PHASE_DELETING: _ClassVar[DeploymentPhase]
+REPLAN_REASON_UNSPECIFIED: ReplanReason
+REPLAN_REASON_MOVED: ReplanReason
+REPLAN_REASON_WOULD_MOVE: ReplanReason
+REPLAN_REASON_SAME_LAYERS: ReplanReason
+REPLAN_REASON_SMALL_GAIN: ReplanReason
+REPLAN_REASON_NOT_WEIGHED: ReplanReason
+REPLAN_REASON_NOTHING_NEW: ReplanReason
 DEPLOYMENT_PHASE_UNSPECIFIED: DeploymentPhase
 DEPLOYMENT_PHASE_LOADING: DeploymentPhase
 DEPLOYMENT_PHASE_ACTIVATING: DeploymentPhase
@@ -246,6 +263,34 @@ class DeleteDeploymentRequest(_message.Message):
 class DeleteDeploymentResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReplanRequest(_message.Message):
+    __slots__ = ("operation_id", "name", "dry_run", "force")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    name: str
+    dry_run: bool
+    force: bool
+    def __init__(self, operation_id: _Optional[str] = ..., name: _Optional[str] = ..., dry_run: _Optional[bool] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class ReplanResponse(_message.Message):
+    __slots__ = ("current", "found", "expected", "gain", "reason", "note")
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    current: _common_pb2.Placement
+    found: _common_pb2.Placement
+    expected: _common_pb2.Prediction
+    gain: float
+    reason: ReplanReason
+    note: str
+    def __init__(self, current: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., found: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., expected: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., gain: _Optional[float] = ..., reason: _Optional[_Union[ReplanReason, str]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("deployment", "seconds")

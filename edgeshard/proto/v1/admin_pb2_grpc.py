@@ -90,6 +90,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
                 _registered_method=True)
+        self.Replan = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/Replan',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanResponse.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/edgeshard.proto.v1.AdminService/Trace',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
@@ -185,6 +190,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replan(self, request, context):
+        """Plans a deployment that is ready for the boxes that are there now, and moves it where that is worth it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """Has every box of a deployment record its steps for a while; then a message for each stage, once all have answered.
         """
@@ -270,6 +282,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteDeployment,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.SerializeToString,
+            ),
+            'Replan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replan,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanResponse.SerializeToString,
             ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
@@ -590,6 +607,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/DeleteDeployment',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/Replan',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanResponse.FromString,
             options,
             channel_credentials,
             insecure,
