@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import socket
 from pathlib import Path
@@ -31,6 +30,7 @@ class OwnSite:
     """
 
     def __init__(self, directory: Path, boxes: int, listen: str, port: int) -> None:
+        from edgeshard.process.machine import usable_cores
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
 
         self._directory = directory
@@ -45,10 +45,10 @@ class OwnSite:
             directory,
             self.nodes,
             listen=join_address(host, first),
-            threads=max(1, (os.cpu_count() or 1) // boxes),
+            threads=max(1, usable_cores() // boxes),
             authority=self._authority,
             share_store=True,
-            agent_arguments=_memory(boxes),
+            agent_arguments=_memory(boxes, directory),
             arguments_by_agent={} if alone else {name: _reachable(index) for index, name in enumerate(self.nodes)},
             coordinator_arguments=[
                 *("--ca-key", str(directory / "site" / "ca.key")),
@@ -171,13 +171,14 @@ def _box_name() -> str:
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-") or "box-1"
 
 
-def _memory(boxes: int) -> list[str]:
+def _memory(boxes: int, directory: Path) -> list[str]:
     """What each box may use, where several share the memory that one alone would take."""
     if boxes == 1:
         return []
-    import psutil
+    from edgeshard.process.machine import read_condition
 
-    return ["--memory", str(psutil.virtual_memory().available // boxes * 9 // 10)]
+    available = read_condition("", directory, None).memory_available_bytes
+    return ["--memory", str(available // boxes * 9 // 10)]
 
 
 def _reachable(index: int) -> list[str]:

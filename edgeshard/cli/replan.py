@@ -107,6 +107,17 @@ def _rates(predicted: Prediction | None) -> str:
     return f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} per token"
 
 
+def sentence_of_gain(found: Replan) -> str:
+    """Such as `41 % more tokens/s (62.1 instead of 44.0)`."""
+    now, then = found.expected, found.found.predicted
+    if now is None or then is None or found.gain is None:
+        return "a gain that is not known"
+    if now.objective == "throughput":
+        return f"{100 * found.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
+    times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
+    return f"{100 * found.gain:.0f} % less time ({times})"
+
+
 def sentence(name: str, found: Replan) -> str:
     """What came of it."""
     from edgeshard.cli.views import layers_text

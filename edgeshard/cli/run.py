@@ -10,7 +10,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of
 from edgeshard.cli.connect import run as run_async
-from edgeshard.cli.deploy import DeployReporter, interrupted, local_model, spec_of
+from edgeshard.cli.deploy import DeployReporter, interrupted, model_source, spec_of
 from edgeshard.cli.generate import generate, prompt_of, read_stdin
 from edgeshard.cli.model import add_model
 from edgeshard.cli.output import stderr_console
@@ -26,7 +26,7 @@ def run(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A deployment, a model of the store, or ./DIR, which is put there first.",
+            help="A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
             autocompletion=completion.models,
         ),
     ],
@@ -45,13 +45,13 @@ def run(
 
     The deployment has the model's name and stays; `edgectl delete deployment NAME` frees its memory.
     """
-    connect, directory = connect_of(context), local_model(model)
+    connect, source = connect_of(context), model_source(model)
     if prompt is None and not sys.stdin.isatty():
         prompt = read_stdin()
     name = model
-    if directory is not None:
-        name = directory.name
-        add_model(connect, directory)
+    if source is not None:
+        name = source.name
+        add_model(connect, model)
     run_async(_served(connect, name, timeout))
     if prompt is None:
         _chat(context, name)

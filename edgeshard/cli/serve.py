@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,23 +15,29 @@ import typer
 from edgeshard.cli.connect import run
 from edgeshard.cli.demo import NAME as DEMO_MODEL
 from edgeshard.cli.demo import Narrator, model_directory
+from edgeshard.cli.deploy import model_source
 from edgeshard.cli.output import human_bytes, stderr_console
 from edgeshard.cli.own_site import OwnSite
+from edgeshard.cli.replan import sentence_of_gain
+from edgeshard.cli.views import layers_text
 from edgeshard.domain.errors import (
+    EdgeShardError,
     InvalidArgumentError,
-    NotFoundError,
     PlacementError,
     ResourceExhaustedError,
     UnavailableError,
 )
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import check_name
+from edgeshard.domain.replan import ReplanReason
 
 if TYPE_CHECKING:
     from edgeshard.cli.deploy import DeployReporter
     from edgeshard.client import Client
     from edgeshard.client.models import AddPhase
     from edgeshard.domain.deployment import Deployment
+    from edgeshard.domain.device import Node
+    from edgeshard.importing.sources import Source
 
 PORT = 8000
 _LISTEN = "0.0.0.0:7600"
@@ -45,20 +52,15 @@ _WORTH = 1.05
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What is to be served. `model` is a directory, or the name of a model that the site has."""
+    """What is to be served: `model` as it was named, which is added from `source` unless the site has it (None)."""
 
     model: str
+    source: Source | None
     name: str
     quantise: str
     concurrency: int | None
     max_context: int | None
     grow: bool
-
-    @property
-    def directory(self) -> Path | None:
-        """Where the model is to be added from."""
-        path = Path(self.model)
-        return path.resolve() if path.is_dir() else None
 
     def spec(self, model: str, source: str, quantise: str) -> dict[str, object]:
         """The deployment spec's values."""
@@ -120,31 +122,34 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     narrator = Narrator(time.monotonic())
     if model == "demo":
         with model_directory(None) as shipped:
-            options = ServeOptions(str(shipped), name or DEMO_MODEL, quantise, concurrency, max_context, grow)
+            options = _demo(shipped, name or DEMO_MODEL, quantise, concurrency, max_context, grow)
             run(_serve(options, OwnSite.at(state_dir, boxes, listen, port), narrator))
         return
-    options = ServeOptions(model, name or _name_of(model), quantise, concurrency, max_context, grow)
-    check_name(options.name, "name")
+    source = model_source(model)
+    own_name = name or (model if source is None else source.name)
+    check_name(own_name, "name")
+    options = ServeOptions(model, source, own_name, quantise, concurrency, max_context, grow)
     run(_serve(options, OwnSite.at(state_dir, boxes, listen, port), narrator))
 
 
 def serve_demo(port: int, boxes: int) -> None:
     """`edgectl demo --serve`: its boxes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
     with model_directory(None) as shipped, tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
-        options = ServeOptions(str(shipped), DEMO_MODEL, "none", None, None, grow=False)
         site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port)
-        run(_serve(options, site, Narrator(time.monotonic())))
+        run(_serve(_demo(shipped, DEMO_MODEL), site, Narrator(time.monotonic())))
 
 
-def _name_of(model: str) -> str:
-    from edgeshard.client.models import default_name
+def _demo(
+    directory: Path,
+    name: str,
+    quantise: str = "none",
+    concurrency: int | None = None,
+    max_context: int | None = None,
+    grow: bool = False,
+) -> ServeOptions:
+    from edgeshard.importing.sources import Source
 
-    path = Path(model)
-    if path.is_dir():
-        return default_name(path)
-    if "/" in model:
-        raise NotFoundError(f"MODEL {model}: there is no such directory", field="model")
-    return model
+    return ServeOptions(DEMO_MODEL, Source(path=directory), name, quantise, concurrency, max_context, grow)
 
 
 async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
@@ -163,11 +168,10 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
 
 async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> str:
     """The model's name in the store."""
-    path = options.directory
-    if path is None:
-        await client.stored_model(options.model)
+    if options.source is None:
+        await client.stored_model(options.model)  # says how to add it where it is not there
         return options.model
-    name = _name_of(options.model) if options.name != DEMO_MODEL else DEMO_MODEL
+    name = DEMO_MODEL if options.model == DEMO_MODEL else options.source.name
     shown_s = time.monotonic()
 
     def show(phase: AddPhase, done: int, total: int) -> None:
@@ -176,7 +180,11 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> str
             shown_s = time.monotonic()
             narrator.say(f"{phase.value} {name}: {human_bytes(done)} of {human_bytes(total)}")
 
-    await client.add_model(path, name, show)
+    from edgeshard.client.models import Adding
+
+    await client.add_model(
+        options.source.path or options.model, name, show, Adding(on_note=lambda text: narrator.say(f"note: {text}"))
+    )
     stored = await client.stored_model(name)
     narrator.say(
         f"model {name} is in the store: {stored.architecture}, {stored.layer_count} layers, "
@@ -243,7 +251,7 @@ async def _watch(client: Client, options: ServeOptions, site: OwnSite, narrator:
     """Until Ctrl-C: who joins, and what the site would gain by it. Raises the error of a process that ends."""
     known = set(site.nodes) | {node.name for node in await client.nodes()}
     await _offer(client, site, narrator)
-    ended = asyncio.ensure_future(site.first_end())
+    ended, growth = asyncio.ensure_future(site.first_end()), _Growth(client, options, narrator)
     try:
         while not ended.done():
             await asyncio.wait({ended}, timeout=_WATCH_S)
@@ -254,11 +262,47 @@ async def _watch(client: Client, options: ServeOptions, site: OwnSite, narrator:
             for node in nodes:
                 if node.connected and node.name not in known:
                     known.add(node.name)
-                    narrator.say(f"box {node.name} has joined")
+                    narrator.say(f"box {node.name} has joined; it is measured when the site is quiet")
                     await _offer(client, site, narrator)
+            await growth.consider(nodes)
         raise ended.result()
     finally:
         ended.cancel()
+
+
+class _Growth:
+    """Says what the site would gain with the boxes that it has now, or moves the model there."""
+
+    def __init__(self, client: Client, options: ServeOptions, narrator: Narrator) -> None:
+        self._client = client
+        self._options = options
+        self._narrator = narrator
+        self._said = ""
+
+    async def consider(self, nodes: Sequence[Node]) -> None:
+        """Nothing while a box that is here is not measured: a plan would stand on data sheets."""
+        here = [node for node in nodes if node.connected]
+        if len(here) < 2 or any(not node.placeable or node.unknown_profiles or node.unknown_links for node in here):
+            return
+        name = self._options.name
+        try:
+            found = await self._client.replan(name, dry_run=True)
+            if found.reason is not ReplanReason.WOULD_MOVE:
+                return
+            gain = f"{layers_text(found.found)}: {sentence_of_gain(found)}"
+            if self._options.grow:
+                self._narrator.say(f"moving {name} to {gain}")
+                await self._client.replan(name)
+                self._narrator.say(f"{name} has moved; what ran went on")
+            else:
+                self._say_once(f"{name} would gain by {gain}; `edgectl replan {name}` moves it, --grow does so itself")
+        except EdgeShardError as error:
+            self._say_once(f"{name} stays where it is: {error.message}")
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._narrator.say(text)
 
 
 async def _offer(client: Client, site: OwnSite, narrator: Narrator) -> None:

@@ -72,7 +72,7 @@ def asked(url: str, key: str, path: str, body: dict[str, Any]) -> Any:
         json.dumps(body).encode(),
         {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return json.load(answer)
 
 
@@ -134,7 +134,7 @@ def leftovers(state: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["./nowhere"], "there is no such directory"),
+        (["./nowhere"], "no such file or directory"),
         (["demo", "--quantise", "int3"], "--quantise 'int3': use one of auto, none, int8, int4"),
         (["demo", "--listen", "nonsense"], "listen"),
         (["demo", "--state-dir", "/proc/none"], "--state-dir"),
