@@ -17,7 +17,8 @@ from edgeshard import __version__
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway import document as forms
-from edgeshard.gateway.backend import Backend, Doors
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.callers import Doors
 from edgeshard.gateway.chat import ChatRequest, Chats
 from edgeshard.gateway.completions import CompletionRequest, Completions
 from edgeshard.gateway.document import answers_of, body_of

@@ -27,11 +27,12 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.placement import Placement
 from edgeshard.gateway import answers
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.backend import Caller
+from edgeshard.gateway.callers import Caller
 from edgeshard.gateway.entrance import OPEN
 from edgeshard.gateway.errors import STATUSES
+from edgeshard.gateway.listen import HttpListen
 from edgeshard.gateway.responses import messages_of
-from edgeshard.gateway.server import GatewayServer, HttpListen
+from edgeshard.gateway.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.gateway.test_clients import CLIENTS, needs_clients, run
