@@ -24,7 +24,15 @@ MOST_CONNECTIONS = 2048
 
 
 class _Server(uvicorn.Server):
-    """Signals are the host's own."""
+    """Signals are the host's own, and so is the clock: a gateway that nobody calls is not woken."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ending = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,6 +62,7 @@ class GatewayServer:
             ws="none",
             http="h11",
             server_header=False,
+            date_header=False,  # it would have to be made every second
             proxy_headers=False,
             ssl_certfile=self._listen.cert,
             ssl_keyfile=self._listen.key,
@@ -73,7 +82,7 @@ class GatewayServer:
 
     async def stop(self) -> None:
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            self._server.ending.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, STOP_LIMIT_S + 0.5)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from tests.support.http import Http
 from tests.support.site import Site
@@ -362,6 +363,12 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     await site.client.revoke_key("narrow")
     gone = await narrow.get("/v1/models")
     assert (gone.status, gone.error["code"]) == (401, "invalid_api_key")
+    entries = {(entry.who, entry.what, entry.target, entry.result) for entry in await site.client.audit(100)}
+    assert ("nobody", "POST /v1/completions", "", "NO_API_KEY") in entries
+    assert {(what, target) for _, what, target, result in entries if result == OK} >= {
+        ("CreateKey", "narrow"),
+        ("RevokeKey", "narrow"),
+    }
 
 
 async def test_a_key_is_held_to_its_own_limits(site: Site, http: Http) -> None:
