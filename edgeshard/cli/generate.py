@@ -11,6 +11,7 @@ import typer
 
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.generation_options import generation_options
+from edgeshard.cli.guide_options import guide_options
 from edgeshard.cli.output import Column, Output, human_seconds, plain, printable, show_data, stderr_console, table
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -26,6 +27,7 @@ class TextOutput(StrEnum):
     YAML = "yaml"
 
 
+@guide_options
 @generation_options
 def generate(
     context: typer.Context,
@@ -49,8 +51,11 @@ def generate(
     completion = run(work())
     if output is not TextOutput.TEXT:
         show_data(completion_record(completion), Output(output.value))
-    elif completion.logprobs:
-        stderr_console().print(table(list(zip(completion.token_ids, completion.logprobs, strict=True)), _LOGPROBS))
+    else:
+        asked = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
+        made = list(zip(completion.token_ids, completion.logprobs, strict=False))
+        if asked or made:
+            stderr_console().print(table([*asked, *made], _LOGPROBS))
     if stats:
         typer.echo(summary(completion), err=True)
 

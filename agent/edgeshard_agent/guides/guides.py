@@ -130,6 +130,8 @@ class Guides:
         self._accepted.append(guide)
 
     def _banned(self, guided: Guided) -> Banned:
+        if self._process is not None and self._process.has_ended:
+            self._drop()  # not by this request
         if guided.number in self._known:
             bits = self._mask(Advance(guided.number, guided.answer[-1]))
         else:
@@ -178,6 +180,10 @@ class _Process:
         self._answers = select.poll()
         self._answers.register(self._process.stdout, select.POLLIN)
         self.tell(setup)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def tell(self, message: Message) -> None:
         """Raises OSError when the process is gone."""
