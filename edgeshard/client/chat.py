@@ -22,7 +22,7 @@ from edgeshard.domain.chat import (
     chat_reason,
 )
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import DeadlineError, InternalError
+from edgeshard.domain.errors import DeadlineError, InternalError, UnavailableError
 from edgeshard.domain.generation import Finished, GenerateOptions, GenerationEvent, Started, Token
 from edgeshard.domain.ids import DeploymentName, RequestId
 
@@ -95,14 +95,20 @@ async def chat_events(
     generation_of((0,), options)  # so that a wrong one is named before anything is sent
     timeout_s = options.get("timeout_s")
     ends_at = None if timeout_s is None else clock.now() + timeout_s
-    prompt = await client.render_chat(model, conversation, timeout_s)
+    try:
+        prompt = await client.render_chat(model, conversation, timeout_s)
+    except (DeadlineError, UnavailableError):
+        # A connection takes a moment: who has not answered within less than that is not known to be away.
+        if ends_at is None or clock.now() < ends_at:
+            raise
+        raise _late(timeout_s) from None
     wanted = cast("GenerateOptions", {**prompt.defaults.given(), **options})
     if prompt.room and not {"max_new_tokens", "max_tokens"} & options.keys():
         wanted["max_new_tokens"] = max(1, min(DEFAULT_NEW_TOKENS, prompt.room))
     if ends_at is not None:
         wanted["timeout_s"] = left_s = ends_at - clock.now()
         if left_s <= 0:
-            raise DeadlineError(f"the prompt was not there within {timeout_s:g} s")
+            raise _late(timeout_s)
     parser = AnswerParser(prompt.format, tools)
     async with aclosing(client.generate(model, prompt.tokens, **wanted)) as events:
         async for event in events:
@@ -117,6 +123,12 @@ async def chat_events(
                         yield delta
                     reason = chat_reason(event.reason, parser.calls > 0)
                     yield ChatFinished(reason, event.prompt_token_count, event.new_token_count)
+
+
+def _late(timeout_s: float | None) -> DeadlineError:
+    return DeadlineError(
+        f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens", field="timeout_s"
+    )
 
 
 class ChatBuilder:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +39,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 TELL = [{"role": "system", "content": "Once upon a time"}, {"role": "user", "content": "there lived a king who"}]
 THINKING = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}<think>\n{# </think> <tool_call> #}"
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "sdk"
+TALES = Path(__file__).resolve().parents[1] / "data" / "fairy-tales.valid.txt"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
 
@@ -85,6 +90,38 @@ async def test_texts_become_tokens_and_back(client: Client) -> None:
     tokens = await client.tokenize("tales", "The old king")
     assert tokens == (await client.complete("tales", "The old king", max_new_tokens=1)).prompt_token_ids
     assert await client.detokenize("tales", tokens) == "The old king"
+
+
+async def example(client: Client, name: str, *arguments: str, stdin: str = "") -> list[str]:
+    """Lines of output of one of the programs that show the SDK."""
+    environment = {
+        **os.environ,
+        "EDGESHARD__CLIENT__COORDINATOR": client.target,
+        "EDGESHARD__CLIENT__PLAINTEXT": "true",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(EXAMPLES / f"{name}.py"), *arguments,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    output, _ = await asyncio.wait_for(process.communicate(stdin.encode()), 120)
+    assert process.returncode == 0
+    return output.decode().splitlines()
+
+
+async def test_the_robot_does_what_is_safe_when_nothing_comes_in_time(client: Client) -> None:
+    late, late_too = await example(client, "robot", "tales", "--deadline", "0.0005", stdin="wall ahead\nall clear\n")
+    assert late.startswith("stop") and "no answer within" in late and late_too.startswith("stop")
+    (known,) = await example(client, "robot", "tales", "--deadline", "60", stdin="wall ahead\n")
+    assert "the model says" in known
+    (away,) = await example(client, "robot", "nobody", stdin="wall ahead\n")
+    assert away.startswith("stop") and "MODEL_NOT_SERVED" in away
+
+
+async def test_the_summariser_reads_what_is_longer_than_the_context(client: Client, tmp_path: Path) -> None:
+    document = tmp_path / "tales.txt"
+    document.write_text(TALES.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    assert len(await client.tokenize("tales", document.read_text(encoding="utf-8"))) > 2 * 512
+    assert "".join(await example(client, "summarise", "tales", str(document), "--words", "20"))
 
 
 async def test_what_cannot_be_said_is_refused_by_name(client: Client) -> None:
