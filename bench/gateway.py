@@ -25,8 +25,9 @@ from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.backend import Caller
-from edgeshard.gateway.server import GatewayServer, HttpListen
+from edgeshard.gateway.callers import Caller
+from edgeshard.gateway.listen import HttpListen
+from edgeshard.gateway.server import GatewayServer
 from edgeshard.gateway.words import Words
 
 SERVED = ServedModel(DeploymentName("m"), ModelName("m"), 1 << 20, 1 << 20)

@@ -18,6 +18,7 @@ import structlog
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Role
+from edgeshard.gateway.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
 from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
@@ -38,6 +39,7 @@ from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
+from edgeshard_coordinator.control.doors import KeyDoors
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
@@ -75,7 +77,7 @@ async def serve(settings: CoordinatorSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    site = _site(settings)
+    site, listen = _site(settings), _http_listen(settings)
     coordinator = await _assemble(settings, site)
     machine = Machine(__version__, settings.state_dir, site.tls)
     coordinator.conditions.own = machine.condition
@@ -84,7 +86,10 @@ async def serve(settings: CoordinatorSettings) -> None:
     await metrics.start()
     log.info("coordinator_serves", address=address)
     entrance = await _open_entrance(settings, site, coordinator, address)
-    gateway = await _open_gateway(settings, site, coordinator)
+    gateway: GatewayServer | None = None
+    if listen is not None:
+        doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
+        gateway = await _open_gateway(listen, doors, coordinator)
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "")
     notifier.ready(f"serving on {address}")
@@ -176,26 +181,35 @@ async def _open_entrance(
     return _Entrance(server, renewing)
 
 
-async def _open_gateway(settings: CoordinatorSettings, site: _Site, coordinator: Coordinator) -> GatewayServer | None:
-    """Raises DeniedError for what anybody on the network could use, UnavailableError where the port is taken."""
+def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
+    """Where the gateway listens, None for nowhere. Raises what `HttpListen.check` raises, and DeniedError for what
+    anybody on the network could use."""
     if settings.http_listen is None:
         return None
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise FailedPreconditionError(
             "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
         )
-    # Half a second that a coordinator without a gateway need not wait.
-    from edgeshard.gateway.app import make_app
-    from edgeshard.gateway.server import GatewayServer, HttpListen
-    from edgeshard_coordinator.control.gateway import KeyDoors, SiteBackend
-
     listen = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key)
     listen.check()
     if settings.http_no_key and not listen.is_local:
         raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
-    doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
-    backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
-    server = GatewayServer(make_app(backend, doors, local_only=listen.is_local), listen)
+    return listen
+
+
+async def _open_gateway(listen: HttpListen, doors: KeyDoors, coordinator: Coordinator) -> GatewayServer:
+    """Raises UnavailableError where the port is taken."""
+
+    def made() -> GatewayServer:
+        # Half a second that a coordinator without a gateway need not wait, and no box waits for with one.
+        from edgeshard.gateway.app import make_app
+        from edgeshard.gateway.server import GatewayServer
+        from edgeshard_coordinator.control.gateway import SiteBackend
+
+        backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
+        return GatewayServer(make_app(backend, doors, local_only=listen.is_local), listen)
+
+    server = await asyncio.to_thread(made)
     await server.start()
     log.info("gateway_serves", url=server.url)
     return server

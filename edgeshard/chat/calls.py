@@ -146,8 +146,8 @@ def _functions(tools: Sequence[Any]) -> list[dict[str, Any]]:
     return [function for function in described if isinstance(function, dict)]
 
 
-def _names(tools: Sequence[Any]) -> set[Any]:
-    return {function.get("name") for function in _functions(tools)}
+def _names(tools: Sequence[Any]) -> set[str]:
+    return {name for function in _functions(tools) if isinstance(name := function.get("name"), str)}
 
 
 def _properties(name: str, tools: Sequence[Any]) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     unknown = sorted(message.keys() - _KEYS)
     if unknown:
         raise _wrong(f"{where}.{unknown[0]}", f"is not supported; a message has {', '.join(sorted(_KEYS))}")
-    if message.get("role") not in _ROLES:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
         raise _wrong(f"{where}.role", f"must be one of {', '.join(sorted(_ROLES))}")
     result = {key: value for key, value in message.items() if value is not None and key != "refusal"}
     for key in _TEXTS:

@@ -34,8 +34,9 @@ async def answers(opened: Sequence[Opened], at_once: int) -> Answers:
             async for event in events:
                 yield 0, event
         return
-    async for item in _merged(opened, at_once):
-        yield item
+    async with aclosing(_merged(opened, at_once)) as merged:
+        async for item in merged:
+            yield item
 
 
 async def _merged(opened: Sequence[Opened], at_once: int) -> Answers:

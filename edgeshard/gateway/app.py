@@ -17,7 +17,8 @@ from edgeshard import __version__
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway import document as forms
-from edgeshard.gateway.backend import Backend, Doors
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.callers import Doors
 from edgeshard.gateway.chat import ChatRequest, Chats
 from edgeshard.gateway.completions import CompletionRequest, Completions
 from edgeshard.gateway.document import answers_of, body_of
@@ -53,9 +54,8 @@ def _add_site(app: FastAPI, site: Site) -> None:
     app.add_api_route("/metrics", site.metrics, include_in_schema=False)
     app.add_api_route("/v1/models", site.models, responses=answers_of(forms.ModelList))
     app.add_api_route("/v1/models/{model}", site.model, responses=answers_of(forms.Model))
-    app.add_api_route(
-        "/v1/embeddings", site.embeddings, methods=["POST"], responses={400: {"model": ErrorBody}}, status_code=400
-    )
+    refusals = {status: said for status, said in answers_of(ErrorBody).items() if status != 200}
+    app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"], responses=refusals, status_code=400)
 
 
 def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:

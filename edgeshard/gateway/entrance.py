@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
-from edgeshard.gateway.backend import Caller, Doors
+from edgeshard.gateway.callers import Caller, Doors
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
 

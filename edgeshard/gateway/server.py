@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from edgeshard.domain.errors import DeniedError, InvalidArgumentError, UnavailableError
-from edgeshard.rpc.tls import check_private, is_loopback, join_address, split_address
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.gateway.listen import HttpListen
+from edgeshard.rpc.tls import join_address, split_address
 
 log = structlog.get_logger()
 
@@ -25,50 +23,16 @@ MOST_CONNECTIONS = 2048
 """Waiting to be accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpListen:
-    """Where to listen: HOST:PORT, with the PEM files of a certificate beyond loopback."""
-
-    address: str
-    cert: Path | None = None
-    key: Path | None = None
-
-    @property
-    def is_local(self) -> bool:
-        return is_loopback(split_address(self.address, "http-listen")[0])
-
-    def check(self) -> None:
-        """Raise DeniedError for plaintext beyond loopback and for a key that others can read, InvalidArgumentError for
-        files that cannot be used."""
-        if self.cert is None and self.key is None:
-            if not self.is_local:
-                raise DeniedError(
-                    f"http-listen {self.address} is beyond loopback and has no TLS: give --http-tls-cert and "
-                    "--http-tls-key",
-                    field="http-listen",
-                    reason="TLS_REQUIRED",
-                )
-            return
-        for name, path in (("http-tls-cert", self.cert), ("http-tls-key", self.key)):
-            if path is None:
-                raise InvalidArgumentError(
-                    f"--{name} is missing: --http-tls-cert and --http-tls-key go together", field=name
-                )
-        assert self.cert is not None and self.key is not None
-        check_private(self.key, "http-tls-key")
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
-        except OSError as error:
-            why = getattr(error, "reason", None) or error.strerror or "they cannot be read"
-            raise InvalidArgumentError(
-                f"--http-tls-cert {self.cert} with --http-tls-key {self.key}: {why}",
-                field="http-tls-cert",
-                reason="TLS_FILE",
-            ) from None
-
-
 class _Server(uvicorn.Server):
-    """Signals are the host's own."""
+    """Signals are the host's own, and so is the clock: a gateway that nobody calls is not woken."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ending = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,6 +62,7 @@ class GatewayServer:
             ws="none",
             http="h11",
             server_header=False,
+            date_header=False,  # it would have to be made every second
             proxy_headers=False,
             ssl_certfile=self._listen.cert,
             ssl_keyfile=self._listen.key,
@@ -117,7 +82,7 @@ class GatewayServer:
 
     async def stop(self) -> None:
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            self._server.ending.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, STOP_LIMIT_S + 0.5)
 

@@ -98,7 +98,7 @@ def test_messages_take_the_form_that_templates_expect() -> None:
 BAD = {
     "messages": ["{", "{}", "[]", "null", '["x"' + "," * (1 << 22) + "]"],
     "messages[0]": ["[1]"],
-    "messages[0].role": ['[{"role": "x", "content": ""}]', '[{"content": ""}]'],
+    "messages[0].role": ['[{"role": [], "content": ""}]', '[{"role": "x", "content": ""}]', '[{"content": ""}]'],
     "messages[0].content": ['[{"role": "user"}]', '[{"role": "user", "content": 1}]',
                             '[{"role": "user", "content": "\\ud800"}]'],
     "messages[0].content[0].type": ['[{"role": "user", "content": [{"type": "image_url"}]}]',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,10 +10,15 @@ import pytest_asyncio
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import parse_spec
+from tests.support.chat_models import DEMO_MODEL, demo_model_with
 from tests.support.http import Http
 from tests.support.site import Site
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+WITH_TOOLS = (
+    "{% for m in messages %}{{ m.content }} {% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
+    "</tool_call>{% endfor %}{% endfor %}{% if tools %}{{ tools[0].function.name }}{% endif %}"
+)
+"""A chat template that knows tools."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -25,6 +29,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         await client.add_model(DEMO_MODEL, "fairy-tales")
         spec = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
         await client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))
+        await client.add_model(demo_model_with(directory / "handy", WITH_TOOLS), "handy")
+        await client.deploy(parse_spec({**spec, "name": "handy", "model": "handy", "layers": "a=0:4,b=4:9,c=9:12"}))
         yield Site(cluster, client)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
+from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from tests.support.http import Http
 from tests.support.site import Site
@@ -147,9 +149,10 @@ async def test_texts_and_tokens(http: Http) -> None:
 
 async def test_models_are_listed_by_deployment(http: Http) -> None:
     listed = (await http.get("/v1/models")).json["data"]
-    assert [(m["id"], m["root"], m["max_model_len"]) for m in listed] == [("tales", "fairy-tales", 512)]
-    assert (await http.get("/v1/models/tales")).json == listed[0]
-    assert (await http.get("/v1/models/fairy-tales")).json == listed[0]
+    rows = {model["id"]: model for model in listed}
+    assert [(m["root"], m["max_model_len"]) for m in rows.values()] == [("fairy-tales", 512), ("handy", 512)]
+    assert (await http.get("/v1/models/tales")).json == rows["tales"]
+    assert (await http.get("/v1/models/fairy-tales")).json == rows["tales"]
     missing = await http.get("/v1/models/none")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
 
@@ -216,6 +219,73 @@ async def test_values_that_mean_what_happens_anyway_are_taken(http: Http) -> Non
     chat = {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True, "tools": []}
     talk = await http.post("/v1/chat/completions", {**TALK, **neutral, **chat, "response_format": {"type": "text"}})
     assert talk.status == 200, talk.body
+
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"color": {"$ref": "#/$defs/color"}, "on": {"type": "boolean"}},
+                "required": ["color", "on"],
+                "additionalProperties": False,
+                "$defs": {"color": {"enum": ["red", "green"]}},
+            },
+        },
+    }
+    for name in ("set_lamp", "set_door")
+]
+ASK_TOOLS: dict[str, Any] = {"model": "handy", "messages": CHAT, "tools": TOOLS, "max_tokens": 60}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "set_door"}}])
+async def test_a_call_that_is_asked_for_is_made(http: Http, choice: Any) -> None:
+    (answer,) = (await http.post("/v1/chat/completions", {**ASK_TOOLS, "tool_choice": choice})).json["choices"]
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] in (["set_lamp", "set_door"] if choice == "required" else ["set_door"])
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments.keys() == {"color", "on"} and arguments["color"] in ("red", "green")
+    events = await http.events("/v1/chat/completions", {**ASK_TOOLS, "tool_choice": choice, "stream": True})
+    deltas = [c["delta"]["tool_calls"][0] for e in events for c in e["choices"] if "tool_calls" in c["delta"]]
+    assert [delta["index"] for delta in deltas] == [0] and json.loads(deltas[0]["function"]["arguments"])
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    back = [*CHAT, answer["message"], {"role": "tool", "tool_call_id": call["id"], "content": "done"}]
+    assert (await http.post("/v1/chat/completions", {**ASK_TOOLS, "messages": back})).status == 200
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"model": "handy", "input": "x", "tools": flat, "tool_choice": "required", "max_output_tokens": 60}
+    (item,) = (await http.post("/v1/responses", asked)).json["output"]
+    assert item["type"] == "function_call" and json.loads(item["arguments"]).keys() == {"color", "on"}
+
+
+async def test_answers_have_the_form_that_is_asked_for(http: Http) -> None:
+    schema = TOOLS[0]["function"]["parameters"]
+    formed = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": schema, "strict": True}}
+    forms: list[tuple[dict[str, Any], Any]] = [
+        ({"response_format": formed}, lambda text: json.loads(text).keys() == {"color", "on"}),
+        ({"guided_json": schema}, lambda text: json.loads(text)["color"] in ("red", "green")),
+        ({"guided_regex": "[a-c]{3}x"}, lambda text: re.fullmatch("[a-c]{3}x", text)),
+        ({"guided_grammar": 'start: "yes" | "no"'}, lambda text: text in ("yes", "no")),
+    ]
+    for form, holds in forms:
+        (choice,) = (await http.post("/v1/chat/completions", {**TALK, "max_tokens": 60, **form})).json["choices"]
+        assert choice["finish_reason"] == "stop" and holds(choice["message"]["content"]), choice
+    (text,) = (await http.post("/v1/completions", {**COMPLETION, "max_tokens": 60, "guided_json": schema})).json[
+        "choices"
+    ]
+    assert json.loads(text["text"]).keys() == {"color", "on"}
+    asked = {"model": "tales", "input": "x", "max_output_tokens": 60, "text": {"format": {"type": "json_schema",
+             "name": "lamp", "schema": schema}}}  # fmt: skip
+    (item,) = (await http.post("/v1/responses", asked)).json["output"]
+    assert json.loads(item["content"][0]["text"]).keys() == {"color", "on"}
+    talk = {"model": "tales", "messages": CHAT, "format": schema, "stream": False, "options": {"num_predict": 60}}
+    assert json.loads((await http.post("/api/chat", talk)).json["message"]["content"]).keys() == {"color", "on"}
+    wrong = await http.post("/v1/chat/completions", {**TALK, "guided_regex": "("})
+    assert (wrong.status, wrong.error["param"]) == (400, "guided_regex")
+    both = await http.post("/v1/chat/completions", {**TALK, "guided_regex": "a", "guided_json": {}})
+    assert (both.status, both.error["param"]) == (400, "guided_regex")
 
 
 async def test_other_errors_have_the_same_form(http: Http) -> None:
@@ -293,6 +363,12 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     await site.client.revoke_key("narrow")
     gone = await narrow.get("/v1/models")
     assert (gone.status, gone.error["code"]) == (401, "invalid_api_key")
+    entries = {(entry.who, entry.what, entry.target, entry.result) for entry in await site.client.audit(100)}
+    assert ("nobody", "POST /v1/completions", "", "NO_API_KEY") in entries
+    assert {(what, target) for _, what, target, result in entries if result == OK} >= {
+        ("CreateKey", "narrow"),
+        ("RevokeKey", "narrow"),
+    }
 
 
 async def test_a_key_is_held_to_its_own_limits(site: Site, http: Http) -> None:

@@ -82,6 +82,7 @@ MESSAGES: dict[str, dict[str, str]] = {
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
 _PLAINTEXT = "of certificates, and nobody has one here"
+_HTTP = "nobody comes by HTTP here"
 _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
 _APART = "chat templates and tokenizers are in a process of their own, with tests of its own"
 ABSENT = {
@@ -113,6 +114,11 @@ ABSENT = {
     "CreateTokenResponse": _PLAINTEXT,
     "EnrolRequest": _PLAINTEXT,
     "EnrolResponse": _PLAINTEXT,
+    **{
+        f"{call}Key{'s' * (call == 'List')}{kind}": _HTTP
+        for call in ("Create", "List", "Revoke")
+        for kind in ("Request", "Response")
+    },
     "RenewRequest": _PLAINTEXT,
     "RenewResponse": _PLAINTEXT,
     "RevokeRequest": _PLAINTEXT,

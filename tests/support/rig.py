@@ -62,9 +62,7 @@ class Stage:
         assert set(step.plan.frees) <= self.known, "a request the stages never heard of was freed"
         self.known -= set(step.plan.frees)
         self.pool.commit(self.pool.check(step.plan))
-        given = deque(step.tokens)
-        sampled: list[SampledToken] = []
-        scored: list[SpanLogprobs] = []
+        given, sampled, scored = deque(step.tokens), [], list[SpanLogprobs]()
         for span in step.plan.spans:
             assert (span.sampling is not None) == (span.request not in self.known), "once, on the first span"
             self.known.add(span.request)
