@@ -259,12 +259,17 @@ class SyncClient:
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
         turn = asyncio.Lock()
+        step: asyncio.Task[Any] | None = None
 
         async def next_item() -> Result | None:
+            nonlocal step
+            step = asyncio.current_task()
             async with turn:
                 return await anext(items, None)
 
         async def close() -> None:
+            if step is not None:
+                step.cancel()  # the interrupt may have come before anybody waited for it, who would have done so
             async with turn:
                 await items.aclose()
 
