@@ -338,7 +338,7 @@ def _translated(name: str, revision: str) -> Iterator[None]:
         ) from None
     except errors.LocalEntryNotFoundError:
         raise UnavailableError(
-            f"the Hub at {constants.ENDPOINT} went away before all of {name} had arrived; whole files are kept, try again",
+            f"the Hub at {constants.ENDPOINT} went away before all of {name} arrived; whole files are kept, try again",
             field="model",
         ) from None
     except errors.EntryNotFoundError as error:
