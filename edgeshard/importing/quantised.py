@@ -81,10 +81,10 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
     method = check_method(settings)
     plain = without_quantisation(config)
     parse_config(plain)  # refuses before any weights are read
-    kept, modules = _sorted(stored_tensors(model))
+    kept, modules = sorted_parts(stored_tensors(model))
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
     with TensorWriter(scratch) as writer:
-        converter = _Converter(plain, method, settings, width, writer)
+        converter = Converter(plain, method, settings, width, writer)
         for module, parts in modules.items():
             progress(CONVERTING, read, total)
             kept.append(converter.stored(module, parts))
@@ -117,7 +117,7 @@ def check_method(settings: Mapping[str, Any]) -> str:
     return str(method)
 
 
-def _sorted(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
+def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
     """Tensors that are whole, and by the weight's name those of which quantised weights are made."""
     modules: defaultdict[str, Parts] = defaultdict(dict)
     whole: dict[str, StoredTensor] = {}
@@ -136,7 +136,9 @@ def _sorted(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict
 
 
 @dataclass(slots=True)
-class _Converter:
+class Converter:
+    """Makes one weight after the other of what stands for it; `config` is that of the model with whole weights."""
+
     config: Mapping[str, Any]
     method: str
     settings: Mapping[str, Any]

@@ -12,6 +12,7 @@ from pathlib import Path
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.importing.hub import fetch
 from edgeshard.importing.imported import Imported, Progress
 from edgeshard.importing.quantised import open_quantised, quantisation_of
 from edgeshard.storage.checkpoint import open_checkpoint, read_config_json
@@ -74,9 +75,9 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
 
     Blocking. Raises typed errors that say what to do.
     """
-    assert source.path is not None
+    path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
     with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
-        if source.path.is_file():
-            yield open_gguf(source.path.resolve(), Path(scratch), width, progress)
+        if path.is_file():
+            yield open_gguf(path.resolve(), Path(scratch), width, progress)
         else:
-            yield open_directory(source.path, Path(scratch), width, progress)
+            yield open_directory(path, Path(scratch), width, progress)

@@ -12,14 +12,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.projection import whole
+from edgeshard_agent.model.rotary import RotaryFrequencies
 from edgeshard_agent.model.weights import StageWeights
 from gguf import GGMLQuantizationType as Type
 
 from bench.quantisation import VALIDATION, score
-from edgeshard.architectures import parse_config
+from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.model import LayerRange
@@ -37,6 +37,7 @@ HEADS = {"q_proj": 4, "k_proj": 2}
 @pytest.fixture(scope="module")
 def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Type], Path]:
     """The demo model with its matrices in a type, written once."""
+    torch.set_num_threads(1)
     made: dict[Type, Path] = {}
 
     def get(kind: Type) -> Path:
@@ -130,7 +131,7 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*EdgeShard reads llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*EdgeShard reads gemma3, llama, qwen2, qwen3"):
         open_gguf(tmp_path / "x.gguf", tmp_path, Width.INT8, nothing)
     part = write_demo_gguf(tmp_path / "part.gguf", everywhere(Type.Q4_0), split__count=3)
     with pytest.raises(UnsupportedModelError, match="one of 3 parts; put them together first"):
@@ -180,7 +181,7 @@ def config_from(path: Path, arch: str, tensors: dict[str, tuple[int, ...]], **me
     for tensor, shape in tensors.items():
         values = np.zeros(shape, np.float32)
         if tensor == "rope_freqs.weight":
-            values = LLAMA3_FACTORS
+            values = frequencies({"rope_type": "default", "rope_theta": 500_000.0}) / frequencies(LLAMA3)
         writer.add_tensor(tensor, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -199,7 +200,6 @@ COMMON: dict[str, Any] = {
     "attention__layer_norm_rms_epsilon": 1e-6,
     "rope__freq_base": 500_000.0,
 }
-_FREQUENCIES = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -208,10 +208,26 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_PLAIN = 1.0 / 500_000.0 ** (np.arange(0, 64, 2) / 64)
-LLAMA3_FACTORS = (
-    _PLAIN / _FREQUENCIES["llama3"](transformers.LlamaConfig(head_dim=64, rope_parameters=LLAMA3), "cpu")[0].numpy()
-).astype(np.float32)
+
+
+def frequencies(rope: dict[str, Any]) -> np.ndarray:
+    """Of heads of 64, as the agent computes them and its tests compare with transformers."""
+    config = {**LLAMA, "rope_parameters": rope}
+    decoder = read_config(config)
+    assert decoder.architecture.rope is not None
+    rotations = decoder.architecture.rope.rotations(decoder.fields, 64, 8192)
+    return RotaryFrequencies(rotations).of("")[0].numpy()
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 8192,
+}
 
 
 def test_rotary_factors_of_llama3_become_their_rule(tmp_path: Path) -> None:

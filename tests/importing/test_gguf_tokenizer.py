@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Type
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from bench.quantisation import VALIDATION
 from edgeshard.importing.blocks import Width
@@ -20,6 +19,11 @@ from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from tests.support.gguf_files import everywhere, write_demo_gguf
 from tests.support.imports import nothing
 
+# As transformers has it for qwen2.
+PRETOKENIZE_REGEX = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"""
+    r"""|\s+(?!\S)|\s+"""
+)
 _LLAMA3 = PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|")
 TEXTS = (
     "Once upon a time there were 12345 kings, who didn't  know\n\n what 7 e\u0301 or é was.",

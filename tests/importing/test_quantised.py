@@ -14,18 +14,18 @@ import torch
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.projection import whole
 from safetensors.torch import load_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from bench.quantisation import VALIDATION, score
 from edgeshard.architectures import parse_config
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
-from edgeshard.importing import packings
-from edgeshard.importing.blocks import Width, dequantised
+from edgeshard.importing.arrays import read_array
+from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.imported import Imported
-from edgeshard.importing.quantised import open_quantised
+from edgeshard.importing.quantised import Converter, open_quantised, sorted_parts
 from edgeshard.importing.sources import open_directory
-from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
+from edgeshard.storage.checkpoint import build_manifest, open_checkpoint, stored_tensors
+from edgeshard.storage.model_directory import ModelDirectory
 from tests.support.gguf_files import DEMO
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
 from tests.support.quantised import FORMATS, fp4
@@ -35,6 +35,7 @@ _MATRIX = re.compile(r"layers\.\d+\.(self_attn|mlp)\..*_proj\.weight")
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
+    torch.set_num_threads(1)
     return {name: tensor.float() for name, tensor in load_file(DEMO / "model.safetensors").items()}
 
 
@@ -95,17 +96,21 @@ def test_perplexity_is_that_of_the_dequantised_weights(
     assert abs(math.exp((nats - expected_nats) / tokens) - 1) < 0.01
 
 
-def test_experts_in_mxfp4_are_what_transformers_makes_of_them() -> None:
+def test_experts_in_mxfp4_are_transposed_and_exact(tmp_path: Path) -> None:
+    """As gpt_oss has them: [experts, outputs, inputs / 32, 16] bytes, whole [experts, inputs, outputs]."""
     torch.manual_seed(0)
-    codes, exponents, _ = fp4(torch.randn(6 * 8, 64))
-    blocks = (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8).view(6, 8, 2, 16)
-    scales = exponents.view(6, 8, 2)
-    expected = convert_moe_packed_tensors(blocks, scales)
-    for expert in range(6):
-        matrix = packings.mxfp4("x", {"_blocks": blocks[expert].numpy(), "_scales": scales[expert].numpy()})
-        assert matrix.values is not None
-        found = torch.from_numpy(dequantised(matrix.values, matrix.scales).T.copy())
-        assert torch.equal(found.bfloat16(), expected[expert])
+    codes, exponents, means = fp4(torch.randn(6 * 8, 64))
+    parts = {
+        "x_blocks": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8).view(6, 8, 2, 16),
+        "x_scales": exponents.view(6, 8, 2),
+    }
+    directory = write_checkpoint(tmp_path / "experts", {}, parts)
+    kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
+    assert not kept and modules.keys() == {"x"}
+    with TensorWriter(tmp_path) as writer:
+        stored = Converter({}, "mxfp4", {}, Width.INT8, writer).stored("x", modules["x"])
+    assert stored.shape == (6, 64, 8) and writer.loss.errors == 0
+    assert torch.equal(torch.from_numpy(read_array(stored)), means.view(6, 8, 64).transpose(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_parts_that_contradict_one_another_are_refused(
     tensors = load_file(directory / "model.safetensors")
     part = next(key for key in tensors if key.endswith(("weight_scale", "scales", "weight_scale_inv")))
     write_checkpoint(tmp_path / "broken", demo_config(quantization_config=FORMATS[name][0]), {
-        **tensors, part: tensors[part][:-1, :-1]
+        **tensors, part: tensors[part][..., :-1]
     })  # fmt: skip
     with pytest.raises(EdgeShardError) as caught:
         opened(tmp_path / "broken", tmp_path)
