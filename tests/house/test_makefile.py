@@ -277,7 +277,12 @@ def test_without_a_driver_a_terminal_is_asked_before_cuda_is_fetched(
     monkeypatch.setattr(setup_environment, "NVIDIA_DRIVER", tmp_path / "none")
     monkeypatch.setattr(setup_environment, "torch_build", lambda _: ("torch==2.13.0", True))
     monkeypatch.setattr(setup_environment, "run", lambda *command: ran.append(" ".join(command)))
-    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        return answer
+
+    monkeypatch.setattr("builtins.input", reply)
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": staticmethod(lambda: True)}))
     setup_environment.take_torch(project, "pip")
     assert len(asked) == 1 and len(ran) == 1 and taken in ran[0]
