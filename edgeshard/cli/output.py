@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _ANY_WIDTH = 1000
+_FOLDS_FROM = 80
 
 
 class Output(StrEnum):
@@ -77,10 +78,10 @@ def show_data(value: Any, output: Output) -> None:
 
 
 def print_table(rows: Table, wide: bool = False) -> None:
-    """Print to stdout. A terminal that is too narrow gets cells of several lines, unless the table is `wide` by wish;
-    whoever reads a pipe gets one line for each row."""
+    """Print to stdout. On a terminal cells get several lines where the table has no room in one, unless it is `wide` by
+    wish; a pipe, and a terminal in which nothing would be left of cells, get one line for each row."""
     console = stdout_console()
-    if console.is_terminal and not wide:
+    if console.is_terminal and console.width >= _FOLDS_FROM and not wide:
         console.print(rows)
         return
     console.width = max(console.width, console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum)
