@@ -71,6 +71,14 @@ class HeadAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadAdmitted:
+    """The request waits no more: it has a place and KV memory. Nothing but metrics is made of it."""
+
+    request_id: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class HeadToken:
     """A token and, with the last one, why the request ends and the text held back until then."""
 
@@ -105,4 +113,4 @@ class HeadFailed:
     failure: EdgeShardError
 
 
-HeadMessage = HeadHello | HeadAccepted | HeadToken | HeadTokens | HeadFinished | HeadFailed
+HeadMessage = HeadHello | HeadAccepted | HeadAdmitted | HeadToken | HeadTokens | HeadFinished | HeadFailed

@@ -24,12 +24,17 @@ class RequestAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAdmitted:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRefused:
     request_id: RequestId
     error: EdgeShardError
 
 
-HeadOutput = HeadEvent | RequestAccepted | RequestRefused
+HeadOutput = HeadEvent | RequestAccepted | RequestAdmitted | RequestRefused
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.head import (
     HeadAccepted,
+    HeadAdmitted,
     HeadCommand,
     HeadFailed,
     HeadFinished,
@@ -139,6 +140,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                     self._deliver_token(attachment, token)
             case HeadAccepted():
                 front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
+            case HeadAdmitted():
+                front.on_admitted(attachment, message.request_id, message.epoch)
             case HeadFinished():
                 front.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
             case HeadFailed():
