@@ -11,6 +11,7 @@ from edgeshard.domain.head import (
     CancelRequest,
     ForgetRequest,
     HeadAccepted,
+    HeadAdmitted,
     HeadCommand,
     HeadFailed,
     HeadFinished,
@@ -109,6 +110,9 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
                 request_id=message.request_id, epoch=message.epoch, prompt_tokens=message.prompt_tokens
             )
             return pb.AttachRequest(accepted=accepted)
+        case HeadAdmitted():
+            admitted = pb.HeadAdmitted(request_id=message.request_id, epoch=message.epoch)
+            return pb.AttachRequest(admitted=admitted)
         case HeadFinished():
             finished = pb.HeadFinished(
                 request_id=message.request_id,
@@ -146,6 +150,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "accepted":
             accepted = message.accepted
             return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))
+        case "admitted":
+            return HeadAdmitted(RequestId(message.admitted.request_id), Epoch(message.admitted.epoch))
         case "finished":
             finished = message.finished
             reason = reason_from_wire(finished.reason)

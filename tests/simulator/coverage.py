@@ -27,6 +27,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     "ControlResponse release": {},
     "AttachRequest hello": {},
     "AttachRequest accepted": {},
+    "AttachRequest admitted": {},
     "AttachRequest token": {},
     "AttachRequest tokens": {},
     "AttachRequest finished": {},

@@ -25,7 +25,14 @@ from edgeshard.domain.generation import FinishReason, Generation, Guide, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
-from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import (
+    Entry,
+    HeadOutput,
+    Journal,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestRefused,
+)
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.guides.guides import Guides
@@ -280,6 +287,8 @@ class Head:
             # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
+        for request_id in self._scheduler.newly_admitted():
+            self._say(RequestAdmitted(request_id))
 
     def _say(self, event: HeadOutput | RequestFailed) -> None:
         output = RequestRefused(event.request_id, event.error) if isinstance(event, RequestFailed) else event

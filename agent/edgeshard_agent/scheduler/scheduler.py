@@ -160,6 +160,7 @@ class Scheduler:
         self._next_step = 0
         self._returned = 0
         self._counts = _Counts()
+        self._admitted: list[RequestId] = []
 
     @property
     def idle(self) -> bool:
@@ -452,9 +453,15 @@ class Scheduler:
                 return
             self._waiting.remove(sequence)
             self._running[sequence.number] = self._prefilling[sequence.number] = sequence
+            self._admitted.append(sequence.request_id)
             if shared.blocks:
                 sequence.shared, sequence.scheduled = shared, shared.filled
                 self._counts.prefix_hit_tokens += shared.filled
+
+    def newly_admitted(self) -> list[RequestId]:
+        """The requests that were let in since this was asked last; again after a preemption."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _make_room(self, sequence: Sequence) -> bool:
         """See to it that a decode has KV, by preemption if need be; False when it was preempted itself."""

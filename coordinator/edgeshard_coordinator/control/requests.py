@@ -193,7 +193,6 @@ class RequestFront:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
         request.times.accepted(len(prompt_tokens))
-        request.times.admitted(self._now())
         if not request.was_admitted:
             self._quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
@@ -209,6 +208,11 @@ class RequestFront:
         request.scored = prompt_logprobs.end
         if not request.unread_by_choice:
             request.deliver(prompt_logprobs)
+
+    def on_admitted(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> None:
+        """The head computes it now. One that comes late changes nothing."""
+        if (request := self._current(attachment, request_id, epoch)) is not None:
+            request.times.admitted(self._now())
 
     def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
         """A token counts once: in the request's epoch, at the position behind its journal. Whether it did."""

@@ -20,7 +20,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs")
+    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs", "admitted")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class AttachRequest(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     hello: HeadHello
     accepted: HeadAccepted
     token: HeadToken
@@ -35,7 +36,8 @@ class AttachRequest(_message.Message):
     failed: HeadFailed
     tokens: HeadTokens
     prompt_logprobs: HeadPromptLogprobs
-    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ...) -> None: ...
+    admitted: HeadAdmitted
+    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ..., admitted: _Optional[_Union[HeadAdmitted, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
     __slots__ = ("node_id", "deployment", "epoch", "held")
@@ -112,6 +114,14 @@ class HeadTokens(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     at_s: float
     def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class HeadAdmitted(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeadFinished(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "text")

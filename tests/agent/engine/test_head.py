@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
@@ -55,6 +55,7 @@ class Rig:
         self.fault: Exception | None = None
         self.window, self.concurrency = window, concurrency
         self.failures: list[EdgeShardError] = []
+        self.admitted: list[str] = []
         self.now = 0.0
         self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64), lambda: self.now)  # type: ignore[arg-type]
 
@@ -67,7 +68,14 @@ class Rig:
             Chunking(16),
             frozenset({9}),
         )
-        return Epoch(scheduler, self.offer, self.out.append, None, self.failures.append)
+        return Epoch(scheduler, self.offer, self.heard, None, self.failures.append)
+
+    def heard(self, output: HeadOutput) -> None:
+        """That a request was let in stands apart: nothing but metrics comes of it."""
+        if isinstance(output, RequestAdmitted):
+            self.admitted.append(str(output.request_id))
+        else:
+            self.out.append(output)
 
     def next_epoch(self) -> None:
         self.steps.clear()
@@ -205,6 +213,16 @@ async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> N
     assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 10
     await rig.head.start_request(StartRequest(RequestId("one too many"), Generation((1, 2), 62)))
     assert isinstance(rig.out[-1], RequestRefused) and rig.out[-1].error.reason == "QUEUE_FULL"
+
+
+async def test_it_says_when_a_request_waits_no_more() -> None:
+    rig = Rig(window=1, concurrency=1)
+    for name in ("first", "second"):
+        await rig.head.start_request(StartRequest(RequestId(name), Generation((1, 2), 4)))
+    assert rig.admitted == ["first"]
+    rig.head.cancel(RequestId("first"))
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    assert rig.admitted == ["first", "second"]
 
 
 async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() -> None:

@@ -28,6 +28,7 @@ async def test_a_request_is_counted_and_timed(site: Any) -> None:
     call = site.generate("very-own-id")
     await head.next_start()
     await head.accept("very-own-id")
+    await head.admit("very-own-id")
     for index in range(3):
         await head.token("very-own-id", 3 + index, token=10 + index)
         await site.read(call)
@@ -40,6 +41,8 @@ async def test_a_request_is_counted_and_timed(site: Any) -> None:
     assert found[f"edgeshard_prompt_tokens_total{of}"] == 3 and found[f"edgeshard_generated_tokens_total{of}"] == 3
     assert found[f"edgeshard_time_to_first_token_seconds_count{of}"] == 1
     assert found[f"edgeshard_inter_token_latency_seconds_count{of}"] == 2
+    assert found[f"edgeshard_request_queue_seconds_count{of}"] == 1
+    assert found[f"edgeshard_request_prefill_seconds_count{of}"] == 1
     assert found['edgeshard_requests_finished_total{deployment="tale",reason="length"}'] == 1
     assert found[f"edgeshard_requests_running{of}"] == 0
     assert found['edgeshard_requests_total{deployment="tale",role="none"}'] == 1
