@@ -53,7 +53,7 @@ def is_build(folder: Path) -> bool:
 
 def write_gguf(path: Path, weights: RandomWeights) -> None:
     """The random Llama in bfloat16. llama.cpp's rotary layout has other rows; of random ones any order is as random."""
-    import gguf  # type: ignore[import-not-found]
+    import gguf
     import torch
 
     writer = gguf.GGUFWriter(str(path), "llama")
