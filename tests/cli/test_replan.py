@@ -37,7 +37,8 @@ def found(site: Any) -> Replan:
 
 
 def moved(site: Any) -> Deployment:
-    return replace(site.deployment_in(DeploymentPhase.READY), placement=wider(site.placement))
+    ready: Deployment = site.deployment_in(DeploymentPhase.READY)
+    return replace(ready, placement=wider(site.placement))
 
 
 def asked(site: Any) -> Any:
