@@ -249,11 +249,14 @@ def traffic_fields(deployment: Deployment) -> dict[str, str]:
 def _better_text(deployment: Deployment, outlook: Outlook, better: Prediction) -> str:
     layers = ",".join(f"{stage.node}={stage.layers}" for stage in outlook.layers)
     gain = f"{100 * outlook.gain:.0f} % {'more' if better.objective == 'throughput' else 'less'}"
-    how = "delete it and deploy it again"
     spec = deployment.spec
+    lengths_given = (spec.prompt_tokens, spec.new_tokens) != (None, None)
+    if not spec.layers and not lengths_given:
+        return f"{layers}: {_expected_text(better)}, {gain}; `edgectl replan {spec.name}` moves it there"
+    how = "delete it and deploy it again"
     if spec.layers:
         how += " without layers"
-    if (spec.prompt_tokens, spec.new_tokens) != (None, None):
+    if lengths_given:
         how += f" with --prompt-tokens {better.prompt_tokens} --new-tokens {better.new_tokens}"
     return f"{layers}: {_expected_text(better)}, {gain}; {how}"
 

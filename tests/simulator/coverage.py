@@ -50,6 +50,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "InferenceServiceCancelResponse": _ANSWER,
     "DeployRequest": _CALL,
     "DeployResponse": _ANSWER,
+    "ReplanRequest": _CALL,
+    "ReplanResponse": _ANSWER,
     "DeleteDeploymentRequest": _CALL,
     "DeleteDeploymentResponse": _ANSWER,
     "GetDeploymentRequest": _CALL,
@@ -142,7 +144,7 @@ ABSENT = {
 EVENTS = (
     "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
-    "DeploymentForgotten", "Replanned", "Ticked",
+    "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
 """What the coordinator's state is told of a deployment or of its boxes. There are no measurements here."""
 _FORGOTTEN = "only what is being deleted is forgotten"
@@ -152,6 +154,7 @@ NEVER: dict[tuple[str, str], str] = {
 """Phases in which an event cannot come, and why."""
 _ATTACHED = "a head is taken only while it is awaited; the phase must change between two turns of the loop"
 _REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
+_MOVES = "asked for while it is ready; the phase must change while the placement is found"
 _REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
 RARE: dict[tuple[str, str], str] = {
     ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
@@ -163,6 +166,7 @@ RARE: dict[tuple[str, str], str] = {
     ("ready", "Replanned"): _REPLANNED,
     ("failed", "Replanned"): _REPLANNED,
     ("deleting", "Replanned"): _REPLANNED,
+    **{(str(phase), "ReplanRequested"): _MOVES for phase in Phase if phase is not Phase.READY},
     ("loading", "LinkReported"): _REPORTED,
     ("activating", "LinkReported"): _REPORTED,
     ("failed", "LinkReported"): _REPORTED,

@@ -14,6 +14,7 @@ from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 from edgeshard.domain.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.replan import ReplanReason
 from tests.simulator.loop import Process, SimClock
 from tests.simulator.model import VOCABULARY, answer
 from tests.simulator.site import COORDINATOR
@@ -196,6 +197,9 @@ class Operator:
             self.wanted.discard(name)
         self._spawn(self._delete(name, again))
 
+    def replan(self, name: DeploymentName) -> None:
+        self._spawn(self._replan(name))
+
     def _spawn(self, work: Any) -> None:
         self.busy += 1
         self.process.spawn(work).add_done_callback(self._done, context=self.process.context)
@@ -230,6 +234,21 @@ class Operator:
                     except EdgeShardError:
                         pass
             await asyncio.sleep(self._dice.uniform(0.2, 0.6))
+
+    async def _replan(self, name: DeploymentName) -> None:
+        """Until it moved, or need not."""
+        world, dice = self.world, self._dice
+        for _ in range(8):
+            try:
+                if name in self.wanted and not world.on_another_disk:
+                    found = await self.client.replan(name, force=True, dry_run=dice.random() < 0.2, wait=False)
+                    world.note(f"replan {name}: {found.reason}")
+                    if found.reason is not ReplanReason.WOULD_MOVE:
+                        return
+            except EdgeShardError as error:
+                world.note(f"replan {name}: {error.reason} {error.message}")
+                world.watch.hold(error.reason != "INTERNAL", f"a replan met {error.message}")
+            await asyncio.sleep(dice.uniform(0.1, 0.8))
 
     async def _clear(self, name: DeploymentName) -> None:
         """Delete one that failed. Where the disk did not hear that it did, it may have been tried again meanwhile."""

@@ -37,6 +37,7 @@ from edgeshard.domain.profile import (
     LinkProfile,
     MeasuredLink,
 )
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.site import StoredLink, UnknownFigures
 from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
@@ -54,7 +55,13 @@ from edgeshard.wire.audit import audit_entry_to_wire
 from edgeshard.wire.chat import chat_prompt_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire, traffic_to_wire
+from edgeshard.wire.deployment import (
+    deployment_to_wire,
+    placement_to_wire,
+    replan_to_wire,
+    spec_from_wire,
+    traffic_to_wire,
+)
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
 from edgeshard.wire.site import stored_link_to_wire, unknown_figures_to_wire
@@ -164,6 +171,7 @@ class ScriptedSite:
     audit: list[AuditEntry] = field(default_factory=list)
     events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
+    replan: Replan | None = None
     traffic: Traffic = NO_TRAFFIC
     requests: list[Any] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
@@ -319,6 +327,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(self.site.next_state()))
         except NotFoundError as error:
             return fail(context, error)
+
+    def Replan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "Replan", request, context)
+        assert self.site.replan is not None
+        return replan_to_wire(self.site.replan)
 
     def Trace(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         answer(self.site, "Trace", request, context)

@@ -115,8 +115,13 @@ async def test_a_box_that_joins_amid_answers_gets_layers_and_no_token_changes(si
     await joining
     running, seen = begun(client)
     await site.until(partial(reached, seen, 5))
-    done = await client.replan("tales", force=True)
+    done = await client.replan("tales", force=True, wait=False)
     assert done.changed and not reached(seen, TOKENS), "the answer was over before the move"
+
+    async def ready() -> bool:
+        return (await client.deployment("tales")).phase is DeploymentPhase.READY
+
+    await site.until(ready)
     assert await layers(client) == {"a": "0:4", "b": "4:8", "c": "8:12"}
     assert await running == undisturbed
     assert await answer(client, []) == undisturbed
