@@ -35,7 +35,7 @@ from edgeshard.gateway.responses import messages_of
 from edgeshard.gateway.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
-from tests.gateway.test_clients import CLIENTS, needs_clients, run
+from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.http import Http
 
 KEY = "secret"
@@ -296,7 +296,7 @@ async def test_answers_are_what_the_document_says(said: Said, http: Http) -> Non
     )  # fmt: skip
     await run(
         CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
-        "--phases", "coverage,fuzzing", "--max-examples", "3", "--checks", ",".join(checks), "--seed", "1",
+        "--phases", "coverage", "--checks", ",".join(checks), "--seed", "1",
         "--generation-database", "none", "--request-timeout", "30",
     )  # fmt: skip
 

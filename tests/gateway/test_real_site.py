@@ -1,16 +1,18 @@
-"""OpenAI's routes against a real three-box site, by raw HTTP."""
+"""The gateway of a real three-box site, by raw HTTP and by the clients that people have."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
+from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.http import Http
 from tests.support.site import Site
 
@@ -426,3 +428,18 @@ async def test_metrics_count_requests(http: Http) -> None:
     text = (await http.get("/metrics")).body.decode()
     assert 'edgeshard_http_requests_total{method="POST",route="/v1/completions",status="200"}' in text
     assert 'edgeshard_http_tokens_total{kind="generated"}' in text
+
+
+@needs_clients
+@pytest.mark.parametrize("name", ["openai", "langchain", "litellm", "ollama"])
+async def test_a_client_that_people_have_works(http: Http, name: str) -> None:
+    assert http.key is not None
+    script = Path(__file__).parent / "clients" / f"{name}_client.py"
+    assert (await run(CLIENTS / "bin" / "python", script, http.url, http.key)).rstrip().endswith("ok")
+
+
+async def test_curl_works(http: Http) -> None:
+    key = f"Authorization: Bearer {http.key}"
+    body = '{"model": "tales", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": true}'
+    said = await run("curl", "-sN", f"{http.url}/v1/chat/completions", "-H", key, "-d", body)
+    assert said.endswith("data: [DONE]\n\n") and said.count("data: ") >= 4

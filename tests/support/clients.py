@@ -1,0 +1,27 @@
+"""The clients of others, which have an environment of their own, and commands as a user runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = Path(os.environ.get("EDGESHARD_TEST_CLIENTS", ROOT / ".venv-clients"))
+needs_clients = pytest.mark.skipif(not (CLIENTS / "bin" / "python").exists(), reason="run `make clients` first")
+
+
+async def run(*command: str | Path, timeout_s: float = 240.0) -> str:
+    """What the command says; the test fails with it where it fails."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        process.kill()
+        raise
+    assert process.returncode == 0, said.decode()[-4000:]
+    return said.decode()
