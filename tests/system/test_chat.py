@@ -124,6 +124,14 @@ async def test_the_summariser_reads_what_is_longer_than_the_context(client: Clie
     assert "".join(await example(client, "summarise", "tales", str(document), "--words", "20"))
 
 
+async def test_labels_come_in_the_order_of_the_texts_and_what_is_none_is_said(client: Client, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("The king wept.\n\nThe fox laughed.\n", encoding="utf-8")
+    lines = [json.loads(line) for line in await example(client, "label", "tales", str(texts))]
+    assert [line["text"] for line in lines] == ["The king wept.", "The fox laughed."]
+    assert all("error" in line or {"mood", "animals"} < line.keys() for line in lines)
+
+
 async def test_what_cannot_be_said_is_refused_by_name(client: Client) -> None:
     cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         (TELL, {"tools": [TOOL]}, InvalidArgumentError, "tools"),
