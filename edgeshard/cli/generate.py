@@ -11,6 +11,7 @@ import typer
 
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.generation_options import generation_options
+from edgeshard.cli.guide_options import guide_options
 from edgeshard.cli.output import Column, Output, human_seconds, plain, printable, show_data, stderr_console, table
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -26,6 +27,7 @@ class TextOutput(StrEnum):
     YAML = "yaml"
 
 
+@guide_options
 @generation_options
 def generate(
     context: typer.Context,
@@ -49,8 +51,11 @@ def generate(
     completion = run(work())
     if output is not TextOutput.TEXT:
         show_data(completion_record(completion), Output(output.value))
-    elif completion.logprobs:
-        stderr_console().print(table(list(zip(completion.token_ids, completion.logprobs, strict=True)), _LOGPROBS))
+    else:
+        asked = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
+        made = list(zip(completion.token_ids, completion.logprobs, strict=False))
+        if asked or made:
+            stderr_console().print(table([*asked, *made], _LOGPROBS))
     if stats:
         typer.echo(summary(completion), err=True)
 
@@ -68,7 +73,7 @@ def read_stdin() -> str:
 async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
     """Run a request, with `echo` writing its text to stdout as it comes, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
-    from edgeshard.domain.generation import Started
+    from edgeshard.domain.generation import Finished, Token
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
@@ -78,7 +83,7 @@ async def stream(client: Client, model: str, prompt: str, options: GenerateOptio
         async with aclosing(client.generate(model, prompt, **options)) as events:
             async for event in events:
                 builder.add(event, clock.now())
-                if echo and not isinstance(event, Started):
+                if echo and isinstance(event, Token | Finished):
                     write_text(event.text)
     finally:
         # Also when the text breaks off, so that an error message gets a line of its own.

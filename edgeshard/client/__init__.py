@@ -9,7 +9,7 @@ from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
-from edgeshard.domain.generation import Finished, GenerateOptions, Started, Token
+from edgeshard.domain.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
 from edgeshard.domain.site import (
     NodeDetails,
     NodeProgress,
@@ -33,6 +33,8 @@ __all__ = [
     "ContentDelta",
     "Finished",
     "GenerateOptions",
+    "Guide",
+    "GuideKind",
     "NodeDetails",
     "NodeProgress",
     "Prompt",

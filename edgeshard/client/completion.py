@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token, TokenLogprob
+from edgeshard.domain.generation import (
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Token,
+    TokenLogprob,
+)
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.placement import Placement
 
@@ -19,7 +27,8 @@ class Completion:
     `text` is the generated text without the prompt. `ttft_s` is seconds from the call to the first token,
     `inter_token_latency_s` the mean seconds between tokens (0 with fewer than two), `total_s` seconds from the call to
     the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded token; the first token, whose
-    step is the prefill, is left out where there are others. `logprobs` and `top_logprobs` are empty unless asked for.
+    step is the prefill, is left out where there are others. `logprobs` and `top_logprobs` are empty unless asked for;
+    so are `prompt_logprobs` and `prompt_top_logprobs`, those of the prompt's tokens from the second on.
     `str` of it is the text; its `repr` is one line, however long it is.
     """
 
@@ -36,6 +45,8 @@ class Completion:
     stage_compute_ms: tuple[float, ...]
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    prompt_logprobs: tuple[float, ...] = ()
+    prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -66,6 +77,7 @@ class CompletionBuilder:
         self._started: Started | None = None
         self._tokens: list[Token] = []
         self._token_times_s: list[float] = []
+        self._prompt: list[PromptLogprobs] = []
         self._finished: Finished | None = None
         self._finished_at_s = called_at_s
 
@@ -83,6 +95,8 @@ class CompletionBuilder:
         match event:
             case Started():
                 self._started = event
+            case PromptLogprobs():
+                self._prompt.append(event)
             case Token():
                 self._tokens.append(event)
                 self._token_times_s.append(now_s)
@@ -111,6 +125,8 @@ class CompletionBuilder:
             stage_compute_ms=self._stage_compute_ms(len(started.placement.stages)),
             logprobs=tuple(token.logprob for token in self._tokens) if self._logprobs else (),
             top_logprobs=tuple(token.top for token in self._tokens) if self._logprobs else (),
+            prompt_logprobs=tuple(logprob for part in self._prompt for logprob in part.logprobs),
+            prompt_top_logprobs=tuple(top for part in self._prompt for top in part.top),
         )
 
     def _stage_compute_ms(self, stage_count: int) -> tuple[float, ...]:

@@ -26,6 +26,13 @@ STOP_LIMIT_BYTES = 1024
 """Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
 STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
+GUIDE_LIMIT_BYTES = 128 << 10
+"""Of a guide's text, in UTF-8."""
+PROMPT_LOGPROBS_LIMIT = 1 << 20
+"""Log-probabilities of one prompt, those of the likeliest tokens included: head and coordinator keep some 100 bytes of
+each until the client has them."""
+PROMPT_LOGPROBS_POSITIONS = 256
+"""The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +116,49 @@ class Sampling:
         _check_bounds(self)
 
 
+class GuideKind(StrEnum):
+    """What a guide's text is."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; no text."""
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    """In the syntax of Rust's regex crate; the whole answer matches."""
+    GRAMMAR = "grammar"
+    """A context-free grammar in Lark's syntax, as llguidance extends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the answer must be: only tokens that can still lead there are drawn."""
+
+    kind: GuideKind
+    text: str = ""
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError for a text that no guide has; what it means is looked at by the head."""
+        if self.kind is GuideKind.JSON_OBJECT:
+            _require(not self.text, "guide", "of kind json_object takes no text", "GUIDE_INVALID")
+            return
+        _require(bool(self.text.strip()), "guide", f"of kind {self.kind} is empty", "GUIDE_INVALID")
+        size = text_bytes(self.text)
+        rule = f"has {size} bytes of UTF-8; at most {GUIDE_LIMIT_BYTES} are taken: make it smaller"
+        _require(size <= GUIDE_LIMIT_BYTES, "guide", rule, "GUIDE_TOO_LONG")
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
 
     prompt: str | tuple[int, ...]
-    max_new_tokens: int = _option(128, "Most tokens to generate.", metavar="N", low=1, high=2**31, flag="max_tokens")
+    max_new_tokens: int = _option(
+        128,
+        "Most tokens to generate; 0 only with the prompt's log-probabilities.",
+        metavar="N",
+        low=0,
+        high=2**31,
+        flag="max_tokens",
+    )
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: tuple[int, ...] = _option((), "Tokens that end the answer.", flag=None)
     stop_strings: tuple[str, ...] = _option(
@@ -122,6 +166,8 @@ class Generation:
     )
     ignore_eos: bool = _option(False, "Go on past the end of the text.")
     priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
+    prompt_logprobs: bool = _option(False, "Report the log-probabilities of the prompt's own tokens.")
+    guide: Guide | None = _option(None, "What the answer must be.", flag=None)  # noqa: RUF009 (a field, as the others)
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
@@ -139,6 +185,14 @@ class Generation:
         _require(
             len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", f"holds more than {STOP_LIMIT_TOKENS} tokens"
         )
+        _require(
+            self.max_new_tokens > 0 or self.prompt_logprobs,
+            "max_new_tokens",
+            "must be 1 or more without prompt_logprobs",
+        )
+        if self.guide is not None:
+            self.guide.validate()
+            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which says where the answer ends")
         self.sampling.validate()
 
 
@@ -176,6 +230,8 @@ class GenerateOptions(TypedDict, total=False):
     top_logprobs: int
     ignore_eos: bool
     priority: int
+    prompt_logprobs: bool
+    guide: Guide | None
     request_id: str
     timeout_s: float | None
 
@@ -246,6 +302,32 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a run of the prompt's own tokens, at most `PROMPT_LOGPROBS_POSITIONS`.
+
+    `position` is that of the first one: 1 in the first event, since nothing comes before the prompt's first token.
+    `top` has, for each of them, the likeliest tokens there, as many as `top_logprobs` asked for, best first.
+    """
+
+    position: int
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[TokenLogprob, ...], ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.position + len(self.logprobs)
+
+    def behind(self, position: int) -> PromptLogprobs | None:
+        """What of it is at `position` or later; None where nothing is."""
+        count = max(0, position - self.position)
+        if count == 0:
+            return self
+        rest = PromptLogprobs(position, self.logprobs[count:], self.top[count:])
+        return rest if rest.logprobs else None
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token. `position` is absolute: the prompt's length for the first.
 
@@ -285,6 +367,7 @@ class GenerateRequest:
 
     `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call. A
     client that lost its stream comes again with the tokens that it has (`emitted`), and gets those behind them.
+    `scored` is the position behind the last one whose prompt log-probability it has, 1 where it has none.
     """
 
     model: str
@@ -292,6 +375,7 @@ class GenerateRequest:
     request_id: str = ""
     listener: Listener | None = None
     emitted: tuple[int, ...] | None = None
+    scored: int = 1
 
 
-GenerationEvent = Started | Token | Finished
+GenerationEvent = Started | PromptLogprobs | Token | Finished

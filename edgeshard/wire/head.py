@@ -16,6 +16,7 @@ from edgeshard.domain.head import (
     HeadFinished,
     HeadHello,
     HeadMessage,
+    HeadPromptLogprobs,
     HeadToken,
     HeadTokens,
     HeldRequest,
@@ -26,6 +27,8 @@ from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.wire.generation import (
     generation_from_wire,
     generation_to_wire,
+    prompt_logprobs_from_wire,
+    prompt_logprobs_to_wire,
     reason_from_wire,
     reason_to_wire,
     timings_from_wire,
@@ -46,6 +49,7 @@ def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
                 client=command.client,
                 resumed=command.resumed,
                 instance=command.instance,
+                scored=command.scored,
             )
             return pb.AttachResponse(start=start)
         case CancelRequest():
@@ -68,6 +72,7 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
                 start.client,
                 start.resumed,
                 start.instance,
+                start.scored or 1,
             )
         case "cancel":
             return CancelRequest(RequestId(message.cancel.request_id))
@@ -88,6 +93,13 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
             return pb.AttachRequest(token=_token_to_wire(message))
         case HeadTokens():
             return pb.AttachRequest(tokens=_tokens_to_wire(message.tokens))
+        case HeadPromptLogprobs():
+            scored = pb.HeadPromptLogprobs(
+                request_id=message.request_id,
+                epoch=message.epoch,
+                prompt_logprobs=prompt_logprobs_to_wire(message.prompt_logprobs),
+            )
+            return pb.AttachRequest(prompt_logprobs=scored)
         case HeadHello():
             held = [pb.HeldRequest(request_id=item.request_id, instance=item.instance) for item in message.held]
             hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch, held=held)
@@ -122,6 +134,10 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "tokens":
             shared = timings_from_wire(message.tokens.timings)
             return HeadTokens(tuple(_token_from_wire(token, shared) for token in message.tokens.tokens))
+        case "prompt_logprobs":
+            scored = message.prompt_logprobs
+            logprobs = prompt_logprobs_from_wire(scored.prompt_logprobs)
+            return HeadPromptLogprobs(RequestId(scored.request_id), Epoch(scored.epoch), logprobs)
         case "hello":
             hello = message.hello
             held = tuple(HeldRequest(RequestId(item.request_id), item.instance) for item in hello.held)

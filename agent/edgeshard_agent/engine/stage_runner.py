@@ -220,7 +220,8 @@ class StageRunner:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
         result: WireStep
         if self._model.is_last:
-            result = ReturnedStep(step.number, StepResult(output.tokens, timings))
+            outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures)
+            result = ReturnedStep(step.number, outcome)
         else:
             result = ForwardStep(step.number, step.plan, hidden, timings)
         # The only stage of a pipeline hands its result to the head beside it: nothing travels.

@@ -18,6 +18,7 @@ from edgeshard.domain.head import (
     HeadFinished,
     HeadHello,
     HeadMessage,
+    HeadPromptLogprobs,
     HeadToken,
     HeadTokens,
     StartRequest,
@@ -31,7 +32,7 @@ from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.net.task_group import until_one_ends
-from edgeshard_agent.scheduler.scheduler import RequestEnd, TokenOut
+from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 log = structlog.get_logger()
 
@@ -83,6 +84,8 @@ class HeadStream:
         match output:
             case TokenOut():
                 return HeadToken(output.request_id, self._epoch, output.token)
+            case PromptScored():
+                return HeadPromptLogprobs(output.request_id, self._epoch, output.prompt_logprobs)
             case RequestAccepted():
                 prompt = tuple(output.prompt_tokens)
                 return HeadAccepted(output.request_id, self._epoch, prompt)

@@ -24,6 +24,7 @@ from edgeshard.domain.head import (
     HeadFinished,
     HeadHello,
     HeadMessage,
+    HeadPromptLogprobs,
     HeadToken,
     HeadTokens,
 )
@@ -137,6 +138,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             case HeadTokens():
                 for token in message.tokens:
                     self._deliver_token(attachment, token)
+            case HeadPromptLogprobs():
+                front.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
             case HeadAccepted():
                 front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
             case HeadFinished():

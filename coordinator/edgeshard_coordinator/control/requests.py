@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.generation import Finished, FinishReason, Generation, Started, Token
+from edgeshard.domain.generation import Finished, FinishReason, Generation, PromptLogprobs, Started, Token
 from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard_coordinator.control.quotas import QuotaBook
@@ -171,6 +171,18 @@ class RequestFront:
             self._quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
+    def on_prompt_logprobs(
+        self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_logprobs: PromptLogprobs
+    ) -> None:
+        """Log-probabilities count once, as tokens do: in the request's epoch, behind those that came before."""
+        request = self._current(attachment, request_id, epoch)
+        if request is None or request.prompt_tokens is None or prompt_logprobs.position != request.scored:
+            self.dropped_messages += 1
+            return
+        request.scored = prompt_logprobs.end
+        if not request.unread_by_choice:
+            request.deliver(prompt_logprobs)
+
     def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
         """A token counts once: in the request's epoch, at the position behind its journal. Whether it did."""
         request = self._current(attachment, request_id, epoch)
@@ -227,11 +239,13 @@ class RequestFront:
         *,
         deadline: float | None = None,
         emitted: tuple[int, ...] | None = None,
+        scored: int = 1,
     ) -> RunningRequest:
         """Hand a request of `client` to the head of the deployment that serves `model`.
 
         `deadline` is when the client leaves. One that comes again after it lost its stream brings the tokens that it
         has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
+        `scored` is the position behind the last one whose prompt log-probability it has.
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
         `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait,
@@ -267,7 +281,7 @@ class RequestFront:
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )
-        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline)
+        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
         request.was_admitted = was_admitted
         request.parked_at = self._now()
         self._requests[request_id] = request

@@ -14,6 +14,14 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_TYPE_FLOAT16: _ClassVar[DataType]
     DATA_TYPE_BFLOAT16: _ClassVar[DataType]
 
+class GuideKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GUIDE_KIND_UNSPECIFIED: _ClassVar[GuideKind]
+    GUIDE_KIND_JSON_OBJECT: _ClassVar[GuideKind]
+    GUIDE_KIND_JSON_SCHEMA: _ClassVar[GuideKind]
+    GUIDE_KIND_REGEX: _ClassVar[GuideKind]
+    GUIDE_KIND_GRAMMAR: _ClassVar[GuideKind]
+
 class StagePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STAGE_PHASE_UNSPECIFIED: _ClassVar[StagePhase]
@@ -26,6 +34,11 @@ DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT16: DataType
 DATA_TYPE_BFLOAT16: DataType
+GUIDE_KIND_UNSPECIFIED: GuideKind
+GUIDE_KIND_JSON_OBJECT: GuideKind
+GUIDE_KIND_JSON_SCHEMA: GuideKind
+GUIDE_KIND_REGEX: GuideKind
+GUIDE_KIND_GRAMMAR: GuideKind
 STAGE_PHASE_UNSPECIFIED: StagePhase
 STAGE_PHASE_LOADING: StagePhase
 STAGE_PHASE_READY: StagePhase
@@ -66,6 +79,26 @@ class TokenLogprob(_message.Message):
     token: int
     logprob: float
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("position", "logprobs", "top_tokens", "top_logprobs")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Guide(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: GuideKind
+    text: str
+    def __init__(self, kind: _Optional[_Union[GuideKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class StageTiming(_message.Message):
     __slots__ = ("stage", "wait_s", "compute_s")

@@ -20,20 +20,22 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens")
+    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     hello: HeadHello
     accepted: HeadAccepted
     token: HeadToken
     finished: HeadFinished
     failed: HeadFailed
     tokens: HeadTokens
-    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: HeadPromptLogprobs
+    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
     __slots__ = ("node_id", "deployment", "epoch", "held")
@@ -64,6 +66,16 @@ class HeadAccepted(_message.Message):
     epoch: int
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HeadPromptLogprobs(_message.Message):
+    __slots__ = ("request_id", "epoch", "prompt_logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class HeadToken(_message.Message):
     __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text")
@@ -130,20 +142,22 @@ class AttachResponse(_message.Message):
     def __init__(self, start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., forget: _Optional[_Union[ForgetRequest, _Mapping]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance")
+    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance", "scored")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: Generation
     emitted_tokens: _containers.RepeatedScalarFieldContainer[int]
     client: str
     resumed: bool
     instance: str
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ...) -> None: ...
+    scored: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ..., scored: _Optional[int] = ...) -> None: ...
 
 class ForgetRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -158,7 +172,7 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("prompt", "prompt_tokens", "sampling", "max_new_tokens", "stop_tokens", "stop_strings", "ignore_eos", "priority")
+    __slots__ = ("prompt", "prompt_tokens", "sampling", "max_new_tokens", "stop_tokens", "stop_strings", "ignore_eos", "priority", "prompt_logprobs", "guide")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +181,8 @@ class Generation(_message.Message):
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.Sampling
@@ -175,4 +191,6 @@ class Generation(_message.Message):
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
     ignore_eos: bool
     priority: int
-    def __init__(self, prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: bool
+    guide: _common_pb2.Guide
+    def __init__(self, prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ...) -> None: ...

@@ -37,10 +37,12 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., generation: _Optional[_Union[_head_pb2.Generation, _Mapping]] = ..., request_id: _Optional[str] = ..., listener: _Optional[_Union[Listener, _Mapping]] = ..., resume: _Optional[_Union[Resumption, _Mapping]] = ...) -> None: ...
 
 class Resumption(_message.Message):
-    __slots__ = ("tokens",)
+    __slots__ = ("tokens", "scored")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    scored: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., scored: _Optional[int] = ...) -> None: ...
 
 class Listener(_message.Message):
     __slots__ = ("id", "number")
@@ -51,16 +53,18 @@ class Listener(_message.Message):
     def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "token", "finished", "listened")
+    __slots__ = ("started", "token", "finished", "prompt_logprobs", "listened")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LISTENED_FIELD_NUMBER: _ClassVar[int]
     started: GenerationStarted
     token: GeneratedToken
     finished: GenerationFinished
+    prompt_logprobs: _common_pb2.PromptLogprobs
     listened: bool
-    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., listened: _Optional[bool] = ...) -> None: ...
+    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., listened: _Optional[bool] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
     __slots__ = ("request_id", "deployment", "prompt_tokens", "placement")

@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgeshard_agent.engine import head as head_module
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, PromptScored, RequestEnd, Scheduler, TokenOut
 
 import edgeshard
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Sampling, Token
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import ReturnedStep, SampledToken, StepResult
+from edgeshard.domain.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
 
 REQUEST = RequestId("r")
 
@@ -266,3 +268,99 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     whole = time.perf_counter() - began
     assert isinstance(out[0], RequestRefused) and out[0].error.reason == "CONTEXT_EXCEEDED"
     return max(turns), whole
+
+
+LONG = tuple(range(1, 31))
+"""In steps of 16 tokens it takes two."""
+
+
+def scored(number: int, request: int, position: int, count: int) -> ReturnedStep:
+    scores = PromptLogprobs(position, (-1.0,) * count, ((),) * count)
+    return ReturnedStep(number, StepResult(prompt_logprobs=(SpanLogprobs(request, scores),)))
+
+
+def said(rig: Rig) -> list[tuple[int, int]]:
+    """(position, count) of what was said of prompts."""
+    scores = [output.prompt_logprobs for output in rig.out if isinstance(output, PromptScored)]
+    return [(part.position, len(part.logprobs)) for part in scores]
+
+
+async def test_prompt_logprobs_that_were_said_are_not_asked_for_again_in_the_next_epoch() -> None:
+    rig = Rig()
+    generation = Generation(LONG, 0, prompt_logprobs=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    rig.head.on_return(scored(0, 0, 1, 16))
+    rig.next_epoch()
+    rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=17))
+    assert [step.plan.spans[0].targets for step in rig.steps] == [None, Targets(17, LONG[17:])]
+    rig.head.on_return(ReturnedStep(0, StepResult()))
+    rig.head.on_return(scored(1, rig.steps[1].plan.spans[0].request, 17, 13))
+    assert said(rig) == [(1, 16), (17, 13)] and rig.out[-1] == RequestEnd(REQUEST, FinishReason.LENGTH, "")
+
+
+@pytest.mark.parametrize("known", [1, 5, 17])
+async def test_a_client_that_comes_back_gets_the_prompt_logprobs_that_it_lacks(known: int) -> None:
+    rig = Rig()
+    generation = Generation(LONG, 0, prompt_logprobs=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    rig.head.on_return(scored(0, 0, 1, 16))
+    rig.head.stream_lost()
+    rig.out.clear()
+    rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=known))
+    assert rig.out[0] == RequestAccepted(REQUEST, list(LONG)) and said(rig) == (
+        [] if known == 17 else [(known, 17 - known)]
+    )
+
+
+async def test_a_request_whose_beginning_another_head_had_begins_again_for_a_client_that_lacks_it() -> None:
+    rig = Rig()
+    generation = Generation(LONG, 0, prompt_logprobs=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation, scored=9))
+    rig.head.stream_lost()
+    rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=5))
+    await asyncio.gather(*rig.head._tasks)
+    assert rig.steps[-1].plan.spans[0].targets == Targets(5, LONG[5:17])
+
+
+async def test_a_guide_is_refused_before_anything_is_computed() -> None:
+    rig = Rig()
+    for guide, generation in (
+        (Guide(GuideKind.REGEX, "(("), Generation((1, 2), 4)),
+        (Guide(GuideKind.REGEX, ""), Generation((1, 2), 4)),
+        (Guide(GuideKind.REGEX, "a"), Generation((1, 2), 4, ignore_eos=True)),
+    ):
+        await rig.head.start_request(StartRequest(REQUEST, replace(generation, guide=guide)))
+        refused = rig.out[-1]
+        assert isinstance(refused, RequestRefused) and refused.error.field in ("guide", "ignore_eos")
+    assert not rig.steps
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))))
+    assert rig.steps[0].plan.spans[0].guide == Guide(GuideKind.REGEX, "a")
+    await rig.head.close()
+
+
+async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
+    rig = Rig()
+    generation = Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))
+    endless = Scheduler(
+        BlockAllocator(8, 16), Limits(64, 4), Batching(Mode.NO_BUBBLES, 1, 1, 1), Chunking(16), frozenset()
+    )
+    limits = HeadLimits(100, 64, 64)
+    heads = {
+        "NO_TOKENIZER": Head(rig.epoch(), None, limits),
+        "NO_END": Head(Epoch(endless, rig.offer, rig.out.append), rig.tokenizer, limits),  # type: ignore[arg-type]
+    }
+    for reason, head in heads.items():
+        await head.start_request(StartRequest(REQUEST, generation))
+        refused = rig.out[-1]
+        assert isinstance(refused, RequestRefused) and (refused.error.field, refused.error.reason) == ("guide", reason)
+
+
+async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "PROMPT_LOGPROBS_LIMIT", 6 * len(LONG))
+    rig = Rig()
+    for top, is_taken in ((6, False), (5, True)):
+        sampling = Sampling(logprobs=True, top_logprobs=top)
+        await rig.head.start_request(StartRequest(REQUEST, Generation(LONG, 0, sampling, prompt_logprobs=True)))
+        assert bool(rig.steps) is is_taken
+    refused = rig.out[0]
+    assert isinstance(refused, RequestRefused) and refused.error.field == "prompt_logprobs"
