@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from edgeshard.client.models import Adding, Progress
 
 Result = TypeVar("Result")
+_HEARS_S = 0.5
 
 
 class SyncClient:
@@ -282,6 +284,10 @@ class SyncClient:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
         try:
+            # Of a Ctrl-C that came just before it began to wait, Python hears when it next stops waiting.
+            while not future.done():
+                with suppress(TimeoutError):
+                    return future.result(_HEARS_S)
             return future.result()
         except BaseException:
             # Ctrl-C while waiting must not leave the call running behind the caller's back.

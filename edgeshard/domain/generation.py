@@ -28,6 +28,9 @@ STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
 GUIDE_LIMIT_BYTES = 128 << 10
 """Of a guide's text, in UTF-8."""
+PROMPT_LOGPROBS_LIMIT = 1 << 20
+"""Log-probabilities of one prompt, those of the likeliest tokens included: head and coordinator keep some 100 bytes of
+each until the client has them."""
 PROMPT_LOGPROBS_POSITIONS = 256
 """The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
 

@@ -14,6 +14,7 @@ from edgeshard.cli.generation_options import UNSET
 from edgeshard.client.options import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import (
+    GUIDE_LIMIT_BYTES,
     PROMPT_LIMIT_BYTES,
     PROMPT_LIMIT_TOKENS,
     STOP_LIMIT_BYTES,
@@ -138,3 +139,25 @@ def test_the_largest_requests_and_their_prompts_tokens_fit_a_message() -> None:
         generation.validate()
         assert is_sendable(head_command_to_wire(StartRequest(RequestId("r" * 128), generation)))
     assert is_sendable(head_message_to_wire(HeadAccepted(RequestId("r" * 128), Epoch(2**63), tokens)))
+
+
+@pytest.mark.parametrize(
+    ("generation", "field"),
+    [
+        (Generation("x", guide=Guide(GuideKind.JSON_OBJECT, "{}")), "guide"),
+        (Generation("x", guide=Guide(GuideKind.GRAMMAR, " ")), "guide"),
+        (Generation("x", guide=Guide(GuideKind.REGEX, "\N{EURO SIGN}" * (GUIDE_LIMIT_BYTES // 3 + 1))), "guide"),
+        (Generation("x", ignore_eos=True, guide=Guide(GuideKind.JSON_OBJECT)), "ignore_eos"),
+        (Generation("x", max_new_tokens=0), "max_new_tokens"),
+    ],
+)
+def test_what_contradicts_a_guide_or_has_no_tokens_is_refused_by_name(generation: Generation, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        generation.validate()
+    assert refused.value.field == field
+
+
+def test_the_largest_guide_fits_a_message_and_no_tokens_go_with_prompt_logprobs() -> None:
+    generation = Generation("x", 0, prompt_logprobs=True, guide=Guide(GuideKind.REGEX, "x" * GUIDE_LIMIT_BYTES))
+    generation.validate()
+    assert is_sendable(head_command_to_wire(StartRequest(RequestId("r"), generation)))

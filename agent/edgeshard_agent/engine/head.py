@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     InternalError,
     InvalidArgumentError,
 )
-from edgeshard.domain.generation import FinishReason, Generation, Guide, Token
+from edgeshard.domain.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
@@ -324,6 +324,14 @@ class Head:
                 f"prompt holds a token id outside 0 to {self._limits.vocab_size - 1}",
                 field="prompt",
                 reason="TOKEN_OUT_OF_RANGE",
+            )
+        figures = len(prompt) * (1 + generation.sampling.top_logprobs)
+        if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
+            raise InvalidArgumentError(
+                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs each are "
+                f"{figures} figures; at most {PROMPT_LOGPROBS_LIMIT} are given: ask for fewer top_logprobs",
+                field="prompt_logprobs",
+                reason="TOO_MANY_LOGPROBS",
             )
         if generation.max_new_tokens > self._limits.max_new_tokens:
             raise InvalidArgumentError(

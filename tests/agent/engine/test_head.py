@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgeshard_agent.engine import head as head_module
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
@@ -19,7 +20,7 @@ from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, PromptScored, 
 
 import edgeshard
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Token
+from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Sampling, Token
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
@@ -404,3 +405,14 @@ async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
         await head.start_request(StartRequest(REQUEST, generation))
         refused = rig.out[-1]
         assert isinstance(refused, RequestRefused) and (refused.error.field, refused.error.reason) == ("guide", reason)
+
+
+async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "PROMPT_LOGPROBS_LIMIT", 6 * len(LONG))
+    rig = Rig()
+    for top, is_taken in ((6, False), (5, True)):
+        sampling = Sampling(logprobs=True, top_logprobs=top)
+        await rig.head.start_request(StartRequest(REQUEST, Generation(LONG, 0, sampling, prompt_logprobs=True)))
+        assert bool(rig.steps) is is_taken
+    refused = rig.out[0]
+    assert isinstance(refused, RequestRefused) and refused.error.field == "prompt_logprobs"
