@@ -78,7 +78,7 @@ def _online(connect: Connect, spec: ModelSpec, source: str | None) -> PlanProble
     )
     problem = site_problem(found, spec, dtype=DType.BFLOAT16, quantisation=quantisation)
     problem.check()
-    estimated = ", ".join(found.estimated)
+    estimated = ", ".join(sorted(found.estimated))
     typer.echo(f"note: estimated by data sheets or by other models' measurements: {estimated}", err=True)
     return problem
 
