@@ -48,14 +48,12 @@ async def test_a_gguf_file_gives_the_tokens_of_the_same_weights_from_safetensors
     notes: list[str] = []
     await client.add_model(str(path), adding=Adding(on_note=notes.append))
     assert notes == [] and [model.name for model in await client.stored_models()] == ["demo.q4_0"]
-    manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
+    imported = open_gguf(path, tmp_path, Width.INT8, nothing)
+    manifest, source = tensors_of(imported)
     numbers = {tensor.name: whole(source.read(tensor.name)).float() for tensor in manifest.tensors}
     plain = write_checkpoint(tmp_path / "plain", json.loads((DEMO / "config.json").read_text()), numbers)
-    for file in ("tokenizer.json", "generation_config.json"):
-        stored = next(
-            kept for kept in open_gguf(path, tmp_path, Width.INT8, nothing).checkpoint.files if kept.name == file
-        )
-        (plain / file).write_bytes(stored.path.read_bytes())
+    for file in imported.checkpoint.files:
+        (plain / file.name).write_bytes(file.path.read_bytes())
     await client.add_model(plain)
     expected = await tokens(client, "plain", "plain", {"*": "none"})
     assert len(expected) == 24
