@@ -3,8 +3,8 @@
     python tools/train_demo_model.py --corpus DIR --out edgeshard/demo_model
 
 DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory (config.json, tokenizer.json,
-tokenizer_config.json, generation_config.json, model.safetensors in bfloat16) plus `training.json`, which records
-every setting, the bits per byte reached and the hash of the corpus.
+tokenizer_config.json, chat_template.jinja, generation_config.json, model.safetensors in bfloat16) plus `training.json`,
+which records every setting, the bits per byte reached and the hash of the corpus.
 
 Reproducible: batches come from a seeded generator, the schedule counts steps and not seconds, and `--threads` is fixed,
 so two runs on the same kind of machine give the same weights. It runs on a GPU when torch sees one.
@@ -227,6 +227,15 @@ def show_progress(step: int, steps: int, loss: float, elapsed: float) -> None:
     print(("\r" if terminal else "") + line, end="" if terminal and step < steps else "\n", file=sys.stderr, flush=True)
 
 
+CHAT_TEMPLATE = """\
+{#- The model continues fairy tales and was never taught to converse: it reads what was said as one text. -#}
+{%- for message in messages -%}
+{{- message.content -}}
+{%- if not loop.last %}{{ "\\n\\n" }}{% endif -%}
+{%- endfor -%}
+"""
+
+
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tensors = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in model.named_parameters()}
@@ -235,6 +244,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[
     config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
     config |= {"num_hidden_layers": model.config.num_hidden_layers}
     write_json(out / "config.json", config)
+    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     write_json(out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
     write_json(
         out / "tokenizer_config.json",

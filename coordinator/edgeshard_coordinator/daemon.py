@@ -9,18 +9,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Role
+from edgeshard.gateway.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
+from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
-from edgeshard.process.logs import configure_logging
+from edgeshard.process.logs import configure_logging, tell_ready
+from edgeshard.process.machine import Machine
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
@@ -34,15 +39,21 @@ from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
+from edgeshard_coordinator.control.doors import KeyDoors
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
+from edgeshard_coordinator.membership.key_store import KeyStore
+from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
+
+if TYPE_CHECKING:
+    from edgeshard.gateway.server import GatewayServer
 
 log = structlog.get_logger()
 
@@ -66,22 +77,44 @@ async def serve(settings: CoordinatorSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    site = _site(settings)
+    site, listen = _site(settings), _http_listen(settings)
     coordinator = await _assemble(settings, site)
+    machine = Machine(__version__, settings.state_dir, site.tls)
+    coordinator.conditions.own = machine.condition
+    metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
+    await metrics.start()
     log.info("coordinator_serves", address=address)
     entrance = await _open_entrance(settings, site, coordinator, address)
+    gateway: GatewayServer | None = None
+    if listen is not None:
+        doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
+        gateway = await _open_gateway(listen, doors, coordinator)
     if settings.ready_file is not None:
-        write_ready_file(settings.ready_file, address)
+        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "")
     notifier.ready(f"serving on {address}")
-    feeding = asyncio.create_task(feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns}))
+    tell_ready(_next_step(site, address))
+    beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
+    chores = asyncio.gather(beats, machine.measure())
     await stopping.wait()
     notifier.stopping()
     log.info("coordinator_stops")
-    feeding.cancel()
+    chores.cancel()
+    await metrics.stop()
     await entrance.close()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
+    if gateway is not None:
+        await gateway.stop()
+
+
+def _next_step(site: _Site, address: str) -> str:
+    """What this daemon is, and how a box comes to it."""
+    if site.tls is None:
+        joins = f"edgeshard-agent --plaintext --coordinator {address} --name NAME --state-dir DIR"
+    else:
+        joins = "run what `edgectl token create --node NAME` prints, on the box"
+    return f"the coordinator serves on {address}. To add a box: {joins}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +125,16 @@ class _Site:
     membership: Membership | None
     denials: Denials
     audit: AuditLog
+    keys: KeyBook
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
     given, denials, audit = settings.tls(), Denials(), AuditLog(settings.state_dir / "audit", SystemClock())
+    keys = KeyBook(KeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
     if given is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
             raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
-        return _Site(None, None, denials, audit)
+        return _Site(None, None, denials, audit, keys)
     given.check_is(Role.COORDINATOR, "coordinator")
     tls = adopted(given, settings.state_dir / "pki")
     issuing = None
@@ -111,7 +146,7 @@ def _site(settings: CoordinatorSettings) -> _Site:
         raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
     store = MembershipStore(settings.state_dir / "membership.sqlite")
     membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
-    return _Site(tls, membership, denials, audit)
+    return _Site(tls, membership, denials, audit, keys)
 
 
 class _Entrance:
@@ -146,6 +181,40 @@ async def _open_entrance(
     return _Entrance(server, renewing)
 
 
+def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
+    """Where the gateway listens, None for nowhere. Raises what `HttpListen.check` raises, and DeniedError for what
+    anybody on the network could use."""
+    if settings.http_listen is None:
+        return None
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise FailedPreconditionError(
+            "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
+        )
+    listen = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key)
+    listen.check()
+    if settings.http_no_key and not listen.is_local:
+        raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
+    return listen
+
+
+async def _open_gateway(listen: HttpListen, doors: KeyDoors, coordinator: Coordinator) -> GatewayServer:
+    """Raises UnavailableError where the port is taken."""
+
+    def made() -> GatewayServer:
+        # Half a second that a coordinator without a gateway need not wait, and no box waits for with one.
+        from edgeshard.gateway.app import make_app
+        from edgeshard.gateway.server import GatewayServer
+        from edgeshard_coordinator.control.gateway import SiteBackend
+
+        backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
+        return GatewayServer(make_app(backend, doors, local_only=listen.is_local), listen)
+
+    server = await asyncio.to_thread(made)
+    await server.start()
+    log.info("gateway_serves", url=server.url)
+    return server
+
+
 async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
@@ -165,6 +234,7 @@ async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
         membership=site.membership,
         quotas=_quotas(settings.quotas),
         audit=site.audit,
+        keys=site.keys,
     )
     coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
     return coordinator

@@ -22,3 +22,9 @@ class CoordinatorSettings(DaemonSettings):
         default=30 * 86400.0, description="how long certificates are good, such as 30d; they renew themselves before"
     )
     quotas: Path | None = Field(default=None, description="TOML file: what clients and operators may use, by identity")
+    http_listen: str | None = Field(
+        default=None, description="HOST:PORT of the HTTP gateway, such as 127.0.0.1:8000; off where it is not given"
+    )
+    http_tls_cert: Path | None = Field(default=None, description="PEM file of the gateway's certificate")
+    http_tls_key: Path | None = Field(default=None, description="PEM file of its key; both are needed beyond loopback")
+    http_no_key: bool = Field(default=False, description="answer programs of this machine without an API key")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from edgeshard.client import Client
+    from edgeshard.client import Client, SyncClient
+    from edgeshard.rpc.tls import TlsFiles
 
 Result = TypeVar("Result")
 
@@ -31,10 +32,19 @@ class Connect:
     def client(self) -> Client:
         """A client, not yet connected. Raises InvalidArgumentError naming a TLS option that is missing."""
         from edgeshard.client import Client
+
+        return Client(self.coordinator, self._tls(), plaintext=self.plaintext)
+
+    def sync_client(self) -> SyncClient:
+        """As `client`, for a command that waits for a person more than for the site."""
+        from edgeshard.client import SyncClient
+
+        return SyncClient(self.coordinator, self._tls(), plaintext=self.plaintext)
+
+    def _tls(self) -> TlsFiles | None:
         from edgeshard.rpc.tls import tls_from_options
 
-        tls = tls_from_options(self.tls_ca, self.tls_cert, self.tls_key)
-        return Client(self.coordinator, tls, plaintext=self.plaintext)
+        return tls_from_options(self.tls_ca, self.tls_cert, self.tls_key)
 
 
 def connect_of(context: typer.Context) -> Connect:

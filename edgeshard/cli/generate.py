@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.generation_options import generation_options
+from edgeshard.cli.guide_options import guide_options
 from edgeshard.cli.output import Column, Output, human_seconds, plain, printable, show_data, stderr_console, table
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -26,12 +28,21 @@ class TextOutput(StrEnum):
     YAML = "yaml"
 
 
+@guide_options
 @generation_options
 def generate(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A deployment, or the model of exactly one.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt; - reads stdin.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A deployment, or the model of exactly one.", autocompletion=completion.served
+        ),
+    ],
+    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads stdin.")] = None,
     *,
+    prompt_option: Annotated[
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The same as an option.")
+    ] = None,
     request_id: Annotated[str, typer.Option(metavar="ID", help="Name the request, to cancel it from elsewhere.")] = "",
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest duration.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print times to stderr at the end.")] = False,
@@ -40,7 +51,7 @@ def generate(
 ) -> None:
     """Generate text and print it token by token. Ctrl-C cancels the request on every box."""
     wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
-    text = read_stdin() if prompt == "-" else prompt
+    text = prompt_of(prompt, prompt_option)
 
     async def work() -> Completion:
         async with connect_of(context).client() as client:
@@ -49,10 +60,25 @@ def generate(
     completion = run(work())
     if output is not TextOutput.TEXT:
         show_data(completion_record(completion), Output(output.value))
-    elif completion.logprobs:
-        stderr_console().print(table(list(zip(completion.token_ids, completion.logprobs, strict=True)), _LOGPROBS))
+    else:
+        asked = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
+        made = list(zip(completion.token_ids, completion.logprobs, strict=False))
+        if asked or made:
+            stderr_console().print(table([*asked, *made], _LOGPROBS))
     if stats:
         typer.echo(summary(completion), err=True)
+
+
+def prompt_of(argument: str | None, option: str | None) -> str:
+    """The prompt, however it was given. Raises InvalidArgumentError where it was not, or twice."""
+    if argument is not None and option is not None:
+        raise InvalidArgumentError("prompt: give it behind the model or with --prompt, not both", field="prompt")
+    text = argument if option is None else option
+    if text is None:
+        raise InvalidArgumentError(
+            "prompt is missing: give it behind the model or with --prompt; - reads it from stdin", field="prompt"
+        )
+    return read_stdin() if text == "-" else text
 
 
 def read_stdin() -> str:
@@ -68,7 +94,7 @@ def read_stdin() -> str:
 async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
     """Run a request, with `echo` writing its text to stdout as it comes, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
-    from edgeshard.domain.generation import Started
+    from edgeshard.domain.generation import Finished, Token
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
@@ -78,7 +104,7 @@ async def stream(client: Client, model: str, prompt: str, options: GenerateOptio
         async with aclosing(client.generate(model, prompt, **options)) as events:
             async for event in events:
                 builder.add(event, clock.now())
-                if echo and not isinstance(event, Started):
+                if echo and isinstance(event, Token | Finished):
                     write_text(event.text)
     finally:
         # Also when the text breaks off, so that an error message gets a line of its own.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from edgeshard.client.batch import Chat, Prompt
+from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
 from edgeshard.domain.audit import AuditEntry
-from edgeshard.domain.generation import GenerateOptions
+from edgeshard.domain.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
+from edgeshard.domain.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
 from edgeshard.domain.site import (
     NodeDetails,
     NodeProgress,
@@ -22,18 +25,30 @@ from edgeshard.rpc.tls import TlsFiles
 
 __all__ = [
     "AuditEntry",
+    "Chat",
+    "ChatCompletion",
+    "ChatFinished",
     "Client",
     "Completion",
+    "ContentDelta",
+    "Finished",
     "GenerateOptions",
+    "Guide",
+    "GuideKind",
     "NodeDetails",
     "NodeProgress",
+    "Prompt",
+    "ReasoningDelta",
     "ServedModel",
     "Site",
+    "Started",
     "StoredLink",
     "StoredModel",
     "StoredProfile",
     "SyncClient",
     "TlsFiles",
+    "Token",
+    "ToolCall",
     "UnknownFigures",
     "UnknownProfile",
 ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of
+from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult, Prompt, run_batch
+from edgeshard.client.chat import ChatBuilder, ChatCompletion, chat_events
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.connection import Connection
 from edgeshard.client.options import generation_of
@@ -17,26 +20,43 @@ from edgeshard.client.resuming import resumed
 from edgeshard.client.settings import access
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.chat import ChatEvent, ChatPrompt, Conversation, TokenizeRequest
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
-from edgeshard.domain.generation import GenerateOptions, GenerateRequest, GenerationEvent
-from edgeshard.domain.identity import JoinToken, Role, TokenRequest
+from edgeshard.domain.errors import (
+    AbortedError,
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
+from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import TlsFiles, split_address
 from edgeshard.wire.audit import audit_entry_from_wire
+from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
-from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
-from edgeshard.wire.identity import token_from_wire, token_request_to_wire
+from edgeshard.wire.deployment import (
+    deployment_from_wire,
+    placement_from_wire,
+    replan_call_to_wire,
+    replan_from_wire,
+    spec_to_wire,
+)
+from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -45,6 +65,7 @@ from edgeshard.wire.site import (
     site_from_wire,
     stored_model_from_wire,
 )
+from edgeshard.wire.site_event import site_event_from_wire
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
@@ -52,6 +73,7 @@ if TYPE_CHECKING:
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
+_CONNECTS_S = 1.0
 
 
 class Client:
@@ -114,11 +136,24 @@ class Client:
         when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
         DeadlineError after `timeout_s`.
         """
-        request = GenerateRequest(model, generation_of(prompt, options), options.get("request_id", ""))
-        calls = resumed(self._connection.generate, request, options.get("timeout_s"), self._clock)
-        async with aclosing(calls) as events:
-            async for event in events:
-                yield event
+        request = GenerateRequest(
+            checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
+        )
+        timeout_s, began_s = options.get("timeout_s"), self._clock.now()
+        calls = resumed(self._connection.generate, request, timeout_s, self._clock)
+        try:
+            async with aclosing(calls) as events:
+                async for event in events:
+                    yield event
+        except (DeadlineError, UnavailableError) as error:
+            # A connection takes a moment: who has not answered within less than that is not known to be away.
+            late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
+            if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
+                raise DeadlineError(
+                    f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens",
+                    field="timeout_s",
+                ) from None
+            raise
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
@@ -132,6 +167,107 @@ class Client:
             error.partial_text = builder.text
             raise
         return builder.build()
+
+    async def text_stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[str, None]:
+        """The text of one request, piece by piece; arguments, errors and cancelling are those of `generate`."""
+        async with aclosing(self.generate(model, prompt, **options)) as events:
+            async for event in events:
+                if isinstance(event, Token | Finished) and event.text:
+                    yield event.text
+
+    # --- conversations
+
+    async def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta` and `ToolCall` as
+        they come, and a `ChatFinished` with the numbers of tokens.
+
+        `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the user's. The model's
+        chat template makes the prompt, at the coordinator; `variables` are further variables of the template, such as
+        `{"enable_thinking": False}`. Options are those of `generate`. One that is not given is what the model's
+        generation_config.json recommends, if it says so, then the default of `generate`; `max_new_tokens` is what fits,
+        at most 1024.
+
+        Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools` and the like;
+        FailedPreconditionError for a model without a chat template.
+        """
+        conversation = conversation_of(messages, tools, variables)
+        events = chat_events(self, self._clock, model, conversation, tools or (), options)
+        async with aclosing(events) as following:
+            async for event in following:
+                yield event
+
+    async def complete_chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> ChatCompletion:
+        """The whole answer to a conversation; arguments and errors are those of `chat`, with the text until then."""
+        builder = ChatBuilder(self._clock.now())
+        try:
+            async with aclosing(self.chat(model, messages, tools=tools, variables=variables, **options)) as events:
+                async for event in events:
+                    builder.add(event, self._clock.now())
+        except EdgeShardError as error:
+            error.partial_text = builder.content
+            raise
+        return builder.build(self._clock.now())
+
+    async def batch(
+        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
+    ) -> list[BatchResult]:
+        """Run many requests, `concurrency` of them at a time; the results stand in the order of the requests.
+
+        A request that fails has its EdgeShardError for a result, and the others go on. One that the site has no room
+        for is offered again, for five minutes, since it was not begun; others are not repeated. `on_progress` gets
+        (done, in all) after each.
+        """
+
+        async def run(request: BatchRequest) -> Completion | ChatCompletion:
+            if isinstance(request, Prompt):
+                return await self.complete(request.model, request.prompt, **request.options)
+            return await self.complete_chat(
+                request.model, request.messages, tools=request.tools, variables=request.variables, **request.options
+            )
+
+        return await run_batch(run, requests, concurrency, on_progress, self._clock)
+
+    async def render_chat(self, model: str, conversation: Conversation, timeout_s: float | None = None) -> ChatPrompt:
+        """The tokens that a conversation becomes, and how to read the answer; raises as `chat` does."""
+        request = inference_pb2.RenderChatRequest(
+            model=checked("model", model, str), conversation=conversation_to_wire(conversation)
+        )
+        response = await self._connection.inference(
+            "RenderChat", request, self._timeout_s if timeout_s is None else timeout_s
+        )
+        return chat_prompt_from_wire(response.prompt)
+
+    async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
+        """The token ids of a text, by the tokenizer of a served model; `special` adds those that stand around it."""
+        wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
+        response = await self._connection.inference("Tokenize", tokenize_request_to_wire(wanted), self._timeout_s)
+        return tuple(response.tokens)
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens as they are written. Raises InvalidArgumentError naming `tokens`."""
+        request = inference_pb2.DetokenizeRequest(
+            model=checked("model", model, str), tokens=checked_tokens("tokens", tokens)
+        )
+        response = await self._connection.inference("Detokenize", request, self._timeout_s)
+        return str(response.text)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a running request; False when there is none of this id."""
@@ -166,6 +302,34 @@ class Client:
     async def remove_node(self, node: str) -> None:
         """Take a box (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
         await self._connection.identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node), self._timeout_s)
+
+    async def create_key(
+        self,
+        name: str,
+        models: Sequence[str] = (),
+        *,
+        tokens_per_minute: int | None = None,
+        requests: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        """An API key for the HTTP gateway, and its text, which nobody can be shown again.
+
+        `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
+        Raises AlreadyExistsError for a name that has a key.
+        """
+        wanted = ApiKey(name, tuple(models), tokens_per_minute, requests)
+        wanted.validate()
+        request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
+        response = await self._connection.identity("CreateKey", request, self._timeout_s)
+        return api_key_from_wire(response.key), str(response.text)
+
+    async def keys(self) -> tuple[ApiKey, ...]:
+        """The site's API keys, without their secrets."""
+        response = await self._connection.identity("ListKeys", identity_pb2.ListKeysRequest(), self._timeout_s)
+        return tuple(api_key_from_wire(key) for key in response.keys)
+
+    async def revoke_key(self, name: str) -> None:
+        """Refuse an API key from now on, and end what it has running. Raises NotFoundError."""
+        await self._connection.identity("RevokeKey", identity_pb2.RevokeKeyRequest(name=name), self._timeout_s)
 
     async def nodes(self) -> tuple[Node, ...]:
         response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())
@@ -273,6 +437,15 @@ class Client:
             return deployment
         return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
 
+    async def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Wait until a deployment answers requests; arguments and errors are those of `deploy`, and NotFoundError."""
+        return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
+
     async def deployments(self) -> tuple[Deployment, ...]:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
@@ -301,6 +474,50 @@ class Client:
             if not await polls.next():
                 raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
 
+    async def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        """Plan a deployment that is ready for the boxes that are there now, and move it where that gains 5 % or more.
+
+        Its requests pause and go on with the next token. `force` moves it whatever the gain; `dry_run` only asks, which
+        costs next to nothing while boxes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
+        `wait` it is ready when this returns; `on_change` gets every new state on the way.
+
+        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
+        UnavailableError while it is not ready, AbortedError where other boxes could not take it over and it goes on
+        elsewhere, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        """
+        call = ReplanCall(name, dry_run, force, NO_OPERATION if dry_run else _operation_id())
+        replan = replan_from_wire(await self._admin("Replan", replan_call_to_wire(call)))
+        if not (replan.changed and wait):
+            return replan
+        failed: list[EdgeShardError] = []
+
+        def changed(deployment: Deployment) -> None:
+            failed.extend([deployment.failure] if deployment.failure is not None else [])
+            if on_change is not None:
+                on_change(deployment)
+
+        ready = await self._until_ready(await self.deployment(name), timeout_s, changed)
+        wanted, got = (
+            [(stage.node_name, stage.layers) for stage in placement.stages]
+            for placement in (replan.found, ready.placement)
+        )
+        if got != wanted:
+            where = ",".join(f"{node}={layers}" for node, layers in got)
+            why = failed[0].message if failed else "a box failed"
+            raise AbortedError(
+                f"deployment {name} did not move ({why}); it goes on with {where}", field="name", reason="NOT_MOVED"
+            )
+        return replan
+
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
 
@@ -325,6 +542,14 @@ class Client:
         """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
         return tuple(audit_entry_from_wire(entry) for entry in response.entries)
+
+    async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
+        """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
+        first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
+        request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
+        async with aclosing(self._connection.events(request)) as messages:
+            async for message in messages:
+                yield site_event_from_wire(message.event)
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]

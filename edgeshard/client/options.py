@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+from edgeshard.client.arguments import checked, checked_tokens
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import GenerateOptions, Generation, OptionField, Sampling, option_fields
 
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
     """The request behind these options. Raises InvalidArgumentError naming the first field that is wrong."""
-    # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
-    for name in options:
-        if name not in GenerateOptions.__annotations__:
-            known = ", ".join(GenerateOptions.__annotations__)
-            raise InvalidArgumentError(f"{name} is not an option; the options are {known}", field=name)
+    options = _by_keyword(options)
+    check_options(options)
     sampling = _given(Sampling, options)
     # Asking for the best tokens implies asking for the chosen one.
     if sampling.get("top_logprobs", 0) > 0:
         sampling["logprobs"] = True
+    # A limit that nobody asked for must not fail a prompt.
+    own = {"clip_new_tokens": "max_new_tokens" not in options} | _given(Generation, options)
     generation = Generation(
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        prompt=prompt if isinstance(prompt, str) else checked_tokens("prompt", prompt),
         sampling=Sampling(**sampling),
-        **_given(Generation, options),
+        **own,
     )
     generation.validate()
     for field, texts in (("prompt", (generation.prompt,)), ("stop", generation.stop_strings)):
@@ -33,6 +33,35 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
     return generation
 
 
+def check_options(options: GenerateOptions) -> None:
+    """Raise InvalidArgumentError for an option that there is not, and for what is no request_id or timeout_s."""
+    # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
+    for name in options:
+        if name not in GenerateOptions.__annotations__:
+            known = ", ".join(GenerateOptions.__annotations__)
+            raise InvalidArgumentError(f"{name} is not an option; the options are {known}", field=name)
+    checked("request_id", options.get("request_id", ""), str)
+    checked("timeout_s", options.get("timeout_s"), float | None)
+
+
+_KEYWORDS = {
+    item.option.alias: item.keyword
+    for item in (*option_fields(Generation), *option_fields(Sampling))
+    if item.option.alias
+}
+
+
+def _by_keyword(options: GenerateOptions) -> GenerateOptions:
+    """The options with their own names in place of aliases."""
+    named: dict[str, Any] = {}
+    for name, value in options.items():
+        keyword = _KEYWORDS.get(name, name)
+        if keyword in named:
+            raise InvalidArgumentError(f"{name} is given twice: as {keyword} too", field=keyword)
+        named[keyword] = value
+    return cast("GenerateOptions", named)
+
+
 def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -> dict[str, Any]:
     """The options that are given, by their fields' names."""
     given: dict[str, Any] = dict(options)
@@ -40,9 +69,11 @@ def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -
 
 
 def _value(item: OptionField, value: Any) -> Any:
-    if not isinstance(item.default, tuple):
-        return value
-    return (value,) if isinstance(value, str) else tuple(value)
+    if isinstance(item.default, tuple) and isinstance(value, str):
+        value = (value,)
+    if item.kind == tuple[int, ...]:
+        return checked_tokens(item.keyword, value)
+    return checked(item.keyword, value, item.kind)
 
 
 def _check_text(text: str, field: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started, Token
+from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, PromptLogprobs, Started, Token
 
 PATIENCE_S = 60.0
 """How long a client tries to come back, unless its own deadline is earlier."""
@@ -33,6 +33,7 @@ async def resumed(
     ends_at = None if timeout_s is None else clock.now() + timeout_s
     started: Started | None = None
     tokens: list[int] = []
+    scored = 1
     pause_s, patient_until = FIRST_PAUSE_S, 0.0
     while True:
         left_s = None if ends_at is None else max(0.0, ends_at - clock.now())
@@ -44,6 +45,11 @@ async def resumed(
                             if started is not None:
                                 continue
                             started = event
+                        case PromptLogprobs():
+                            rest = event.behind(scored)
+                            if rest is None:
+                                continue
+                            event, scored = rest, rest.end
                         case Token():
                             if started is not None and event.position < len(started.prompt_tokens) + len(tokens):
                                 continue
@@ -60,6 +66,6 @@ async def resumed(
             late = now + pause_s >= min(patient_until, ends_at if ends_at is not None else patient_until)
             if started is None or error.reason not in _COME_BACK or late:
                 raise
-        request = replace(request, request_id=started.request_id, emitted=tuple(tokens))
+        request = replace(request, request_id=started.request_id, emitted=tuple(tokens), scored=scored)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from edgeshard.client.arguments import Message, Tool
+from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult
+from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.chat import ChatEvent
 from edgeshard.domain.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import GenerateOptions, GenerationEvent
-from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
 
@@ -33,7 +39,8 @@ Result = TypeVar("Result")
 class SyncClient:
     """`Client` for code without an event loop; methods, arguments and errors are those of `Client`.
 
-    Callbacks (`progress`, `on_change`) run in the background thread. Close it, or use it as a context manager.
+    Callbacks (`progress`, `on_change`, `on_progress`) run in the background thread. Close it, or use it as a context
+    manager.
     """
 
     def __init__(
@@ -80,6 +87,46 @@ class SyncClient:
     def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         return self._run(self._client.complete(model, prompt, **options))
 
+    def text_stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Generator[str, None, None]:
+        yield from self._iterate(self._client.text_stream(model, prompt, **options))
+
+    def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generator[ChatEvent, None, None]:
+        """Stream one answer; leaving the loop cancels it at once."""
+        events = self._client.chat(model, messages, tools=tools, variables=variables, **options)
+        yield from self._iterate(events)
+
+    def complete_chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> ChatCompletion:
+        return self._run(self._client.complete_chat(model, messages, tools=tools, variables=variables, **options))
+
+    def batch(
+        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
+    ) -> list[BatchResult]:
+        return self._run(self._client.batch(requests, concurrency, on_progress))
+
+    def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
+        return self._run(self._client.tokenize(model, text, special))
+
+    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        return self._run(self._client.detokenize(model, tokens))
+
     def cancel(self, request_id: str) -> bool:
         return self._run(self._client.cancel(request_id))
 
@@ -94,6 +141,22 @@ class SyncClient:
 
     def remove_node(self, node: str) -> None:
         self._run(self._client.remove_node(node))
+
+    def create_key(
+        self,
+        name: str,
+        models: Sequence[str] = (),
+        *,
+        tokens_per_minute: int | None = None,
+        requests: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        return self._run(self._client.create_key(name, models, tokens_per_minute=tokens_per_minute, requests=requests))
+
+    def keys(self) -> tuple[ApiKey, ...]:
+        return self._run(self._client.keys())
+
+    def revoke_key(self, name: str) -> None:
+        self._run(self._client.revoke_key(name))
 
     def nodes(self) -> tuple[Node, ...]:
         return self._run(self._client.nodes())
@@ -150,6 +213,14 @@ class SyncClient:
     ) -> Deployment:
         return self._run(self._client.deploy(spec, wait, timeout_s, on_change))
 
+    def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        return self._run(self._client.wait_ready(name, timeout_s, on_change))
+
     def deployments(self) -> tuple[Deployment, ...]:
         return self._run(self._client.deployments())
 
@@ -158,6 +229,20 @@ class SyncClient:
 
     def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
         self._run(self._client.delete_deployment(name, wait, timeout_s))
+
+    def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        return self._run(
+            self._client.replan(name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=on_change)
+        )
 
     def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         return self._run(self._client.trace(name, seconds))
@@ -168,15 +253,23 @@ class SyncClient:
     def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
         return self._run(self._client.audit(limit))
 
+    def events(self, limit: int = 100, follow: bool = False) -> Generator[SiteEvent, None, None]:
+        yield from self._iterate(self._client.events(limit, follow))
+
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
         turn = asyncio.Lock()
+        step: asyncio.Task[Any] | None = None
 
         async def next_item() -> Result | None:
+            nonlocal step
+            step = asyncio.current_task()
             async with turn:
                 return await anext(items, None)
 
         async def close() -> None:
+            if step is not None:
+                step.cancel()  # the interrupt may have come before anybody waited for it, who would have done so
             async with turn:
                 await items.aclose()
 

@@ -26,6 +26,10 @@ STOP_LIMIT_BYTES = 1024
 """Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
 STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
+GUIDE_LIMIT_BYTES = 128 << 10
+"""Of a guide's text, in UTF-8."""
+PROMPT_LOGPROBS_POSITIONS = 256
+"""The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Option:
 
     `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
     its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
-    keyword's, None where it has none.
+    keyword's, None where it has none. `alias` is another name by which both take it.
     """
 
     help: str
@@ -44,6 +48,7 @@ class Option:
     above: float | None = None
     keyword: str = ""
     flag: str | None = ""
+    alias: str = ""
 
     @property
     def rule(self) -> str:
@@ -109,36 +114,88 @@ class Sampling:
         _check_bounds(self)
 
 
+class GuideKind(StrEnum):
+    """What a guide's text is."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; no text."""
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    """In the syntax of Rust's regex crate; the whole answer matches."""
+    GRAMMAR = "grammar"
+    """A context-free grammar in Lark's syntax, as llguidance extends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the answer must be: only tokens that can still lead there are drawn."""
+
+    kind: GuideKind
+    text: str = ""
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError for a text that no guide has; what it means is looked at by the head."""
+        if self.kind is GuideKind.JSON_OBJECT:
+            _require(not self.text, "guide", "of kind json_object takes no text", "GUIDE_INVALID")
+            return
+        _require(bool(self.text.strip()), "guide", f"of kind {self.kind} is empty", "GUIDE_INVALID")
+        size = text_bytes(self.text)
+        rule = f"has {size} bytes of UTF-8; at most {GUIDE_LIMIT_BYTES} are taken: make it smaller"
+        _require(size <= GUIDE_LIMIT_BYTES, "guide", rule, "GUIDE_TOO_LONG")
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
 
     prompt: str | tuple[int, ...]
-    max_new_tokens: int = _option(128, "Most tokens to generate.", metavar="N", low=1, high=2**31, flag="max_tokens")
+    max_new_tokens: int = _option(
+        128,
+        "Most tokens to generate; 0 only with the prompt's log-probabilities.",
+        metavar="N",
+        low=0,
+        high=2**31,
+        alias="max_tokens",
+    )
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: tuple[int, ...] = _option((), "Tokens that end the answer.", flag=None)
     stop_strings: tuple[str, ...] = _option(
-        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop"
+        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop", alias="stop_strings"
     )
     ignore_eos: bool = _option(False, "Go on past the end of the text.")
     priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
+    prompt_logprobs: bool = _option(False, "Report the log-probabilities of the prompt's own tokens.")
+    guide: Guide | None = _option(None, "What the answer must be.", flag=None)  # noqa: RUF009 (a field, as the others)
+    clip_new_tokens: bool = _option(
+        False,
+        "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.",
+        flag=None,
+    )
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
         _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
         check_prompt_size(self.prompt)
         _check_bounds(self)
-        _require(all(self.stop_strings), "stop_strings", "must not hold an empty string")
-        _require(len(self.stop_strings) <= 16, "stop_strings", "holds more than 16 strings")
+        _require(all(self.stop_strings), "stop", "must not hold an empty string")
+        _require(len(self.stop_strings) <= 16, "stop", "holds more than 16 strings")
         longest = max(map(text_bytes, self.stop_strings), default=0)
         _require(
             longest <= STOP_LIMIT_BYTES,
-            "stop_strings",
+            "stop",
             f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8",
         )
         _require(
             len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", f"holds more than {STOP_LIMIT_TOKENS} tokens"
         )
+        _require(
+            self.max_new_tokens > 0 or self.prompt_logprobs,
+            "max_new_tokens",
+            "must be 1 or more without prompt_logprobs",
+        )
+        if self.guide is not None:
+            self.guide.validate()
+            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which says where the answer ends")
         self.sampling.validate()
 
 
@@ -176,6 +233,9 @@ class GenerateOptions(TypedDict, total=False):
     top_logprobs: int
     ignore_eos: bool
     priority: int
+    prompt_logprobs: bool
+    guide: Guide | None
+    clip_new_tokens: bool
     request_id: str
     timeout_s: float | None
 
@@ -246,11 +306,38 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a run of the prompt's own tokens, at most `PROMPT_LOGPROBS_POSITIONS`.
+
+    `position` is that of the first one: 1 in the first event, since nothing comes before the prompt's first token.
+    `top` has, for each of them, the likeliest tokens there, as many as `top_logprobs` asked for, best first.
+    """
+
+    position: int
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[TokenLogprob, ...], ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.position + len(self.logprobs)
+
+    def behind(self, position: int) -> PromptLogprobs | None:
+        """What of it is at `position` or later; None where nothing is."""
+        count = max(0, position - self.position)
+        if count == 0:
+            return self
+        rest = PromptLogprobs(position, self.logprobs[count:], self.top[count:])
+        return rest if rest.logprobs else None
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token. `position` is absolute: the prompt's length for the first.
 
     `text` is the text that it completes: it is empty while a character or a possible stop string is incomplete.
-    `logprob` is 0 unless the request asked for it.
+    `logprob` is 0 unless the request asked for it. `at_s` is when it came back to the head, in seconds of the head's
+    own steady clock: differences mean something between tokens of one head alone. 0 where it was not told.
     """
 
     position: int
@@ -259,6 +346,7 @@ class Token:
     logprob: float = 0.0
     top: tuple[TokenLogprob, ...] = ()
     timings: tuple[StageTiming, ...] = ()
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +373,7 @@ class GenerateRequest:
 
     `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call. A
     client that lost its stream comes again with the tokens that it has (`emitted`), and gets those behind them.
+    `scored` is the position behind the last one whose prompt log-probability it has, 1 where it has none.
     """
 
     model: str
@@ -292,6 +381,7 @@ class GenerateRequest:
     request_id: str = ""
     listener: Listener | None = None
     emitted: tuple[int, ...] | None = None
+    scored: int = 1
 
 
-GenerationEvent = Started | Token | Finished
+GenerationEvent = Started | PromptLogprobs | Token | Finished

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.generation import FinishReason, Generation, PromptLogprobs, Token
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 
 
@@ -15,7 +15,8 @@ class StartRequest:
 
     Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
     is `resumed` was let in before, so that no limit of waiting requests counts for it. `instance` is the run of the
-    coordinator. A head that has the request already goes on with it, and sends what comes behind `emitted_tokens`.
+    coordinator. A head that has the request already goes on with it, and sends what comes behind `emitted_tokens`, and
+    of the prompt's log-probabilities, where they are wanted, those from position `scored` on.
     """
 
     request_id: RequestId
@@ -24,6 +25,7 @@ class StartRequest:
     client: str = ""
     resumed: bool = False
     instance: str = ""
+    scored: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,23 @@ class HeadAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadPromptLogprobs:
+    """Log-probabilities of some of the prompt's tokens; all of them come before the first new token."""
+
+    request_id: RequestId
+    epoch: Epoch
+    prompt_logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAdmitted:
+    """The request waits no more: it has a place and KV memory. Nothing but metrics is made of it."""
+
+    request_id: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class HeadToken:
     """A token and, with the last one, why the request ends and the text held back until then."""
 
@@ -105,4 +124,6 @@ class HeadFailed:
     failure: EdgeShardError
 
 
-HeadMessage = HeadHello | HeadAccepted | HeadToken | HeadTokens | HeadFinished | HeadFailed
+HeadMessage = (
+    HeadHello | HeadAccepted | HeadAdmitted | HeadPromptLogprobs | HeadToken | HeadTokens | HeadFinished | HeadFailed
+)

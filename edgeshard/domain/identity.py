@@ -9,6 +9,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import check_name
 
 SCHEME = "edgeshard://"
+MOST_KEY_MODELS = 64
+"""That one API key names."""
 
 
 class Role(StrEnum):
@@ -80,6 +82,33 @@ class TokenRequest:
     id: str
     ttl_s: float
     host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key for the HTTP gateway, without its secret.
+
+    `models` are those it may use, by name of deployment or model; () is all. `tokens_per_minute` and `requests` at once
+    are limits, None where it has none of its own. `key_id` and `created_at`, in seconds since 1970, are the site's.
+    """
+
+    name: str
+    models: tuple[str, ...] = ()
+    tokens_per_minute: int | None = None
+    requests: int | None = None
+    key_id: str = ""
+    created_at: float = 0.0
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError naming the first field that no key has."""
+        check_name(self.name, "name")
+        if len(self.models) > MOST_KEY_MODELS:
+            raise InvalidArgumentError(f"models: more than {MOST_KEY_MODELS} are named", field="models")
+        for model in self.models:
+            check_name(model, "models")
+        for field_name, value in (("tokens_per_minute", self.tokens_per_minute), ("requests", self.requests)):
+            if value is not None and not 1 <= value <= 1_000_000_000:
+                raise InvalidArgumentError(f"{field_name} must be 1 to 1000000000", field=field_name)
 
 
 @dataclass(frozen=True, slots=True)

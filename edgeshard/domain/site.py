@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError
@@ -31,11 +32,13 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A deployment that answers requests. `max_context` is prompt and new tokens together."""
+    """A deployment that answers requests. `max_context` is prompt and new tokens together, `max_new_tokens` the most
+    that one request may ask for; 0 where it is not known."""
 
     deployment: DeploymentName
     model: ModelName
     max_context: int
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,8 @@ class Site:
     profiles: tuple[StoredProfile, ...]
     config: Mapping[str, Any]
     traffic: Traffic = NO_TRAFFIC
+    coordinator: Condition | None = None
+    """What the coordinator says of its own machine."""
 
     def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
         """Each box's with weights kept so."""

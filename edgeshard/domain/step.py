@@ -9,12 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Sampling, StageTiming, TokenLogprob
+from edgeshard.domain.generation import Guide, PromptLogprobs, Sampling, StageTiming, TokenLogprob
 
 STEP_TOKENS = 512
 """Tokens a head puts into a step: its decodes, and chunks of prompts for the rest."""
 MAX_STEP_TOKENS = 4 * STEP_TOKENS
 """Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Consecutive tokens of a prompt; `position` is that of the first."""
+
+    position: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,9 @@ class Span:
     `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
     length appends; smaller truncates, which only a request's first span in an epoch may do; larger is an error.
     `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
-    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen.
+    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, and
+    with its `guide` and the `guided_tokens`, those of its answer so far. `targets` are tokens of the prompt whose
+    log-probabilities are wanted, each behind a position of the span.
     """
 
     request: int
@@ -33,6 +43,9 @@ class Span:
     sample: bool = False
     sampling: Sampling | None = None
     seen_tokens: tuple[int, ...] = ()
+    guide: Guide | None = None
+    guided_tokens: tuple[int, ...] = ()
+    targets: Targets | None = None
 
     @property
     def end_position(self) -> int:
@@ -76,8 +89,9 @@ class StepPlan:
 class SampledToken:
     """A token the last stage chose for `position` of a request.
 
-    `logprob` is its natural-log probability under the model's unmodified distribution, 0 unless it was asked for;
-    `top` holds the most likely tokens, best first, as many as were asked for.
+    `logprob` is its natural-log probability under the model's unmodified distribution, over the tokens that its guide
+    allows where there is one; 0 unless it was asked for. `top` holds the most likely tokens, best first, as many as
+    were asked for and are allowed.
     """
 
     request: int
@@ -88,11 +102,30 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanLogprobs:
+    """Log-probabilities of some of a span's targets."""
+
+    request: int
+    prompt_logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GuideFailure:
+    """A request's guide led to no token; `message` says why, and holds nothing of the answer."""
+
+    request: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the last stage returns to the head: a token for every span that samples, and where the time went."""
+    """What the last stage returns to the head: for every span that samples a token or why its guide has none, the
+    log-probabilities of the targets, in the order of their positions, and where the time went."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()
+    prompt_logprobs: tuple[SpanLogprobs, ...] = ()
+    guide_failures: tuple[GuideFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,9 @@ class DaemonSettings(BaseSettings):
     tls_cert: Path | None = Field(default=None, description="PEM file of this process's certificate")
     tls_key: Path | None = Field(default=None, description="PEM file of this process's key")
     plaintext: bool = Field(default=False, description="speak without TLS, on loopback alone: anyone there may call")
+    metrics_listen: str | None = Field(
+        default=None, description="HOST:PORT where Prometheus reads /metrics: over TLS where there is, else on loopback"
+    )
     ready_file: Path | None = Field(default=None, description="file to write once the daemon serves")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
@@ -177,9 +180,10 @@ def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
     return section
 
 
-def write_ready_file(path: Path, address: str) -> None:
-    """Say that this process serves at `address` (host:port). Readers see the whole file or none."""
+def write_ready_file(path: Path, address: str, gateway: str = "") -> None:
+    """Say that this process serves at `address` (host:port), and by HTTP at the URL `gateway`. Readers see the whole
+    file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump({"address": address, "pid": os.getpid()}, file)
+        json.dump({"address": address, "gateway": gateway, "pid": os.getpid()}, file)
     Path(file.name).replace(path)

@@ -37,6 +37,9 @@ _IDEMPOTENT = [
     ("edgeshard.proto.v1.CoordinatorService", "Register"),
     ("edgeshard.proto.v1.CoordinatorService", "ReportProfile"),
     ("edgeshard.proto.v1.InferenceService", "ListModels"),
+    ("edgeshard.proto.v1.InferenceService", "RenderChat"),
+    ("edgeshard.proto.v1.InferenceService", "Tokenize"),
+    ("edgeshard.proto.v1.InferenceService", "Detokenize"),
     ("edgeshard.proto.v1.ModelStoreService", "GetManifest"),
     ("edgeshard.proto.v1.ModelStoreService", "RegisterModel"),
 ]

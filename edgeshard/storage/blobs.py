@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import Digest, check_digest
@@ -44,6 +44,8 @@ class BlobDirectory:
     def __init__(self, root: Path) -> None:
         self._root = root / "sha256"
         self.linked = LinkedFiles(root / "linked")
+        # The sha256 of what has arrived of a blob and how much that is, so that it need not be read again for it.
+        self._hashed: dict[Digest, tuple[int, Any]] = {}
 
     def locate(self, digest: Digest) -> BlobLocation | None:
         """Where the bytes of a complete blob lie, None when it is not there."""
@@ -74,6 +76,7 @@ class BlobDirectory:
     def truncate(self, digest: Digest, size: int) -> None:
         """Make the partial file, and cut it to `size` bytes, which must not be more than it has."""
         path = self.partial_path(digest)
+        self._hashed[digest] = (0, hashlib.sha256())
         with naming_full_disk(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -88,6 +91,10 @@ class BlobDirectory:
         with naming_full_disk(path), path.open("r+b") as file:
             file.seek(offset)
             file.write(data)
+        hashed, sha256 = self._hashed.get(digest, (-1, None))
+        if hashed == offset:
+            sha256.update(data)
+            self._hashed[digest] = (offset + len(data), sha256)
 
     def commit(self, digest: Digest, size: int) -> None:
         """Verify the partial file, sync it and give it its name.
@@ -95,7 +102,9 @@ class BlobDirectory:
         Raises DataLossError, and removes the partial file, when its length or its sha256 is wrong.
         """
         path, partial = self.path(digest), self.partial_path(digest)
-        if _size(partial) != size or sha256_of(partial) != digest:
+        hashed, sha256 = self._hashed.pop(digest, (-1, None))
+        found = _size(partial)
+        if found != size or (sha256.hexdigest() if hashed == size else sha256_of(partial)) != digest:
             partial.unlink(missing_ok=True)
             raise DataLossError(f"the bytes received for blob {digest} do not match its sha256", field="sha256")
         with naming_full_disk(partial):
@@ -136,6 +145,7 @@ class BlobDirectory:
 
     def forget_received(self, digest: Digest) -> None:
         """Remove what has arrived of a blob that is not complete."""
+        self._hashed.pop(digest, None)
         self.partial_path(digest).unlink(missing_ok=True)
 
     def files(self) -> Iterator[BlobFile]:

@@ -39,7 +39,12 @@ HEADER_LIMIT_BYTES = 32 << 20
 CONFIG_LIMIT_BYTES = 1 << 20
 FILE_LIMIT_BYTES = 256 << 20
 """Of a file that travels with a model, unless its name has a limit of its own."""
-_FILE_LIMITS = {"tokenizer.json": 64 << 20, "generation_config.json": CONFIG_LIMIT_BYTES}
+_FILE_LIMITS = {
+    "tokenizer.json": 64 << 20,
+    "generation_config.json": CONFIG_LIMIT_BYTES,
+    "tokenizer_config.json": 8 << 20,
+    "chat_template.jinja": CONFIG_LIMIT_BYTES,
+}
 CHUNK_BYTES = 4 << 20
 _RANK_LIMIT = 8
 _LARGEST = 2**63 - 1

@@ -13,14 +13,17 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from edgeshard.domain.chat import GenerationDefaults
 from edgeshard.domain.errors import InvalidArgumentError
 
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
+TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 JSON_VALUES_LIMIT = 1 << 22
 """Of one document: each takes some 60 bytes of memory and may be spelled by 2. The largest tokenizers have half."""
 TOKEN_LIMIT = 1 << 22
 """Of a vocabulary; the largest published ones have a quarter of a million."""
 _EOS_LIMIT = 4096
+_TEMPLATES_LIMIT = 16
 _CHARSMAP = "precompiled_charsmap"
 
 
@@ -64,7 +67,7 @@ def check_small_file(name: str, data: bytes) -> None:
     check = _CHECKS.get(name)
     if check is None:
         raise malformed(name, f"is not a file of a model; those are {', '.join(_CHECKS)}")
-    check(parse_json_object(decode_text(data, name), name))
+    check(decode_text(data, name))
 
 
 def skim_small_file(name: str, chunks: Iterable[bytes]) -> None:
@@ -94,6 +97,55 @@ def eos_tokens_of(generation_config: dict[str, Any]) -> frozenset[int] | None:
     if len(items) > _EOS_LIMIT or not all(_is_token(item) for item in items):
         raise malformed(GENERATION, "has an eos_token_id that is neither a token id nor a list of them")
     return frozenset(items) or None
+
+
+def defaults_of(generation_config: dict[str, Any]) -> GenerationDefaults:
+    """What a generation_config.json recommends. Raises InvalidArgumentError for what no request may ask for.
+
+    `do_sample: false` is greedy, whatever stands beside it; without it a temperature counts, as with other servers.
+    """
+    if generation_config.get("do_sample") is False:
+        return GenerationDefaults(temperature=0.0)
+    values: dict[str, Any] = {}
+    for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("repetition_penalty", float)):
+        value = generation_config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
+            raise malformed(GENERATION, f"has a {name} that is no number")
+        values[name] = kind(value)
+    if generation_config.get("do_sample") is True:
+        values.setdefault("temperature", 1.0)
+    defaults = GenerationDefaults(**values)
+    try:
+        defaults.validate()
+    except InvalidArgumentError as error:
+        raise malformed(GENERATION, f"has a {error.message}") from None
+    return defaults
+
+
+def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates in a tokenizer_config.json by name, "default" for one without. Raises InvalidArgumentError."""
+    found = tokenizer_settings.get("chat_template")
+    if found is None:
+        return {}
+    if isinstance(found, str):
+        return {"default": found}
+    items = found if isinstance(found, list) else [None]
+    pairs = [(item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None) for item in items]
+    if len(pairs) > _TEMPLATES_LIMIT or not all(isinstance(part, str) for pair in pairs for part in pair):
+        raise malformed(TOKENIZER_SETTINGS, "has a chat_template that is neither a text nor a list of named ones")
+    return {str(name): str(template) for name, template in pairs}
+
+
+def special_tokens_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
+    """The special tokens that a tokenizer_config.json names, such as `bos_token`, by their texts."""
+    tokens: dict[str, str] = {}
+    for name, value in tokenizer_settings.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
 
 
 def malformed(name: str, what: str, field: str = "", reason: str = "MALFORMED_CHECKPOINT") -> InvalidArgumentError:
@@ -166,6 +218,15 @@ def _check_generation(values: dict[str, Any]) -> None:
     eos_tokens_of(values)
 
 
-_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {TOKENIZER: _check_tokenizer, GENERATION: _check_generation}
+def _json_of(name: str, check: Callable[[dict[str, Any]], object]) -> Callable[[str], object]:
+    return lambda text: check(parse_json_object(text, name))
+
+
+_CHECKS: dict[str, Callable[[str], object]] = {
+    TOKENIZER: _json_of(TOKENIZER, _check_tokenizer),
+    GENERATION: _json_of(GENERATION, _check_generation),
+    TOKENIZER_SETTINGS: _json_of(TOKENIZER_SETTINGS, templates_of),
+    CHAT_TEMPLATE: lambda text: None,
+}
 SMALL_FILES = tuple(_CHECKS)
 """The names of the files that travel with a model."""

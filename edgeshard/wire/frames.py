@@ -15,21 +15,29 @@ from google.protobuf.message import DecodeError
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.generation import Guide, StageTiming
 from edgeshard.domain.step import (
     ForwardStep,
+    GuideFailure,
     KvGrant,
     ReturnedStep,
     SampledToken,
     Span,
+    SpanLogprobs,
     StepPlan,
     StepResult,
+    Targets,
     Tensor,
     WireStep,
 )
+from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
 from edgeshard.wire.generation import (
+    guide_from_wire,
+    guide_to_wire,
+    prompt_logprobs_from_wire,
+    prompt_logprobs_to_wire,
     sampling_from_wire,
     sampling_to_wire,
     timings_from_wire,
@@ -304,6 +312,11 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
             raise FrameRefusedError("span holds no token", field="token_count")
         if span.HasField("sampling") and len(span.sampling.seen_tokens) > MAX_SEEN_TOKENS:
             raise FrameRefusedError("span names too many seen tokens", field="seen_tokens")
+        if span.HasField("targets"):
+            position, targets = span.targets.position, len(span.targets.tokens)
+            behind = position - span.first_position
+            if not (targets > 0 and 0 < behind <= behind + targets - 1 <= count):
+                raise FrameRefusedError("span's targets are not behind its positions", field="targets")
         tokens += count
     if tokens > max_tokens:
         raise FrameRefusedError(f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count")
@@ -343,6 +356,12 @@ def _span_to_wire(span: Span) -> pb.Span:
     if span.sampling is not None:
         message.sampling.sampling.CopyFrom(sampling_to_wire(span.sampling))
         message.sampling.seen_tokens.extend(span.seen_tokens)
+        if span.guide is not None:
+            message.sampling.guide.CopyFrom(guide_to_wire(span.guide))
+            message.sampling.guided_tokens.extend(span.guided_tokens)
+    if span.targets is not None:
+        message.targets.position = span.targets.position
+        message.targets.tokens.extend(span.targets.tokens)
     return message
 
 
@@ -355,16 +374,28 @@ def _plan_from_wire(step: pb.Step) -> StepPlan:
 
 
 def _span_from_wire(span: pb.Span) -> Span:
+    targets = Targets(span.targets.position, tuple(span.targets.tokens)) if span.HasField("targets") else None
     if not span.HasField("sampling"):
-        return Span(span.request, span.first_position, span.token_count, span.sample)
+        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets)
+    first = span.sampling
     return Span(
         request=span.request,
         first_position=span.first_position,
         token_count=span.token_count,
         sample=span.sample,
-        sampling=sampling_from_wire(span.sampling.sampling),
-        seen_tokens=tuple(span.sampling.seen_tokens),
+        sampling=sampling_from_wire(first.sampling),
+        seen_tokens=tuple(first.seen_tokens),
+        guide=_guide_from_wire(first.guide) if first.HasField("guide") else None,
+        guided_tokens=tuple(first.guided_tokens),
+        targets=targets,
     )
+
+
+def _guide_from_wire(message: common_pb2.Guide) -> Guide:
+    try:
+        return guide_from_wire(message)
+    except InvalidArgumentError as error:
+        raise FrameRefusedError(error.message, field="guide") from None
 
 
 def _result_to_wire(result: StepResult) -> pb.StepResult:
@@ -377,6 +408,11 @@ def _result_to_wire(result: StepResult) -> pb.StepResult:
             for t in tokens
         ],
         timings=timings_to_wire(result.timings),
+        prompt_logprobs=[
+            pb.SpanLogprobs(request=item.request, prompt_logprobs=prompt_logprobs_to_wire(item.prompt_logprobs))
+            for item in result.prompt_logprobs
+        ],
+        guide_failures=[pb.GuideFailure(request=f.request, message=f.message) for f in result.guide_failures],
     )
 
 
@@ -387,4 +423,13 @@ def _result_from_wire(message: pb.StepResult) -> StepResult:
             for t in message.tokens
         ),
         timings=timings_from_wire(message.timings),
+        prompt_logprobs=tuple(_span_logprobs_from_wire(item) for item in message.prompt_logprobs),
+        guide_failures=tuple(GuideFailure(f.request, f.message) for f in message.guide_failures),
     )
+
+
+def _span_logprobs_from_wire(message: pb.SpanLogprobs) -> SpanLogprobs:
+    try:
+        return SpanLogprobs(message.request, prompt_logprobs_from_wire(message.prompt_logprobs))
+    except InvalidArgumentError as error:
+        raise FrameRefusedError(error.message, field="prompt_logprobs") from None

@@ -14,7 +14,10 @@ from edgeshard.domain.generation import (
     GenerateRequest,
     Generation,
     GenerationEvent,
+    Guide,
+    GuideKind,
     Listener,
+    PromptLogprobs,
     Sampling,
     StageTiming,
     Started,
@@ -29,6 +32,8 @@ from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
 
 _REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
+_GUIDES = {kind: getattr(pb, f"GUIDE_KIND_{kind.name}") for kind in GuideKind}
+_GUIDES_BACK = {number: kind for kind, number in _GUIDES.items()}
 
 
 def reason_to_wire(reason: FinishReason) -> head_pb2.FinishReason:
@@ -46,6 +51,18 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
 def sampling_from_wire(message: pb.Sampling) -> Sampling:
     """What is absent takes its default, so an empty message is greedy sampling."""
     return Sampling(**_options_from_wire(message, Sampling))
+
+
+def guide_to_wire(guide: Guide) -> pb.Guide:
+    return pb.Guide(kind=_GUIDES[guide.kind], text=guide.text)
+
+
+def guide_from_wire(message: pb.Guide) -> Guide:
+    """Raises InvalidArgumentError for a kind that this version does not know: an answer must not go without it."""
+    kind = _GUIDES_BACK.get(message.kind)
+    if kind is None:
+        raise InvalidArgumentError("guide is of a kind that this version does not know", field="guide")
+    return Guide(kind, message.text)
 
 
 def generation_to_wire(generation: Generation) -> head_pb2.Generation:
@@ -77,20 +94,23 @@ def generate_request_to_wire(request: GenerateRequest) -> inference_pb2.Generate
         generation=generation_to_wire(request.generation),
         request_id=request.request_id,
         listener=None if listener is None else inference_pb2.Listener(id=listener.id, number=listener.number),
-        resume=None if request.emitted is None else inference_pb2.Resumption(tokens=request.emitted),
+        resume=None
+        if request.emitted is None
+        else inference_pb2.Resumption(tokens=request.emitted, scored=request.scored),
     )
 
 
 def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
     listener = Listener(message.listener.id, message.listener.number) if message.HasField("listener") else None
     emitted = tuple(message.resume.tokens) if message.HasField("resume") else None
-    generation = generation_from_wire(message.generation)
-    return GenerateRequest(message.model, generation, message.request_id, listener, emitted)
+    generation, scored = generation_from_wire(message.generation), message.resume.scored or 1
+    return GenerateRequest(message.model, generation, message.request_id, listener, emitted, scored)
 
 
 def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:
     """The options of a value, which have the names they have on the wire."""
-    return {item.name: getattr(value, item.name) for item in option_fields(type(value))}
+    options = {item.name: getattr(value, item.name) for item in option_fields(type(value))}
+    return {name: guide_to_wire(option) if isinstance(option, Guide) else option for name, option in options.items()}
 
 
 def _options_from_wire(message: Message, owner: type[Sampling] | type[Generation]) -> dict[str, Any]:
@@ -99,7 +119,8 @@ def _options_from_wire(message: Message, owner: type[Sampling] | type[Generation
         if isinstance(item.default, tuple):
             values[item.name] = tuple(getattr(message, item.name))
         elif message.HasField(item.name):
-            values[item.name] = getattr(message, item.name)
+            value = getattr(message, item.name)
+            values[item.name] = guide_from_wire(value) if isinstance(value, pb.Guide) else value
     return values
 
 
@@ -119,6 +140,26 @@ def top_from_wire(messages: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ..
     return tuple(TokenLogprob(m.token, m.logprob) for m in messages)
 
 
+def prompt_logprobs_to_wire(prompt_logprobs: PromptLogprobs) -> pb.PromptLogprobs:
+    return pb.PromptLogprobs(
+        position=prompt_logprobs.position,
+        logprobs=prompt_logprobs.logprobs,
+        top_tokens=[entry.token for top in prompt_logprobs.top for entry in top],
+        top_logprobs=[entry.logprob for top in prompt_logprobs.top for entry in top],
+    )
+
+
+def prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
+    """Raises InvalidArgumentError where the likeliest tokens are not equally many at each position."""
+    positions, entries = len(message.logprobs), len(message.top_tokens)
+    if len(message.top_logprobs) != entries or entries % max(1, positions):
+        raise InvalidArgumentError("prompt_logprobs has columns of different lengths", field="prompt_logprobs")
+    likeliest = list(map(TokenLogprob, message.top_tokens, message.top_logprobs))
+    count = entries // max(1, positions)
+    top = tuple(tuple(likeliest[index * count : (index + 1) * count]) for index in range(positions))
+    return PromptLogprobs(message.position, tuple(message.logprobs), top)
+
+
 def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
     match event:
         case Started():
@@ -131,6 +172,8 @@ def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                 ),
                 listened=event.listened,
             )
+        case PromptLogprobs():
+            return inference_pb2.GenerateResponse(prompt_logprobs=prompt_logprobs_to_wire(event))
         case Token():
             return inference_pb2.GenerateResponse(
                 token=inference_pb2.GeneratedToken(
@@ -140,6 +183,7 @@ def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                     logprob=event.logprob,
                     top=top_to_wire(event.top),
                     timings=timings_to_wire(event.timings),
+                    at_s=event.at_s,
                 )
             )
         case Finished():
@@ -157,6 +201,8 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
             placement=placement_from_wire(started.placement),
             listened=message.listened,
         )
+    if kind == "prompt_logprobs":
+        return prompt_logprobs_from_wire(message.prompt_logprobs)
     if kind == "token":
         token = message.token
         return Token(
@@ -166,6 +212,7 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
             logprob=token.logprob,
             top=top_from_wire(token.top),
             timings=timings_from_wire(token.timings),
+            at_s=token.at_s,
         )
     return finished_from_wire(message.finished)
 

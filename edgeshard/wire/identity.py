@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import (
+    ApiKey,
     Denial,
     Enrolment,
     JoinToken,
@@ -102,3 +103,28 @@ def denials_to_wire(denials: tuple[Denial, ...]) -> pb.Denials:
 
 def denials_from_wire(message: pb.Denials) -> tuple[Denial, ...]:
     return tuple(Denial(principal_from_uri(item.principal), tuple(item.accepted)) for item in message.denials)
+
+
+def api_key_to_wire(key: ApiKey) -> pb.ApiKey:
+    return pb.ApiKey(
+        name=key.name,
+        models=key.models,
+        tokens_per_minute=key.tokens_per_minute,
+        requests=key.requests,
+        key_id=key.key_id,
+        created_at=key.created_at,
+    )
+
+
+def api_key_from_wire(message: pb.ApiKey) -> ApiKey:
+    """Raises InvalidArgumentError as `ApiKey.validate`."""
+    key = ApiKey(
+        message.name,
+        tuple(message.models),
+        message.tokens_per_minute if message.HasField("tokens_per_minute") else None,
+        message.requests if message.HasField("requests") else None,
+        message.key_id,
+        message.created_at,
+    )
+    key.validate()
+    return key

@@ -23,6 +23,8 @@ from edgeshard.domain.site import (
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2, profile_pb2
 from edgeshard.wire.common import (
+    condition_from_wire,
+    condition_to_wire,
     dtype_from_wire,
     dtype_to_wire,
     node_from_wire,
@@ -67,11 +69,18 @@ def stored_model_from_wire(message: pb.StoredModel) -> StoredModel:
 
 
 def served_model_to_wire(model: ServedModel) -> inference_pb2.ServedModel:
-    return inference_pb2.ServedModel(deployment=model.deployment, model=model.model, max_context=model.max_context)
+    return inference_pb2.ServedModel(
+        deployment=model.deployment,
+        model=model.model,
+        max_context=model.max_context,
+        max_new_tokens=model.max_new_tokens,
+    )
 
 
 def served_model_from_wire(message: inference_pb2.ServedModel) -> ServedModel:
-    return ServedModel(DeploymentName(message.deployment), ModelName(message.model), message.max_context)
+    return ServedModel(
+        DeploymentName(message.deployment), ModelName(message.model), message.max_context, message.max_new_tokens
+    )
 
 
 def stored_profile_to_wire(stored: StoredProfile) -> pb.StoredProfile:
@@ -156,6 +165,7 @@ def site_to_wire(site: Site) -> pb.GetSiteResponse:
         profiles=[stored_profile_to_wire(profile) for profile in site.profiles],
         config_json=json.dumps(dict(site.config)).encode() if site.config else b"",
         traffic=traffic_to_wire(site.traffic),
+        coordinator=condition_to_wire(site.coordinator) if site.coordinator is not None else None,
     )
 
 
@@ -167,6 +177,7 @@ def site_from_wire(message: pb.GetSiteResponse) -> Site:
         profiles=tuple(stored_profile_from_wire(profile) for profile in message.profiles),
         config=_config_from_wire(message.config_json),
         traffic=traffic_from_wire(message.traffic),
+        coordinator=condition_from_wire(message.coordinator) if message.HasField("coordinator") else None,
     )
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
-from edgeshard.proto.v1 import inference_pb2
+from edgeshard.proto.v1 import common_pb2, inference_pb2
 
 TEXT = "Once upon a time é!\n"
 
@@ -40,6 +41,47 @@ def test_options_reach_the_server(edgectl: Any, site: Any) -> None:
     assert (sampling.repetition_penalty, sampling.seed) == (1.5, 7)
     assert (list(generation.stop_strings), generation.ignore_eos) == (["end", "fin"], True)
     assert generation.priority == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "kind"),
+    [
+        ("--json", None, "JSON_OBJECT"),
+        ("--json-schema", '{"type": "string"}', "JSON_SCHEMA"),
+        ("--regex", "yes|no", "REGEX"),
+        ("--grammar", 'start: "a"', "GRAMMAR"),
+    ],
+)
+def test_a_guide_reaches_the_server(
+    edgectl: Any, site: Any, tmp_path: Path, option: str, text: str | None, kind: str
+) -> None:
+    value = [] if text is None else [text]
+    if text is not None and option != "--regex":
+        (tmp_path / "guide").write_text(text)
+        value = [str(tmp_path / "guide")]
+    result = edgectl("generate", "tales", "--prompt", "Once", option, *value)
+    assert result.exit_code == 0
+    guide = site.sent(inference_pb2.GenerateRequest)[0].generation.guide
+    assert (guide.kind, guide.text) == (getattr(common_pb2, f"GUIDE_KIND_{kind}"), text or "")
+
+
+def test_two_guides_and_a_file_that_is_not_there_are_refused_by_their_options(edgectl: Any, site: Any) -> None:
+    for arguments, named in (
+        (("--json", "--regex", "a"), "--regex: an answer has one guide"),
+        (("--json-schema", "nowhere.json"), "--json-schema: nowhere.json cannot be read"),
+        (("--regex", ""), "guide of kind regex is empty"),
+    ):
+        result = edgectl("generate", "tales", "--prompt", "Once", *arguments)
+        assert result.exit_code == 2 and named in result.stderr
+    assert not site.sent(inference_pb2.GenerateRequest)
+
+
+def test_aliases_of_options_and_no_limit_of_its_own(edgectl: Any, site: Any) -> None:
+    edgectl("generate", "tales", "--prompt", "x", "--max-new-tokens", "9", "--stop-strings", "end")
+    edgectl("generate", "tales", "--prompt", "x")
+    first, second = (request.generation for request in site.sent(inference_pb2.GenerateRequest))
+    assert (first.max_new_tokens, first.clip_new_tokens, list(first.stop_strings)) == (9, False, ["end"])
+    assert (second.max_new_tokens, second.clip_new_tokens) == (128, True)
 
 
 def test_a_dash_reads_the_prompt_from_stdin(edgectl: Any, site: Any) -> None:

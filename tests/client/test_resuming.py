@@ -16,6 +16,7 @@ from edgeshard.domain.generation import (
     GenerateRequest,
     Generation,
     GenerationEvent,
+    PromptLogprobs,
     Started,
     Token,
 )
@@ -101,3 +102,36 @@ async def test_calls_that_say_nothing_new_are_not_repeated_for_ever(clock: HandC
 async def test_the_callers_deadline_ends_it_earlier(clock: HandClock) -> None:
     _, error = await events_of(Site(clock, [3]), timeout_s=2.0)
     assert isinstance(error, UnavailableError) and clock.time <= 2.0
+
+
+SCORES = (-1.0, -2.0, -3.0, -4.0)
+
+
+@dataclass
+class ScoringSite:
+    """Says all from the first position in slices of `sizes[n]` in call n, of which only the last ends well."""
+
+    sizes: list[int]
+    calls: list[GenerateRequest] = field(default_factory=list)
+
+    async def open_call(
+        self, request: GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        size = self.sizes[len(self.calls)]
+        self.calls.append(request)
+        yield Started(RequestId("r"), DeploymentName("tales"), (1, 2, 3, 4, 5), placement())
+        yield PromptLogprobs(1, SCORES[:size], ((),) * size)
+        if len(self.calls) < len(self.sizes):
+            raise UnavailableError("the coordinator went away")
+        yield PromptLogprobs(1 + size, SCORES[size:], ((),) * (4 - size))
+        yield Finished(FinishReason.LENGTH, "", 5, 0)
+
+
+async def test_each_prompt_logprob_comes_once_over_several_calls(clock: HandClock) -> None:
+    site = ScoringSite([2, 1, 3])
+    generation = Generation((1, 2, 3, 4, 5), 0, prompt_logprobs=True)
+    events = [event async for event in resumed(site.open_call, GenerateRequest("tales", generation), None, clock)]
+    scores = [event for event in events if isinstance(event, PromptLogprobs)]
+    assert [event.position for event in scores] == [1, 3, 4]
+    assert tuple(score for event in scores for score in event.logprobs) == SCORES
+    assert [call.scored for call in site.calls] == [1, 3, 3]

@@ -90,6 +90,9 @@ class MemoryModels:
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
         return tuple((manifest, manifest.digest()) for manifest in self.manifests.values())
 
+    def file_path(self, digest: Digest) -> Path:
+        raise NotFoundError(f"there is no disk, and no file {digest} on it", field="sha256")
+
     def delete(self, name: str) -> None:
         self.get(name)
         del self.manifests[name]

@@ -18,9 +18,13 @@ from edgeshard_coordinator.core.quotas import Quota
 from edgeshard_coordinator.daemon import _assemble, _site
 from edgeshard_coordinator.settings import CoordinatorSettings
 
+from edgeshard.domain.identity import coordinator_of
+from edgeshard.identity.authority import Authority, now
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
 from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.tls_files import issue_files
 from edgeshard.wire.status import from_rpc_error
+from tests.support.http import Http
 
 DEADLINE_S = 60.0
 
@@ -109,6 +113,12 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
         (("--listen", "127.0.0.1:0", "--tls-ca", "ca.pem"), 2, "error: --tls-cert is missing"),
         (("--listen", "127.0.0.1:0", "--config", "{config}"), 2, "unknown key 'lisen'"),
         (("--listen", "127.0.0.1:0", "--quotas", "{config}"), 2, "'coordinator' is no identity"),
+        (
+            ("--listen", "127.0.0.1:0", "--http-listen", "0.0.0.0:0"),
+            4,
+            "error: http-listen 0.0.0.0:0 is beyond loopback",
+        ),
+        (("--listen", "127.0.0.1:0", "--http-listen", "nonsense"), 2, "error: http-listen 'nonsense' is not HOST:PORT"),
         (("--listen", "127.0.0.1:0", "--quotas", "nowhere.toml"), 2, "error: --quotas nowhere.toml: cannot be read"),
     ],
 )
@@ -123,6 +133,28 @@ async def test_a_start_that_fails_says_why(
     assert process.returncode == code
     assert message in stderr.decode()
     assert "Traceback" not in stderr.decode()
+
+
+async def test_a_gateway_without_keys_is_for_loopback_alone(start: Any, tmp_path: Path) -> None:
+    given = issue_files(Authority.create("here", now()), coordinator_of("here"), tmp_path / "pki")
+    http = ("--http-listen", "0.0.0.0:0", "--http-tls-cert", str(given.cert), "--http-tls-key", str(given.key))
+    state = ("--state-dir", str(tmp_path / "state"))
+    process = await start("--listen", "127.0.0.1:0", *state, *http, "--http-no-key")
+    _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode == 4 and "--http-no-key is for loopback alone" in stderr.decode()
+
+
+async def test_a_gateway_on_loopback_may_do_without_keys(start: Any, tmp_path: Path) -> None:
+    ready, state = tmp_path / "ready.json", tmp_path / "state"
+    process = await start(
+        "--listen", "127.0.0.1:0", "--state-dir", str(state), "--ready-file", str(ready),
+        "--http-listen", "127.0.0.1:0", "--http-no-key",
+    )  # fmt: skip
+    url = (await wait_for_file(ready, process))["gateway"]
+    for key in (None, "none"):
+        assert (await Http(url, key).get("/v1/models")).json == {"object": "list", "data": []}
+    assert (await Http(url, "esk-000000000000-" + "x" * 43).get("/v1/models")).status == 401
+    await end(process)
 
 
 async def test_what_was_done_is_written_down(start: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ keep nothing between inputs, so that any driver may call them: the loop of `run`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -24,6 +25,10 @@ from edgeshard_coordinator.settings import CoordinatorSettings
 from google.protobuf.message import DecodeError
 
 from edgeshard.architectures import KNOWN_MODELS, read_config
+from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
+from edgeshard.chat.parsing import AnswerParser
+from edgeshard.chat.templates import ChatTemplate
+from edgeshard.domain.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError
@@ -41,7 +46,15 @@ from edgeshard.planning.shapes import model_from_config
 from edgeshard.process.config import load_settings
 from edgeshard.proto.v1 import identity_pb2, stage_pb2, store_pb2
 from edgeshard.storage.checkpoint import open_checkpoint, read_header
-from edgeshard.storage.forms import GENERATION, TOKENIZER, check_small_file, parse_json_object, skim_small_file
+from edgeshard.storage.forms import (
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_SETTINGS,
+    check_small_file,
+    parse_json_object,
+    skim_small_file,
+    special_tokens_of,
+)
 from edgeshard.storage.inputs import parse_toml
 from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
@@ -338,6 +351,44 @@ def _generation(data: bytes) -> None:
     check_small_file(GENERATION, data)
 
 
+def _tokenizer_settings(data: bytes) -> None:
+    check_small_file(TOKENIZER_SETTINGS, data)
+    special_tokens_of(json.loads(data))
+
+
+def _chat(data: bytes) -> None:
+    """Messages and tools of a client, and what a template that is ours makes of them."""
+    text = data.decode("utf-8", "replace")
+    for read in (parse_tools, parse_variables):
+        with contextlib.suppress(EdgeShardError):
+            read(text)
+    _TEMPLATE.render(parse_messages(text))
+
+
+def _answer(data: bytes) -> str:
+    """A model's words, which come as they come: nothing of them is lost, but for what was marked."""
+    text = data.decode("utf-8", "replace")
+    met = set()
+    for form in ToolFormat:
+        answer_format = AnswerFormat(form, "<think>", "</think>")
+        at_once, piecewise = AnswerParser(answer_format, _TOOLS), AnswerParser(answer_format, _TOOLS)
+        whole = [*at_once.feed(text), *at_once.finish()]
+        parts = [delta for at in range(0, len(text), 7) for delta in piecewise.feed(text[at : at + 7])]
+        parts += piecewise.finish()
+        if _said(whole) != _said(parts):
+            raise FindingError(f"{form} reads an answer differently when it comes in pieces")
+        met |= {type(delta).__name__ for delta in whole}
+    return "taken " + " ".join(sorted(met))
+
+
+def _said(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, str]]]:
+    return (
+        "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
+        "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
+        [(delta.name, delta.arguments) for delta in deltas if isinstance(delta, ToolCall)],
+    )
+
+
 def _index(data: bytes) -> None:
     """The index of a checkpoint in shards, one of which is there."""
     folder = _scratch("sharded")
@@ -439,6 +490,22 @@ layers = "a=0:4,b=4:9"
 max_context = 512
 [quantisation]
 """
+_TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}", {}
+)
+_TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+_MESSAGES = [
+    {"role": "user", "content": [{"type": "text", "text": "x"}]},
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "1", "content": "y"},
+]
+_ANSWERS = (
+    b'<think>so</think>Yes <tool_call>{"name": "find", "arguments": {"a": 1}}</tool_call>',
+    b"<tool_call><function=find><parameter=a>1</parameter></function></tool_call>",
+    b'[TOOL_CALLS]find[ARGS]{"a": 1}',
+    b'<|channel|>commentary to=functions.find<|message|>{"a": 1}<|call|>',
+    b'{"name": "find", "parameters": {"a": 1}}',
+)
 _SETTINGS = """
 [coordinator]
 listen = "127.0.0.1:7600"
@@ -473,7 +540,7 @@ class _All:
     targets: dict[str, Target] = field(default_factory=dict)
 
     def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
-        is_json = name in ("config", "tokenizer", "generation", "index")
+        is_json = name in ("config", "tokenizer", "tokenizer-settings", "generation", "index", "chat")
         self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
 
 
@@ -487,6 +554,11 @@ def _made() -> dict[str, Target]:
     every.add("manifest", _manifest, message.SerializeToString())
     every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))
     every.add("generation", _generation, _json({"eos_token_id": [1, 2], "bos_token_id": 1}), _json({"eos_token_id": 2}))
+    named = [{"name": "default", "template": "x"}]
+    settings = {"bos_token": {"content": "<s>"}, "chat_template": named}
+    every.add("tokenizer-settings", _tokenizer_settings, _json(settings), _json({"chat_template": "x"}))
+    every.add("chat", _chat, _json(_MESSAGES), _json(_TOOLS))
+    every.add("answer", _answer, *_ANSWERS, words=(b"<tool_call>", b"</think>", b"[TOOL_CALLS]", b"<|message|>"))
     every.add("index", _index, _json({"metadata": {}, "weight_map": dict.fromkeys(_SHAPES, "model-1.safetensors")}))
     every.add("settings", _settings, _SETTINGS.encode(), *_examples())
     every.add("cluster", _cluster, _CLUSTER.encode(), _LAB.encode(), *_examples())

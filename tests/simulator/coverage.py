@@ -27,6 +27,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     "ControlResponse release": {},
     "AttachRequest hello": {},
     "AttachRequest accepted": {},
+    "AttachRequest admitted": {},
     "AttachRequest token": {},
     "AttachRequest tokens": {},
     "AttachRequest finished": {},
@@ -49,6 +50,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "InferenceServiceCancelResponse": _ANSWER,
     "DeployRequest": _CALL,
     "DeployResponse": _ANSWER,
+    "ReplanRequest": _CALL,
+    "ReplanResponse": _ANSWER,
     "DeleteDeploymentRequest": _CALL,
     "DeleteDeploymentResponse": _ANSWER,
     "GetDeploymentRequest": _CALL,
@@ -57,6 +60,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "ControlResponse trace": {},
     "ControlResponse dump": {},
     "ControlRequest dump": {},
+    "ListEventsRequest": _ONCE,
+    "ListEventsResponse": _STREAM,
     "TraceRequest": _ONCE,
     "TraceResponse": _STREAM,
     "DumpRequest": _ONCE,
@@ -80,7 +85,9 @@ MESSAGES: dict[str, dict[str, str]] = {
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
 _PLAINTEXT = "of certificates, and nobody has one here"
+_HTTP = "nobody comes by HTTP here"
 _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
+_APART = "chat templates and tokenizers are in a process of their own, with tests of its own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
     "ControlResponse measure": _MEASURED,
@@ -110,6 +117,11 @@ ABSENT = {
     "CreateTokenResponse": _PLAINTEXT,
     "EnrolRequest": _PLAINTEXT,
     "EnrolResponse": _PLAINTEXT,
+    **{
+        f"{call}Key{'s' * (call == 'List')}{kind}": _HTTP
+        for call in ("Create", "List", "Revoke")
+        for kind in ("Request", "Response")
+    },
     "RenewRequest": _PLAINTEXT,
     "RenewResponse": _PLAINTEXT,
     "RevokeRequest": _PLAINTEXT,
@@ -118,6 +130,12 @@ ABSENT = {
     "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
     "ListAuditRequest": _WRITTEN,
     "ListAuditResponse": _WRITTEN,
+    "RenderChatRequest": _APART,
+    "RenderChatResponse": _APART,
+    "TokenizeRequest": _APART,
+    "TokenizeResponse": _APART,
+    "DetokenizeRequest": _APART,
+    "DetokenizeResponse": _APART,
     "Link padding": "of the lab, whose links pretend to be slow",
     "Link timing": "of steps in several parts, and the steps here are small",
 }
@@ -126,7 +144,7 @@ ABSENT = {
 EVENTS = (
     "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
-    "DeploymentForgotten", "Replanned", "Ticked",
+    "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
 """What the coordinator's state is told of a deployment or of its boxes. There are no measurements here."""
 _FORGOTTEN = "only what is being deleted is forgotten"
@@ -136,6 +154,7 @@ NEVER: dict[tuple[str, str], str] = {
 """Phases in which an event cannot come, and why."""
 _ATTACHED = "a head is taken only while it is awaited; the phase must change between two turns of the loop"
 _REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
+_MOVES = "asked for while it is ready; the phase must change while the placement is found"
 _REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
 RARE: dict[tuple[str, str], str] = {
     ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
@@ -147,6 +166,7 @@ RARE: dict[tuple[str, str], str] = {
     ("ready", "Replanned"): _REPLANNED,
     ("failed", "Replanned"): _REPLANNED,
     ("deleting", "Replanned"): _REPLANNED,
+    **{(str(phase), "ReplanRequested"): _MOVES for phase in Phase if phase is not Phase.READY},
     ("loading", "LinkReported"): _REPORTED,
     ("activating", "LinkReported"): _REPORTED,
     ("failed", "LinkReported"): _REPORTED,

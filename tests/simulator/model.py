@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +73,9 @@ class SimModels:
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
         return ((self._manifest, self._digest),)
+
+    def file_path(self, digest: Digest) -> Path:
+        raise AssertionError("models have no files here")
 
     def delete(self, name: str) -> None:
         raise AssertionError("nobody deletes models here")

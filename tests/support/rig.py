@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,11 @@ from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, Limits, Req
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Generation, StageTiming
+from edgeshard.domain.generation import Generation, PromptLogprobs, StageTiming
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import SampledToken, StepResult
+from edgeshard.domain.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
 
 
 def next_token(history: Iterable[int]) -> int:
@@ -62,18 +62,28 @@ class Stage:
         assert set(step.plan.frees) <= self.known, "a request the stages never heard of was freed"
         self.known -= set(step.plan.frees)
         self.pool.commit(self.pool.check(step.plan))
-        given, sampled = deque(step.tokens), []
+        given, sampled, scored = deque(step.tokens), [], list[SpanLogprobs]()
         for span in step.plan.spans:
             assert (span.sampling is not None) == (span.request not in self.known), "once, on the first span"
             self.known.add(span.request)
             slots = self._slots(span.request, span.end_position)
             for slot in slots[span.first_position :]:
                 self.slots[slot] = given.popleft()
+            scored += self._scores(span)
             if span.sample:
                 token = next_token(self.slots[slot] for slot in slots)
                 sampled.append(SampledToken(span.request, span.end_position, token))
         assert not given
-        return StepResult(tuple(sampled))
+        return StepResult(tuple(sampled), prompt_logprobs=tuple(scored))
+
+    @staticmethod
+    def _scores(span: Span) -> Iterator[SpanLogprobs]:
+        """What a target's log-probability is pretended to be: minus itself. In slices of three."""
+        targets = span.targets or Targets(0, ())
+        for begin in range(0, len(targets.tokens), 3):
+            logprobs = tuple(-float(token) for token in targets.tokens[begin : begin + 3])
+            scores = PromptLogprobs(targets.position + begin, logprobs, ((),) * len(logprobs))
+            yield SpanLogprobs(span.request, scores)
 
     def _slots(self, request: int, end: int) -> list[int]:
         size = self.pool.block_tokens

@@ -26,7 +26,7 @@ from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.trace import StageTrace
-from edgeshard.proto.v1 import coordinator_pb2_grpc, head_pb2, head_pb2_grpc
+from edgeshard.proto.v1 import common_pb2, coordinator_pb2_grpc, head_pb2, head_pb2_grpc
 from edgeshard.wire.control import (
     agent_message_to_wire,
     command_from_wire,
@@ -247,9 +247,18 @@ class FakeHead:
             text=f"<{token}>" if text is None else text,
         )
 
+    async def prompt_logprobs(self, request_id: str, position: int, count: int) -> None:
+        logprobs = common_pb2.PromptLogprobs(position=position, logprobs=[-1.0] * count)
+        message = head_pb2.HeadPromptLogprobs(request_id=request_id, epoch=self.epoch, prompt_logprobs=logprobs)
+        await self._call.write(head_pb2.AttachRequest(prompt_logprobs=message))
+
     async def finish(self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH) -> None:
         finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason)
         await self._call.write(head_pb2.AttachRequest(finished=finished))
+
+    async def admit(self, request_id: str) -> None:
+        admitted = head_pb2.HeadAdmitted(request_id=request_id, epoch=self.epoch)
+        await self._call.write(head_pb2.AttachRequest(admitted=admitted))
 
     async def fail(self, request_id: str, error: EdgeShardError) -> None:
         failed = head_pb2.HeadFailed(request_id=request_id, epoch=self.epoch, failure=to_failure(error))

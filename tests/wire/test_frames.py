@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Sampling, StageTiming, TokenLogprob
+from edgeshard.domain.generation import PromptLogprobs, Sampling, StageTiming, TokenLogprob
 from edgeshard.domain.step import (
     ForwardStep,
     KvGrant,
     ReturnedStep,
     SampledToken,
     Span,
+    SpanLogprobs,
     StepPlan,
     StepResult,
     Tensor,
@@ -104,6 +105,10 @@ def reseal(frame: pb.Frame, change: Callable[[pb.FrameHeader], None], payload: b
     return wire._seal(header, frame.payload if payload is None else payload)
 
 
+def _targets(header: pb.FrameHeader, position: int, count: int) -> None:
+    header.forward.spans[0].targets.CopyFrom(pb.SpanTargets(position=position, tokens=range(count)))
+
+
 FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "pipeline": ("epoch", lambda h: setattr(h, "pipeline", "other")),
     "lower epoch": ("epoch", lambda h: setattr(h, "epoch", 2)),
@@ -118,6 +123,10 @@ FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "width": ("shape", lambda h: h.tensor.shape.__setitem__(1, 9)),
     "huge": ("shape", lambda h: h.tensor.shape.__setitem__(0, 1 << 60)),
     "token count": ("token_count", lambda h: setattr(h.forward.spans[0], "token_count", 1 << 30)),
+    "targets before the span": ("targets", lambda h: _targets(h, 5, 1)),
+    "targets beyond the span": ("targets", lambda h: _targets(h, 6, 4)),
+    "no targets": ("targets", lambda h: _targets(h, 6, 0)),
+    "a guide of another version": ("guide", lambda h: setattr(h.forward.spans[0].sampling.guide, "kind", 77)),
     "empty span": ("token_count", lambda h: setattr(h.forward.spans[0], "token_count", 0)),
     "no spans": ("tensor", lambda h: h.forward.ClearField("spans")),
     "no body": ("body", lambda h: h.ClearField("forward")),
@@ -247,3 +256,21 @@ def test_without_the_checksum_a_flipped_bit_would_go_through(monkeypatch: pytest
     frame.payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
     (step,) = reader.accept(frame).steps
     assert nearly(step) != nearly(forward(0))
+
+
+def test_columns_of_prompt_logprobs_of_different_lengths_are_refused() -> None:
+    reader = FrameReader(RETURN)
+    scores = PromptLogprobs(1, (-0.5, -1.5), ((TokenLogprob(1, -0.25),), (TokenLogprob(2, -0.75),)))
+    step = ReturnedStep(0, StepResult(prompt_logprobs=(SpanLogprobs(7, scores),)))
+    (frame,) = sent(step)
+    for name, column in (("top_tokens", [1]), ("top_logprobs", [])):
+
+        def change(header: pb.FrameHeader, name: str = name, column: list[int] = column) -> None:
+            columns = header.result.prompt_logprobs[0].prompt_logprobs
+            columns.ClearField(name)
+            getattr(columns, name).extend(column)
+
+        with pytest.raises(FrameRefusedError) as refused:
+            reader.accept(reseal(frame, change))
+        assert refused.value.field == "prompt_logprobs"
+    assert reader.accept(frame).steps == (step,)

@@ -14,15 +14,37 @@ from functools import partial
 
 import structlog
 
-from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.errors import (
+    CancelledRequestError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+)
+from edgeshard.domain.generation import FinishReason, Generation, Guide, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
-from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import (
+    Entry,
+    HeadOutput,
+    Journal,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestRefused,
+)
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.scheduler.scheduler import HeadStep, RequestEnd, Scheduler, SchedulerStats, TokenOut
+from edgeshard_agent.guides.guides import Guides
+from edgeshard_agent.scheduler.scheduler import (
+    HeadEvent,
+    HeadStep,
+    RequestEnd,
+    RequestFailed,
+    Scheduler,
+    SchedulerStats,
+    TokenOut,
+)
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.text import TextStream
 
@@ -68,6 +90,7 @@ class Head:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
         self._failure: EdgeShardError | None = None
+        self._guides: Guides | None = None
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -128,6 +151,8 @@ class Head:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._guides is not None:
+            self._guides.close()
 
     # The coordinator's stream
 
@@ -144,9 +169,9 @@ class Head:
         entry = self._journal.find(start.request_id)
         if entry is not None:
             # An id is no secret between clients: what another one asked is not said to whoever names it.
-            if entry.start.client == start.client and self._has_all(entry, start.emitted_tokens):
+            if entry.start.client == start.client and entry.has_all(start.emitted_tokens, start.scored):
                 entry.start = replace(entry.start, instance=start.instance)
-                self._follow(entry, len(start.emitted_tokens))
+                self._follow(entry, start)
                 return
             # It is another client's, or another head had it meanwhile and what the coordinator has counts.
             self._scheduler.cancel(start.request_id)
@@ -160,14 +185,10 @@ class Head:
         self._journal.forget(request_id)
         self.cancel(request_id)
 
-    def _follow(self, entry: Entry, count: int) -> None:
-        for output in entry.outputs_behind(count):
+    def _follow(self, entry: Entry, start: StartRequest) -> None:
+        for output in entry.outputs_behind(len(start.emitted_tokens), start.scored):
             self._epoch.emit(output)
         entry.followed = True
-
-    @staticmethod
-    def _has_all(entry: Entry, emitted: tuple[int, ...]) -> bool:
-        return entry.token_ids[: len(emitted)] == emitted
 
     # Requests
 
@@ -177,10 +198,14 @@ class Head:
         entry = self._journal.open(start, self._now())
         try:
             generation.validate()
+            if generation.guide is not None:
+                await self._check_guide(generation.guide)
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
+            generation = self._clipped(generation, len(prompt))
             self._check(generation, prompt)
+            entry.start = start = replace(entry.start, generation=generation)
             if (slices := self._epoch.slices) is not None:
                 await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
             if self._journal.find(request_id) is not entry:
@@ -217,6 +242,7 @@ class Head:
             start.client,
             arrival=entry.arrival,
             resumed=resumed,
+            scored=entry.scored,
         )
 
     def _refuse(self, request_id: RequestId, error: Exception) -> None:
@@ -235,10 +261,11 @@ class Head:
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:
-            taken = self._scheduler.on_result(step.number, step.result, self._now())
+            now = self._now()
+            taken = self._scheduler.on_result(step.number, step.result, now)
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._say_all(self._scheduler.events(taken))
+            self._say_all(self._scheduler.events(taken, now))
         except InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -260,14 +287,17 @@ class Head:
             # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
+        for request_id in self._scheduler.newly_admitted():
+            self._say(RequestAdmitted(request_id))
 
-    def _say(self, output: HeadOutput) -> None:
+    def _say(self, event: HeadOutput | RequestFailed) -> None:
+        output = RequestRefused(event.request_id, event.error) if isinstance(event, RequestFailed) else event
         if self._journal.record(output, self._now()):
             self._epoch.emit(output)
         if isinstance(output, RequestEnd):
             log.info("request_end", request=output.request_id, reason=output.reason.value)
 
-    def _say_all(self, outputs: Sequence[HeadOutput]) -> None:
+    def _say_all(self, outputs: Sequence[HeadEvent]) -> None:
         for output in outputs:
             self._say(output)
 
@@ -280,6 +310,13 @@ class Head:
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
             said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
         return said
+
+    def _clipped(self, generation: Generation, prompt_count: int) -> Generation:
+        """With no more new tokens than there is room for, where the request says so; with one at least."""
+        if not generation.clip_new_tokens:
+            return generation
+        most = max(1, min(self._limits.max_new_tokens, self._limits.max_context - prompt_count))
+        return replace(generation, max_new_tokens=min(generation.max_new_tokens, most))
 
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
@@ -294,6 +331,25 @@ class Head:
                 f"{self._limits.max_new_tokens}",
                 field="max_new_tokens",
             )
+
+    async def _check_guide(self, guide: Guide) -> None:
+        """Raises InvalidArgumentError for one that the library refuses, FailedPreconditionError where the model has
+        nothing to guide."""
+        if self._tokenizer is None:
+            raise FailedPreconditionError(
+                "guide: the model was added without a tokenizer.json; add it with one",
+                field="guide",
+                reason="NO_TOKENIZER",
+            )
+        if not self._scheduler.has_end:
+            raise FailedPreconditionError(
+                "guide: the model names no token that ends a text, so a guided answer could not end; name it as "
+                "eos_token_id in its generation_config.json",
+                field="guide",
+                reason="NO_END",
+            )
+        self._guides = self._guides or Guides()
+        await asyncio.wrap_future(self._guides.check(guide))
 
     def _text(self, start: StartRequest, prompt: list[int]) -> TextStream:
         decode = Decoding(self._tokenizer, partial(self._lose_text, start.request_id))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
-from edgeshard_agent.scheduler.scheduler import HeadEvent, RequestEnd, TokenOut
+from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 KEPT_S = 600.0
 """How long the outputs of a request that has ended are kept for a coordinator that is away."""
@@ -24,12 +24,17 @@ class RequestAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAdmitted:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRefused:
     request_id: RequestId
     error: EdgeShardError
 
 
-HeadOutput = HeadEvent | RequestAccepted | RequestRefused
+HeadOutput = PromptScored | TokenOut | RequestEnd | RequestAccepted | RequestAdmitted | RequestRefused
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +47,7 @@ class Entry:
     cancelled: bool = False
     """Before it was accepted: it ends as soon as it is."""
     accepted: RequestAccepted | None = None
+    scores: list[PromptScored] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
     end: RequestEnd | RequestRefused | None = None
     ended_at: float = 0.0
@@ -54,10 +60,23 @@ class Entry:
     def token_ids(self) -> tuple[int, ...]:
         return tuple(output.token.token for output in self.tokens)
 
-    def outputs_behind(self, count: int) -> Iterator[HeadOutput]:
-        """All that was said but its first `count` tokens."""
+    @property
+    def scored(self) -> int:
+        """The position behind the last one whose prompt log-probability was said, here or by another head."""
+        return self.scores[-1].prompt_logprobs.end if self.scores else self.start.scored
+
+    def has_all(self, emitted: tuple[int, ...], scored: int) -> bool:
+        """Whether what comes behind these tokens, and from this position of the prompt on, was said or will be."""
+        return self.token_ids[: len(emitted)] == emitted and self.start.scored <= scored <= self.scored
+
+    def outputs_behind(self, count: int, scored: int = 1) -> Iterator[HeadOutput]:
+        """All that was said but its first `count` tokens and the prompt's log-probabilities before `scored`."""
         if self.accepted is not None:
             yield self.accepted
+        for output in self.scores:
+            rest = output.prompt_logprobs.behind(scored)
+            if rest is not None:
+                yield PromptScored(output.request_id, rest)
         yield from self.tokens[count:]
         if self.end is not None:
             yield self.end
@@ -89,6 +108,8 @@ class Journal:
         if entry is None or entry.end is not None:
             return False
         match output:
+            case PromptScored():
+                entry.scores.append(output)
             case TokenOut():
                 entry.tokens.append(output)
             case RequestAccepted():

@@ -18,10 +18,12 @@ from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumen
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.checkpoint import check_file_size
-from edgeshard.storage.forms import GENERATION, eos_tokens_of, parse_json_object
+from edgeshard.storage.forms import GENERATION, TOKENIZER, eos_tokens_of, parse_json_object
 from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.guides.guides import Guides
+from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.model.cached_source import CachedTensorSource
 from edgeshard_agent.model.stage import StageModel, check_weights
@@ -31,7 +33,8 @@ from edgeshard_agent.store.fetcher import Fetcher
 
 log = structlog.get_logger()
 
-_HEAD_FILES = ("tokenizer.json", "generation_config.json")
+# Of the head; the last stage has them for guides, also where none comes: some megabytes beside its weights.
+_HEAD_FILES = (TOKENIZER, GENERATION)
 
 
 class StageLoader:
@@ -63,7 +66,8 @@ class StageLoader:
         reuse = [item.weights for item in held]
         fetched = await self._fetch(prepare.manifest_digest, layers, reuse, progress)
         try:
-            model = await self._worker.run(self._load_stage, prepare, fetched, reuse)
+            guides = await asyncio.to_thread(_guides, layers, fetched)
+            model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guides)
             self._check_size(prepare, fetched, layers, model.parameter_bytes)
             for_head = await _for_head(model.shape, layers, fetched, held)
         except BaseException:
@@ -98,15 +102,22 @@ class StageLoader:
         manifest = await self._fetcher.manifest(digest)
         tensors = stage_tensors(manifest, layers)
         there = frozenset[int]().union(*(weights.shareable(layers) for weights in reuse))
-        architecture = parse_config(manifest.config).architecture
-        wanted = [t for t in tensors if unit_of(architecture, t.name, manifest.config) not in there]
-        files = [file for file in manifest.files if file.name in _HEAD_FILES] if layers.first == 0 else []
+        shape = parse_config(manifest.config)
+        wanted = [t for t in tensors if unit_of(shape.architecture, t.name, manifest.config) not in there]
+        at_end = layers.first == 0 or layers.end == shape.layer_count
+        files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
         for file in files:  # of a model that an older version added
             check_file_size(file.name, file.size)
         pin = await self._fetcher.fetch([*wanted, *files], progress)
         return _Fetched(manifest, tensors, tuple(wanted), files, pin)
 
-    def _load_stage(self, prepare: PrepareStage, fetched: _Fetched, reuse: Sequence[StageWeights]) -> StageModel:
+    def _load_stage(
+        self,
+        prepare: PrepareStage,
+        fetched: _Fetched,
+        reuse: Sequence[StageWeights],
+        guides: Guides | None,
+    ) -> StageModel:
         return StageModel.load(
             CachedTensorSource(fetched.pin.location, fetched.wanted),
             fetched.manifest.config,
@@ -119,6 +130,7 @@ class StageLoader:
             quantisation=quantisation_of(prepare),
             idle_spin_s=self._stay_awake_s,
             reuse=reuse,
+            guides=guides,
         )
 
     def _load_weights(
@@ -159,6 +171,11 @@ class _Fetched:
     files: list[FileInfo]
     pin: Pin
 
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Of the head's files, by their names."""
+        return {file.name: self.pin.location(file.sha256).path for file in self.files}
+
 
 async def _for_head(
     shape: ModelShape, layers: LayerRange, fetched: _Fetched, held: Sequence[HeldWeights]
@@ -169,12 +186,20 @@ async def _for_head(
     known = next((item.for_head for item in held if item.for_head is not None), None)
     if known is not None:
         return known
-    paths = {file.name: fetched.pin.location(file.sha256).path for file in fetched.files}
-    tokenizer = None
-    if "tokenizer.json" in paths:  # many megabytes of JSON
-        tokenizer = await asyncio.to_thread(Tokenizer.load, paths["tokenizer.json"])
-    eos_tokens = await asyncio.to_thread(_eos_tokens, shape, paths.get("generation_config.json"))
+    paths, tokenizer = fetched.paths, None
+    if TOKENIZER in paths:  # many megabytes of JSON
+        tokenizer = await asyncio.to_thread(Tokenizer.load, paths[TOKENIZER])
+    eos_tokens = await asyncio.to_thread(_eos_tokens, shape, paths.get(GENERATION))
     return ForHead(tokenizer, eos_tokens)
+
+
+def _guides(layers: LayerRange, fetched: _Fetched) -> Guides | None:
+    """For layers that end the model, where it has a tokenizer."""
+    shape, paths = parse_config(fetched.manifest.config), fetched.paths
+    if layers.end < shape.layer_count or TOKENIZER not in paths:
+        return None
+    eos_tokens = tuple(sorted(_eos_tokens(shape, paths.get(GENERATION))))
+    return Guides(Setup(str(paths[TOKENIZER]), shape.vocab_size, eos_tokens))
 
 
 def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[int]:

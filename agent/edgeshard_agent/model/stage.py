@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,15 @@ from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import SampledToken, Span, StepPlan
+from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
+from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource
-from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.prompt_scores import score
+from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights import StageWeights
@@ -44,13 +46,15 @@ def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | N
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a stage makes of a step: `hidden` [T, width] for the next stage, or the last stage's sampled `tokens`.
+    """What a stage makes of a step: `hidden` [T, width] for the next stage, or what the last stage's result has.
 
     `hidden` is None on the last stage and for a step without spans.
     """
 
     hidden: torch.Tensor | None = None
     tokens: tuple[SampledToken, ...] = ()
+    prompt_logprobs: tuple[SpanLogprobs, ...] = ()
+    guide_failures: tuple[GuideFailure, ...] = ()
 
 
 class StageModel:
@@ -65,13 +69,14 @@ class StageModel:
         pool: KvPool,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
+        guides: Guides | None = None,
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
-        self._sampler = Sampler(self.shape.vocab_size)
+        self._sampler = Sampler(self.shape.vocab_size, guides)
         self._device = torch.device(modules.context.device)
         self._stay_awake_s = idle_spin_s if self._device.type == "cpu" else 0.0
         self.dtype = modules.context.dtype
@@ -94,12 +99,13 @@ class StageModel:
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
         reuse: Sequence[StageWeights] = (),
+        guides: Guides | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
         `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
-        a step the processor's cores do not halt. Raises
+        a step the processor's cores do not halt. `guides` are those of the last stage's requests. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
@@ -120,7 +126,7 @@ class StageModel:
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
         )
-        return cls(weights, pool, recorder, idle_spin_s)
+        return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
     def is_first(self) -> bool:
@@ -139,7 +145,7 @@ class StageModel:
         """Forget every request: the weights and the KV arena serve another epoch."""
         for request in self.pool.requests:
             self.pool.free(request)
-        self._sampler = Sampler(self.shape.vocab_size)
+        self._sampler.close_all()
 
     def release(self) -> None:
         """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
@@ -149,6 +155,7 @@ class StageModel:
     def retire(self) -> StageWeights:
         """Give back the memory of KV, and get the weights for another stage. This one can run no step any more."""
         weights = self.weights
+        self._sampler.retire()
         del self._modules, self._static
         self.pool.release()
         return weights
@@ -173,14 +180,29 @@ class StageModel:
         if not self.is_last:
             return StageOutput(hidden=hidden)
         rows, wanted = _sampled_rows(plan.spans)
-        if not rows:
-            self._wait()
-            return StageOutput()
-        picked = hidden if len(rows) == len(hidden) else hidden[rows]
         try:
-            return StageOutput(tokens=self._sampler.sample(self._modules.head(picked), wanted))
+            prompt_logprobs = tuple(self._score(plan.spans, hidden))
+            if not rows:
+                self._wait()
+                return StageOutput(prompt_logprobs=prompt_logprobs)
+            picked = hidden if len(rows) == len(hidden) else hidden[rows]
+            logits, wanted, guide_failures = self._sampler.guided(self._modules.head(picked), wanted)
+            tokens = self._sampler.sample(logits, wanted) if wanted else ()
         except InternalError as error:
             raise self._blamed(error, inputs) from None
+        return StageOutput(None, tokens, prompt_logprobs, guide_failures)
+
+    def _score(self, spans: tuple[Span, ...], hidden: torch.Tensor) -> Iterator[SpanLogprobs]:
+        """Log-probabilities of the spans' targets, from hidden states [T, width]."""
+        end = 0
+        for span in spans:
+            begin, end = end, end + span.token_count
+            if (targets := span.targets) is None:
+                continue
+            first = begin + targets.position - 1 - span.first_position
+            rows, count = hidden[first : first + len(targets.tokens)], self._sampler.top_logprobs(span.request)
+            for scores in score(self._modules.head, rows, targets, count, self.shape.vocab_size):
+                yield SpanLogprobs(span.request, scores)
 
     def _blamed(self, error: InternalError, inputs: StageInputs) -> InternalError:
         """The same, with whose arithmetic broke: hidden states are only looked at once it has shown in the logits."""
@@ -261,14 +283,27 @@ class StageModel:
                 )
             if not self.is_last:
                 continue
+            if span.targets is not None:
+                self._check_targets(span, span.targets)
             if span.sampling is not None:
                 self._sampler.check(span.sampling, span.seen_tokens)
-            elif span.sample and (span.request not in self._sampler or span.request in plan.frees):
+            elif (span.sample or span.targets is not None) and (
+                span.request not in self._sampler or span.request in plan.frees
+            ):
                 raise FailedPreconditionError(
                     f"request {span.request} has no sampling parameters; give them on its first span",
                     field="spans.sampling",
                     reason="NO_SAMPLING",
                 )
+
+    def _check_targets(self, span: Span, targets: Targets) -> None:
+        behind = targets.position + len(targets.tokens)
+        if not (targets.tokens and span.first_position < targets.position and behind <= span.end_position + 1):
+            raise InvalidArgumentError("targets are not behind the span's positions", field="spans.targets")
+        if not 0 <= min(targets.tokens) <= max(targets.tokens) < self.shape.vocab_size:
+            raise InvalidArgumentError(
+                f"targets holds an id outside the vocabulary of {self.shape.vocab_size}", field="spans.targets"
+            )
 
     def _apply_sampling(self, plan: StepPlan) -> None:
         for request in plan.frees:
@@ -276,6 +311,8 @@ class StageModel:
         for span in plan.spans:
             if span.sampling is not None:
                 self._sampler.open(span.request, span.sampling, span.seen_tokens)
+                if span.guide is not None:
+                    self._sampler.open_guide(span.request, span.guide, span.guided_tokens)
 
 
 def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
@@ -284,9 +321,11 @@ def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(packed).to(device).unsqueeze(0)
 
 
-def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], list[tuple[int, int]]]:
+def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], Sequence[Wanted]]:
     """The packed row of each span that samples (its last token), and the (request, position) it samples for."""
-    rows, wanted, end = [], [], 0
+    rows: list[int] = []
+    wanted: list[Wanted] = []
+    end = 0
     for span in spans:
         end += span.token_count
         if span.sample:

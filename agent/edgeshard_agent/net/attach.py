@@ -14,10 +14,12 @@ from edgeshard.domain.head import (
     CancelRequest,
     ForgetRequest,
     HeadAccepted,
+    HeadAdmitted,
     HeadFailed,
     HeadFinished,
     HeadHello,
     HeadMessage,
+    HeadPromptLogprobs,
     HeadToken,
     HeadTokens,
     StartRequest,
@@ -29,9 +31,9 @@ from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.net.task_group import until_one_ends
-from edgeshard_agent.scheduler.scheduler import RequestEnd, TokenOut
+from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 log = structlog.get_logger()
 
@@ -83,9 +85,13 @@ class HeadStream:
         match output:
             case TokenOut():
                 return HeadToken(output.request_id, self._epoch, output.token)
+            case PromptScored():
+                return HeadPromptLogprobs(output.request_id, self._epoch, output.prompt_logprobs)
             case RequestAccepted():
                 prompt = tuple(output.prompt_tokens)
                 return HeadAccepted(output.request_id, self._epoch, prompt)
+            case RequestAdmitted():
+                return HeadAdmitted(output.request_id, self._epoch)
             case RequestRefused():
                 return HeadFailed(output.request_id, self._epoch, output.error)
             case RequestEnd():

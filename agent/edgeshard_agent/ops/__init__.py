@@ -6,6 +6,7 @@ fallback in plain torch, for sampling in numpy, that gives the same numbers up t
 
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
+from edgeshard_agent.ops.draws import LikelyTokens
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.idle_spin import idle_spin
@@ -18,6 +19,7 @@ from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_
 __all__ = [
     "BlockParts",
     "KvArena",
+    "LikelyTokens",
     "NativeBlock",
     "PackedLinear",
     "PanelArena",

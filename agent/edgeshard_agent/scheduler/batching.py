@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import STEP_TOKENS, SampledToken
+from edgeshard.domain.step import STEP_TOKENS, Span, StepResult, Targets
 from edgeshard.domain.step_cost import Piece
+from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 """Decodes leave half of a step to prompts."""
@@ -60,6 +61,18 @@ class Batching:
         return min(MAX_MICRO_BATCH, self.places) if self.open else self.micro_batch
 
 
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What a step's result must bring: the position of each request's token, and the prompts' tokens to score."""
+
+    tokens: Mapping[int, int]
+    targets: Mapping[int, Targets]
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Owed:
+        return cls({span.request: span.end_position for span in spans if span.sample}, targets_by_request(spans))
+
+
 class Flight:
     """The steps in flight, oldest first, and whether another may begin."""
 
@@ -67,7 +80,7 @@ class Flight:
         self._mode = batching.mode
         self._window = 1 if batching.mode is Mode.SEQUENTIAL else batching.window
         self._decodes: deque[bool] = deque()
-        self._owed: deque[Mapping[int, int]] = deque()
+        self._owed: deque[Owed] = deque()
         self._round_over = False
 
     def __len__(self) -> int:
@@ -86,26 +99,29 @@ class Flight:
     def has_room(self) -> bool:
         return len(self) < self._window and not self._round_over
 
-    def begin(self, decodes: bool, owed: Mapping[int, int]) -> None:
-        """`owed` are the tokens that its result must bring: the position of each request's."""
+    def begin(self, decodes: bool, owed: Owed) -> None:
         self._decodes.append(decodes)
         self._owed.append(owed)
 
-    def end(self) -> Mapping[int, int]:
+    def end(self) -> Owed:
         """The oldest step is back; what it owes. With bubbles the next begins only when all are."""
         self._decodes.popleft()
         self._round_over = self._mode is Mode.BUBBLES and bool(self._decodes)
         return self._owed.popleft()
 
 
-def check_owed(step: int, owed: Mapping[int, int], tokens: Sequence[SampledToken], running: Container[int]) -> None:
-    """Raise InternalError unless a result's tokens are those that its step was formed for.
+def check_owed(step: int, owed: Owed, result: StepResult, running: Container[int]) -> None:
+    """Raise InternalError unless a result has what its step was formed for.
 
-    None may be missing but of a request that runs no more, or begins again: it would be waited for forever.
+    Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a
+    guide failed, that is in place of its request's token.
     """
+    tokens, failures = result.tokens, result.guide_failures
     came = {sampled.request: sampled.position for sampled in tokens}
-    if len(came) < len(tokens) or not came.items() <= owed.items():
+    came |= {failed.request: owed.tokens.get(failed.request, -1) for failed in failures}
+    if len(came) < len(tokens) + len(failures) or not came.items() <= owed.tokens.items():
         raise InternalError(f"result of step {step} has a token that was not asked for", reason="WRONG_RESULT")
-    missing = sum(number in running for number in owed.keys() - came.keys())
+    missing = sum(number in running for number in owed.tokens.keys() - came.keys())
     if missing:
         raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")
+    check_scores(step, owed.targets, result.prompt_logprobs, running)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edgeshard.domain.generation import text_bytes
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard.domain.step_cost import Piece
+from edgeshard_agent.scheduler.scoring import targets_of
 from edgeshard_agent.scheduler.sequence import Sequence
 
 MOST_SEEN_TOKENS = 1 << 18
 """Of all requests that one step introduces, unless it introduces one alone: they travel in one frame's header, which
 takes 4 MiB. A vocabulary has hardly more."""
+_TOKEN_BYTES = 5
 
 
 @dataclass(slots=True)
@@ -21,22 +24,24 @@ class Draft:
     grants: list[KvGrant] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     seen_count: int = 0
-    """Tokens that the stages are told a repetition penalty counts as seen."""
+    """Tokens that the stages are told a repetition penalty counts as seen, or a guide has led to; and its text."""
 
     @property
     def pieces(self) -> list[Piece]:
         return [(span.first_position, span.token_count) for span in self.spans]
 
     def has_room_for_seen(self, sequence: Sequence) -> bool:
-        """Whether the tokens that a request's repetition penalty counts as seen can go with this step too."""
-        more = _most_seen(sequence)
+        """Whether what a request's repetition penalty and its guide have to know can go with this step too."""
+        more = _most_told(sequence)
         return not (self.seen_count and more) or self.seen_count + more <= MOST_SEEN_TOKENS
 
     def add(self, sequence: Sequence, end: int, grant: KvGrant | None) -> None:
         """Schedule a request's positions up to `end`; `grant` is the blocks it lacked for them."""
         first = sequence.scheduled
-        seen = _seen_tokens(sequence) if _most_seen(sequence) else ()
-        self.seen_count += len(seen)
+        is_new, generation = not sequence.introduced, sequence.generation
+        seen = _seen_tokens(sequence) if is_new and generation.sampling.repetition_penalty != 1.0 else ()
+        guide = generation.guide if is_new else None
+        self.seen_count += len(seen) + _guide_size(sequence)
         if sequence.shared is not None:
             self.grants.append(sequence.shared)
             sequence.shared = None
@@ -47,9 +52,12 @@ class Draft:
                 request=sequence.number,
                 first_position=first,
                 token_count=end - first,
-                sample=end == len(sequence.tokens),
-                sampling=None if sequence.introduced else sequence.generation.sampling,
+                sample=end == len(sequence.tokens) and generation.max_new_tokens > 0,
+                sampling=generation.sampling if is_new else None,
                 seen_tokens=seen,
+                guide=guide,
+                guided_tokens=tuple(sequence.tokens[sequence.prompt_count :]) if guide is not None else (),
+                targets=targets_of(sequence, first, end),
             )
         )
         self.tokens += sequence.tokens[first:end]
@@ -60,10 +68,20 @@ class Draft:
         return StepPlan(frees, tuple(self.grants), tuple(self.spans))
 
 
-def _most_seen(sequence: Sequence) -> int:
-    """How many the stages will be told of at most. They are told once."""
+def _most_told(sequence: Sequence) -> int:
+    """How many tokens the stages will be told of at most. They are told once."""
+    if sequence.introduced:
+        return 0
     penalised = sequence.generation.sampling.repetition_penalty != 1.0
-    return len(sequence.tokens) if penalised and not sequence.introduced else 0
+    return (len(sequence.tokens) if penalised else 0) + _guide_size(sequence)
+
+
+def _guide_size(sequence: Sequence) -> int:
+    """Of what the stages are told of its guide, in tokens."""
+    guide = sequence.generation.guide
+    if guide is None or sequence.introduced:
+        return 0
+    return len(sequence.tokens) - sequence.prompt_count + text_bytes(guide.text) // _TOKEN_BYTES
 
 
 def _seen_tokens(sequence: Sequence) -> tuple[int, ...]:

@@ -7,19 +7,26 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from edgeshard.domain.errors import AlreadyExistsError, InternalError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.generation import FinishReason, Generation, StageTiming, Token
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+from edgeshard.domain.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import SampledToken, StepPlan, StepResult
-from edgeshard_agent.scheduler.batching import Batching, Flight, check_owed
+from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.prefix import extend_keys
+from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.spread import Spread
 from edgeshard_agent.scheduler.text import TextStream
@@ -47,7 +54,21 @@ class RequestEnd:
     text: str
 
 
-HeadEvent = TokenOut | RequestEnd
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    request_id: RequestId
+    prompt_logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """No more tokens can be had for this request; others go on."""
+
+    request_id: RequestId
+    error: EdgeShardError
+
+
+HeadEvent = PromptScored | TokenOut | RequestEnd | RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +80,9 @@ class Taken:
     timings: tuple[StageTiming, ...]
     text: str | None
     reason: FinishReason | None
+
+
+TakenItem = PromptScored | Taken | RequestEnd | RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +160,7 @@ class Scheduler:
         self._next_step = 0
         self._returned = 0
         self._counts = _Counts()
+        self._admitted: list[RequestId] = []
 
     @property
     def idle(self) -> bool:
@@ -162,7 +187,7 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def submit(
+    def submit(  # noqa: PLR0913 (all there is to say of a request)
         self,
         request_id: RequestId,
         generation: Generation,
@@ -173,12 +198,14 @@ class Scheduler:
         *,
         arrival: int | None = None,
         resumed: bool = False,
+        scored: int = 1,
     ) -> RequestEnd | None:
         """Take a request; the end of one that `emitted` has finished already, which is not taken.
 
         `emitted` are tokens that it has already, which `text` has been told of; `client` is who it is for; `arrival`
         orders it among the others, where it did not come last. One that is `resumed` was let in before: the limit of
-        waiting requests does not count for it. Raises InvalidArgumentError, ResourceExhaustedError or
+        waiting requests does not count for it. `scored` is the position behind the last one whose prompt
+        log-probability is known. Raises InvalidArgumentError, ResourceExhaustedError or
         AlreadyExistsError, changing nothing.
         """
         number = self._take_number()
@@ -191,7 +218,10 @@ class Scheduler:
             [*prompt, *emitted],
             len(prompt),
             text,
+            scored=scored,
         )
+        if generation.max_new_tokens == 0 and not is_unscored(sequence):
+            return RequestEnd(request_id, FinishReason.LENGTH, "")
         if emitted and (reason := self._finish_reason(sequence)) is not None:
             return RequestEnd(request_id, reason, text.finish())
         self._check(sequence, resumed)
@@ -210,6 +240,13 @@ class Scheduler:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
         if sequence.request_id in self._requests:
             raise AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
+        if sequence.prompt_count + min(1, new_tokens) > self._limits.max_context:
+            raise InvalidArgumentError(
+                f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's context of "
+                f"{self._limits.max_context}; shorten it",
+                field="prompt",
+                reason="CONTEXT_EXCEEDED",
+            )
         if longest > self._limits.max_context:
             raise InvalidArgumentError(
                 f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
@@ -256,7 +293,7 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        self._flight.begin(decodes > 0, {span.request: span.end_position for span in draft.spans if span.sample})
+        self._flight.begin(decodes > 0, Owed.of(draft.spans))
         prompt_tokens = len(draft.tokens) - decodes
         self._spread.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
@@ -312,7 +349,7 @@ class Scheduler:
 
     # -- results in ----------------------------------------------------------------------------------------------
 
-    def on_result(self, step: int, result: StepResult, now_s: float) -> list[Taken]:
+    def on_result(self, step: int, result: StepResult, now_s: float) -> list[TakenItem]:
         """Take a step's result, which came at `now_s` of any steady clock; results come in the order of their steps.
 
         What it says to clients are the `events` of what was taken: they can wait until the next step is on its way.
@@ -320,10 +357,10 @@ class Scheduler:
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
-        check_owed(step, self._flight.end(), result.tokens, self._running)
+        check_owed(step, self._flight.end(), result, self._running)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._spread.returned(result.timings, now_s)
-        taken: list[Taken] = []
+        taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result)]
         for sampled in result.tokens:
             sequence = self._running.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
@@ -331,17 +368,42 @@ class Scheduler:
         return taken
 
     @staticmethod
-    def events(taken: Iterable[Taken]) -> list[HeadEvent]:
-        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result."""
+    def events(taken: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:
+        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result.
+
+        `now` is when it came, in seconds of a steady clock.
+        """
         events: list[HeadEvent] = []
         for item in taken:
+            if not isinstance(item, Taken):
+                events.append(item)
+                continue
             sequence, sampled = item.sequence, item.sampled
             text = item.text if item.text is not None else sequence.text.push(sampled.token)
-            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings)
+            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings, now)
             events.append(TokenOut(sequence.request_id, token))
             if item.reason is not None:
                 events.append(RequestEnd(sequence.request_id, item.reason, sequence.text.finish()))
         return events
+
+    def _take_scores(self, result: StepResult) -> Iterator[TakenItem]:
+        for item in result.prompt_logprobs:
+            sequence = self._running.get(item.request)
+            if sequence is None:
+                continue
+            sequence.scored = item.prompt_logprobs.end
+            yield PromptScored(sequence.request_id, item.prompt_logprobs)
+            if sequence.generation.max_new_tokens == 0 and not is_unscored(sequence):
+                self._end(sequence)
+                yield RequestEnd(sequence.request_id, FinishReason.LENGTH, "")
+
+    def _take_failures(self, result: StepResult) -> Iterator[TakenItem]:
+        for failed in result.guide_failures:
+            sequence = self._running.get(failed.request)
+            if sequence is not None:
+                self._end(sequence)
+                error = InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
+                yield RequestFailed(sequence.request_id, error)
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
         sequence.tokens.append(sampled.token)
@@ -356,6 +418,11 @@ class Scheduler:
         else:
             self._end(sequence)
         return Taken(sequence, sampled, result.timings, text, reason)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether there is a token that ends a sequence."""
+        return bool(self._eos_tokens)
 
     def is_end(self, generation: Generation, token: int) -> bool:
         """Whether a token ends the sequence; its text is none."""
@@ -378,7 +445,7 @@ class Scheduler:
         while len(self._running) < self._places and (sequence := self._waiting.first()) is not None:
             known = len(sequence.tokens)
             keys: list[bytes] = []
-            if self._limits.prefix_cache:
+            if self._limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
                 extend_keys(sequence, size, known - 1)
                 keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
             shared = allocator.admit(sequence.number, known + 1 if self._limits.overcommit else sequence.longest, keys)
@@ -386,9 +453,15 @@ class Scheduler:
                 return
             self._waiting.remove(sequence)
             self._running[sequence.number] = self._prefilling[sequence.number] = sequence
+            self._admitted.append(sequence.request_id)
             if shared.blocks:
                 sequence.shared, sequence.scheduled = shared, shared.filled
                 self._counts.prefix_hit_tokens += shared.filled
+
+    def newly_admitted(self) -> list[RequestId]:
+        """The requests that were let in since this was asked last; again after a preemption."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _make_room(self, sequence: Sequence) -> bool:
         """See to it that a decode has KV, by preemption if need be; False when it was preempted itself."""

@@ -33,6 +33,8 @@ class Sequence:
     """Whether all it began with is scheduled: from here on it goes token by token."""
     keys: list[bytes] = field(default_factory=list)
     """Prefix keys of its full blocks, as far as they were needed."""
+    scored: int = 1
+    """The position behind the last one whose prompt log-probability has come, where they are wanted."""
     shared: KvGrant | None = None
     """Cached blocks it starts from; the stages hear of them with its first span."""
 

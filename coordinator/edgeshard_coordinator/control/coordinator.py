@@ -10,6 +10,8 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.commands import Deny
 from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.identity import Principal, Role
+from edgeshard.metrics.exposition import Metrics
+from edgeshard.metrics.own import OwnCondition
 from edgeshard.proto.v1 import (
     admin_pb2_grpc,
     coordinator_pb2_grpc,
@@ -23,6 +25,8 @@ from edgeshard_coordinator.control.admin_service import AdminServicer
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
+from edgeshard_coordinator.control.chats import Chats
+from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.executor import ActionExecutor
@@ -31,10 +35,12 @@ from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.identity_service import IdentityServicer
 from edgeshard_coordinator.control.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.control.metrics import CoordinatorMetrics
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core import eviction
@@ -42,6 +48,7 @@ from edgeshard_coordinator.core.measuring import restored
 from edgeshard_coordinator.core.placing import Placer
 from edgeshard_coordinator.core.quotas import Quotas
 from edgeshard_coordinator.core.state import State, Timings
+from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
@@ -53,7 +60,8 @@ class Coordinator:
     """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
 
     `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
-    same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext.
+    same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext; `keys` who
+    may come in by HTTP.
     """
 
     def __init__(  # noqa: PLR0913 - the parts it is put together of
@@ -69,37 +77,60 @@ class Coordinator:
         quotas: Quotas = Quotas(),  # noqa: B008 - frozen
         audit: AuditLog | None = None,
         membership: Membership | None = None,
+        keys: KeyBook | None = None,
     ) -> None:
         self._server = server
         self._store = store
         self._clock = clock
         self._timings = timings
         self._chores: list[asyncio.Task[None]] = []
-        self._models = models
+        self.models = models
         self._hub = ControlHub()
         self._audit = audit or AuditLog(None, clock)
         noted = CallAudit(self._audit)
         self._membership = membership
         self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas)
+        self.chats = Chats(self.front.record_of, models)
         planner = Planner(self._state, models, placer, self.front.traffic)
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
+        self._events = SiteEvents()
+        self.loop.on_change = self._events.note
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
+        self.conditions = Conditions()
         self._agents = CoordinatorServicer(
-            self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted
+            self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted, self.conditions
         )
-        self.identities = IdentityServicer(self.loop, self._hub, store, membership)
+        counts = CoordinatorMetrics(
+            self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
+        )
+        self.metrics = Metrics(counts.collect, OwnCondition(lambda: self.conditions.own()).collect)
+        self.identities = IdentityServicer(self.loop, self._hub, store, membership, keys)
+        self._keys = keys
+        if keys is not None:
+            keys.on_revoked = self._end_of_key
+            self.front.hold_keys(keys.quota_of)
         if membership is not None:
             membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
         self._admin = AdminServicer(
-            self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store, self._audit
+            self.loop,
+            self.front,
+            self._calls,
+            self.traces,
+            self.dumps,
+            models,
+            planner,
+            store,
+            self._audit,
+            self._events,
+            self.conditions,
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
-        self._inference = InferenceServicer(self.loop, self.front, models, noted)
+        self._inference = InferenceServicer(self.loop, self.front, models, noted, self.chats)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
         if model_service is not None:
@@ -114,6 +145,9 @@ class Coordinator:
         revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
         self.front.end_of_client(client_name(principal), revoked)
 
+    def _end_of_key(self, identity: str) -> None:
+        self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
+
     def _tell_denials(self) -> None:
         self._hub.tell_all(DENIALS, Deny(self._server.denials.list()))
 
@@ -124,11 +158,13 @@ class Coordinator:
         """Restore the state, then listen. Raises what StateStore.open and Server.start raise."""
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
-        state = restored(state, {digest: manifest.config for manifest, digest in self._models.list()}, now)
+        state = restored(state, {digest: manifest.config for manifest, digest in self.models.list()}, now)
         self.loop.state = eviction.started(state, now)
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:
             await self._membership.open()
+        if self._keys is not None:
+            await self._keys.open()
         self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
         self._executor.start(self.loop.post)
         self._audit.start()
@@ -151,7 +187,9 @@ class Coordinator:
         self.front.close(gone)
         self._inference.end_listeners()
         self._calls.close(gone)
+        self._events.close(gone)
         self._hub.close_all()
+        await self.chats.close()
         await self._server.stop()
         await self._audit.stop()
 
@@ -186,3 +224,5 @@ class Coordinator:
         await self._store.close()
         if self._membership is not None:
             await self._membership.close()
+        if self._keys is not None:
+            await self._keys.close()

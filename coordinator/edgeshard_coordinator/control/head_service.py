@@ -19,11 +19,13 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.head import (
     HeadAccepted,
+    HeadAdmitted,
     HeadCommand,
     HeadFailed,
     HeadFinished,
     HeadHello,
     HeadMessage,
+    HeadPromptLogprobs,
     HeadToken,
     HeadTokens,
 )
@@ -137,8 +139,12 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             case HeadTokens():
                 for token in message.tokens:
                     self._deliver_token(attachment, token)
+            case HeadPromptLogprobs():
+                front.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
             case HeadAccepted():
                 front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
+            case HeadAdmitted():
+                front.on_admitted(attachment, message.request_id, message.epoch)
             case HeadFinished():
                 front.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
             case HeadFailed():

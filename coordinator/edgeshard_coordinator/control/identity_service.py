@@ -12,26 +12,36 @@ from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
 from edgeshard.rpc.access import caller
-from edgeshard.wire.identity import token_request_from_wire, token_to_wire
+from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_request_from_wire, token_to_wire
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.events import NodeRemoved
 from edgeshard_coordinator.core.state import KnownNode
 from edgeshard_coordinator.membership.addresses import Addresses
+from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 log = structlog.get_logger()
 
 
 class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
-    """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen."""
+    """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen. `keys`
+    is None where none are kept."""
 
-    def __init__(self, loop: StateLoop, hub: ControlHub, store: StateStore, membership: Membership | None) -> None:
+    def __init__(
+        self,
+        loop: StateLoop,
+        hub: ControlHub,
+        store: StateStore,
+        membership: Membership | None,
+        keys: KeyBook | None = None,
+    ) -> None:
         self._loop = loop
         self._hub = hub
         self._store = store
         self._membership = membership
+        self._keys = keys
         self.addresses: Addresses | None = None
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
@@ -68,6 +78,22 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         else:
             await self._membership.revoke(Role.AGENT, node.name)  # which expels it
         return pb.RemoveNodeResponse()
+
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
+        key, text = await self._kept_keys().create(api_key_from_wire(request.key))
+        return pb.CreateKeyResponse(key=api_key_to_wire(key), text=text)
+
+    async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
+        return pb.ListKeysResponse(keys=[api_key_to_wire(key) for key in self._kept_keys().list()])
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
+        await self._kept_keys().revoke(check_name(request.name, "name"))
+        return pb.RevokeKeyResponse()
+
+    def _kept_keys(self) -> KeyBook:
+        if self._keys is None:
+            raise FailedPreconditionError("this coordinator keeps no API keys", reason="NO_KEYS")
+        return self._keys
 
     async def expel(self, node: KnownNode) -> None:
         """Forget a box, and have its agent stop. Deployments go on without it, in another epoch."""

@@ -10,35 +10,35 @@ from typing import Any
 
 import grpc
 
-from edgeshard.architectures import parse_config
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Finished, Started
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.ids import RequestId, check_id
 from edgeshard.domain.listening import ListenerHello, TokensRead
-from edgeshard.domain.site import ServedModel
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
 from edgeshard.rpc.access import caller
 from edgeshard.rpc.hello import first_message
+from edgeshard.wire.chat import chat_prompt_to_wire, conversation_from_wire, tokenize_request_from_wire
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.auditing import CallAudit
+from edgeshard_coordinator.control.chats import Chats
 from edgeshard_coordinator.control.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.loop import StateLoop
-from edgeshard_coordinator.control.models import Models
+from edgeshard_coordinator.control.models import Models, served_model
 from edgeshard_coordinator.control.requests import RequestFront
-from edgeshard_coordinator.core.state import DeploymentRecord
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit) -> None:
+    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit, chats: Chats) -> None:
         self._loop = loop
         self._front = front
         self._models = models
         self._audit = audit
+        self._chats = chats
         self._listeners = Listeners()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
@@ -52,12 +52,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             client_of(context),
             deadline=None if left_s is None else self._loop.now() + left_s,
             emitted=wanted.emitted,
+            scored=wanted.scored,
         )
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()
         # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
-        stream = self._listeners.find(_owner(context), wanted.listener) if isinstance(first, Started) else None
+        listens = isinstance(first, Started) and not wanted.generation.prompt_logprobs
+        stream = self._listeners.find(_owner(context), wanted.listener) if listens else None
         if stream is None or wanted.listener is None or not isinstance(first, Started):
             yield event_to_wire(first)
             if not isinstance(first, Finished):  # cancelled before it started
@@ -110,17 +112,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.InferenceServiceListModelsRequest, context: Any
     ) -> pb.InferenceServiceListModelsResponse:
         ready = [r for r in self._loop.state.deployments.values() if r.phase is DeploymentPhase.READY]
-        served = [ServedModel(record.name, record.model, self._max_context(record)) for record in ready]
+        served = [served_model(record, self._models) for record in ready]
         return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
 
-    def _max_context(self, record: DeploymentRecord) -> int:
-        if record.spec.max_context:
-            return record.spec.max_context
-        try:
-            manifest, _ = self._models.get(record.manifest_digest)
-        except EdgeShardError:
-            return 0  # Its manifest is damaged; the boxes still serve what they loaded.
-        return parse_config(manifest.config).max_context
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        prompt = await self._chats.prompt(request.model, conversation_from_wire(request.conversation))
+        return pb.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        wanted = tokenize_request_from_wire(request)
+        return pb.TokenizeResponse(tokens=await self._chats.tokenize(wanted.model, wanted.text, wanted.special))
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=await self._chats.detokenize(request.model, request.tokens))
 
 
 async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:

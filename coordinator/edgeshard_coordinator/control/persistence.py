@@ -373,6 +373,7 @@ def _readable(read: Callable[[str], ResultT], body: str, node_id: str) -> Result
 
 
 def _saved(record: DeploymentRecord) -> _SavedDeployment:
+    record = record.on_disk
     failure = record.failure
     return _SavedDeployment(
         uid=record.uid,
@@ -380,7 +381,7 @@ def _saved(record: DeploymentRecord) -> _SavedDeployment:
         manifest_digest=record.manifest_digest,
         placement=record.placement,
         epoch=record.epoch,
-        phase=record.phase_on_disk,
+        phase=record.phase,
         ever_ready=record.ever_ready,
         failure=_SavedFailure(int(failure.code), failure.reason, failure.field, failure.message) if failure else None,
     )

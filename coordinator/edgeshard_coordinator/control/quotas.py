@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard_coordinator.control.running_request import RunningRequest
-from edgeshard_coordinator.core.quotas import QUEUED_OF_ONE, Quotas
+from edgeshard_coordinator.core.quotas import QUEUED_OF_ONE, Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord
 from edgeshard_coordinator.core.token_bucket import TokenBucket
 
@@ -27,6 +27,8 @@ class QuotaBook:
 
     def __init__(self, quotas: Quotas, now: Callable[[], float]) -> None:
         self._quotas = quotas
+        self.of_key: Callable[[str], Quota | None] = lambda identity: None
+        """What an API key was given when it was made."""
         self._now = now
         self._buckets: dict[str, TokenBucket] = {}
         self._ended: OrderedDict[RequestId, tuple[str, float]] = OrderedDict()
@@ -37,7 +39,7 @@ class QuotaBook:
 
         DeniedError naming `priority`; ResourceExhaustedError naming the quota's key, with reason QUOTA.
         """
-        quota, who = self._quotas.of(identity), identity or "everyone together"
+        quota, who = self._of(identity), identity or "everyone together"
         highest = self._quotas.max_priority_of(identity)
         if priority > highest:
             raise DeniedError(
@@ -64,7 +66,7 @@ class QuotaBook:
 
     def charge(self, identity: str, tokens: int) -> None:
         """They were used; whoever uses them goes on, and may be refused the next time."""
-        per_minute = self._quotas.of(identity).tokens_per_minute
+        per_minute = self._of(identity).tokens_per_minute
         if per_minute is None:
             return
         now, bucket = self._now(), self._buckets.get(identity)
@@ -87,6 +89,15 @@ class QuotaBook:
         client, ended_at = self._ended.get(request_id, ("", -math.inf))
         is_its_own = client == identity and self._now() <= ended_at + COME_BACK_S
         return is_its_own or self._now() <= self._began_at + COME_BACK_S
+
+    def _of(self, identity: str) -> Quota:
+        """The file's, and above it what a key has of its own."""
+        quota, own = self._quotas.of(identity), self.of_key(identity)
+        if own is None:
+            return quota
+        requests = quota.requests if own.requests is None else own.requests
+        per_minute = quota.tokens_per_minute if own.tokens_per_minute is None else own.tokens_per_minute
+        return Quota(requests, per_minute, quota.max_priority)
 
     def _debt_s(self, identity: str) -> float:
         bucket = self._buckets.get(identity)

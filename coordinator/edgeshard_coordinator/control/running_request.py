@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Finished, Generation, GenerationEvent, Started
+from edgeshard.domain.generation import Finished, Generation, GenerationEvent, PromptLogprobs, Started
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard_coordinator.control.request_meter import RequestTimes
 
 if TYPE_CHECKING:
     from edgeshard_coordinator.control.requests import Attachment
@@ -38,6 +39,8 @@ class RunningRequest:
         client: str = "",
         emitted: tuple[int, ...] | None = None,
         deadline: float | None = None,
+        scored: int = 1,
+        times: RequestTimes | None = None,
     ) -> None:
         self.request_id = request_id
         self.deployment = deployment
@@ -46,8 +49,11 @@ class RunningRequest:
         self.attachment: Attachment | None = None
         self.prompt_tokens: tuple[int, ...] | None = None
         self.emitted: list[int] = list(emitted or ())
+        self.scored = scored
+        """The position behind the last one whose prompt log-probability the client has or will have."""
         self._resumed = emitted is not None
         self.deadline = deadline
+        self.times = times or RequestTimes.untold()
         self.was_admitted = False
         """Whether it was let in before, by this run of the coordinator or a former one, and its prompt counted."""
         self.parked_at = 0.0
@@ -58,7 +64,7 @@ class RunningRequest:
         """Its events are not read any more: the client left, or was given up."""
         self.on_news: Callable[[], None] = self._nobody_waits
         """Called when there is something to `take`."""
-        self._emitted_at_start = -1
+        self._had_at_start = -1
         self._unread: deque[GenerationEvent] = deque()
         self._error: EdgeShardError | None = None
 
@@ -73,16 +79,15 @@ class RunningRequest:
 
     def start(self, instance: str) -> StartRequest:
         """What has a head begin it, or go on with it."""
-        if self._emitted_at_start == len(self.emitted):
-            self.fruitless += 1
-        else:
-            self.fruitless = 0
+        had = self.scored + len(self.emitted)
+        self.fruitless = self.fruitless + 1 if had == self._had_at_start else 0
         resumed, self._resumed = self._resumed, True
-        self._emitted_at_start = len(self.emitted)
+        self._had_at_start = had
         generation = self.generation
         if self.prompt_tokens is not None:
             generation = replace(generation, prompt=self.prompt_tokens)
-        return StartRequest(self.request_id, generation, tuple(self.emitted), self.client, resumed, instance)
+        emitted = tuple(self.emitted)
+        return StartRequest(self.request_id, generation, emitted, self.client, resumed, instance, self.scored)
 
     def deliver(self, event: GenerationEvent) -> None:
         if self._error is not None:
@@ -147,4 +152,4 @@ class RunningRequest:
 
 def characters_of(event: GenerationEvent) -> int:
     """The text of an event, as far as an empty message has room for: what is longer goes alone."""
-    return 0 if isinstance(event, Started) else min(len(event.text), MESSAGE_CHARACTERS)
+    return 0 if isinstance(event, Started | PromptLogprobs) else min(len(event.text), MESSAGE_CHARACTERS)

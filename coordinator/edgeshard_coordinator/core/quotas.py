@@ -1,6 +1,7 @@
 """What one identity may use of a site: how many requests at once, tokens a minute, and the highest priority.
 
-An identity is a certificate's role and id, such as `client/app`; '' is everyone in plaintext.
+An identity is a certificate's role and id, such as `client/app`, or `key/app` of an API key; '' is everyone in
+plaintext.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ QUEUED_OF_ONE = 2
 """Of these, how many one identity may have, unless a quota says otherwise: the others have the rest."""
 EVERYONE_ELSE = "*"
 MOST_IDENTITIES = 10_000
-_ROLES = (Role.CLIENT, Role.OPERATOR)
+KEY_ROLE = "key"
+"""Of API keys, which have no certificate."""
+_ROLES = (Role.CLIENT, Role.OPERATOR, KEY_ROLE)
 _LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), "max_priority": (-10, 10)}
 """Least and most of each key."""
 
@@ -52,7 +55,8 @@ class Quotas:
         given = self.of(identity).max_priority
         if given is not None:
             return given
-        return 0 if identity.startswith(f"{Role.CLIENT}/") else _LIMITS["max_priority"][1]
+        is_client = identity.startswith((f"{Role.CLIENT}/", f"{KEY_ROLE}/"))
+        return 0 if is_client else _LIMITS["max_priority"][1]
 
 
 def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:
@@ -97,7 +101,7 @@ def _check_identity(what: str, name: str) -> None:
     except InvalidArgumentError:
         pass  # What follows says it for the whole of it.
     raise InvalidArgumentError(
-        f"{what}: {name[:80]!r} is no identity: write client/NAME, operator/NAME, or * for everyone else",
+        f"{what}: {name[:80]!r} is no identity: write client/NAME, operator/NAME, key/NAME, or * for everyone else",
         field=name,
         reason="UNKNOWN_KEY",
     )

@@ -181,9 +181,7 @@ class ModelStore:
     def _check_files(self, manifest: ModelManifest, digest: Digest) -> None:
         """Whoever sent the small files, they have their form; the large one as far as a daemon can look at it."""
         for file in manifest.files:
-            location = self.blobs.locate(file.sha256)
-            if location is None:
-                raise missing_blob(file.sha256)
+            location = BlobLocation(self.file_path(file.sha256), 0, file.size)
             try:
                 if file.size <= _PARSED_BYTES:
                     check_small_file(file.name, self.blobs.read(file.sha256, 0, file.size))
@@ -215,6 +213,13 @@ class ModelStore:
             self._manifest_path(digest).unlink(missing_ok=True)
             if removed is not None:
                 self.blobs.remove(*(blob_sizes(manifest_items(removed)).keys() - self._needed_blobs()))
+
+    def file_path(self, digest: Digest) -> Path:
+        """Where a small file of a model lies. Raises NotFoundError."""
+        location = self.blobs.locate(digest)
+        if location is None:
+            raise missing_blob(digest)
+        return location.path
 
     def room_bytes(self) -> int:
         """What uploads may use of the disk."""

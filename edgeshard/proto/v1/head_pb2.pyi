@@ -20,20 +20,24 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens")
+    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs", "admitted")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     hello: HeadHello
     accepted: HeadAccepted
     token: HeadToken
     finished: HeadFinished
     failed: HeadFailed
     tokens: HeadTokens
-    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: HeadPromptLogprobs
+    admitted: HeadAdmitted
+    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ..., admitted: _Optional[_Union[HeadAdmitted, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
     __slots__ = ("node_id", "deployment", "epoch", "held")
@@ -65,8 +69,18 @@ class HeadAccepted(_message.Message):
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class HeadPromptLogprobs(_message.Message):
+    __slots__ = ("request_id", "epoch", "prompt_logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+
 class HeadToken(_message.Message):
-    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text")
+    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text", "at_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +91,7 @@ class HeadToken(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FINAL_TEXT_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     position: int
@@ -87,15 +102,26 @@ class HeadToken(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     finish_reason: FinishReason
     final_text: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ...) -> None: ...
+    at_s: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class HeadTokens(_message.Message):
-    __slots__ = ("tokens", "timings")
+    __slots__ = ("tokens", "timings", "at_s")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[HeadToken]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    at_s: float
+    def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class HeadAdmitted(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeadFinished(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "text")
@@ -130,20 +156,22 @@ class AttachResponse(_message.Message):
     def __init__(self, start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., forget: _Optional[_Union[ForgetRequest, _Mapping]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance")
+    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance", "scored")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: Generation
     emitted_tokens: _containers.RepeatedScalarFieldContainer[int]
     client: str
     resumed: bool
     instance: str
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ...) -> None: ...
+    scored: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ..., scored: _Optional[int] = ...) -> None: ...
 
 class ForgetRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -158,7 +186,7 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("prompt", "prompt_tokens", "sampling", "max_new_tokens", "stop_tokens", "stop_strings", "ignore_eos", "priority")
+    __slots__ = ("prompt", "prompt_tokens", "sampling", "max_new_tokens", "stop_tokens", "stop_strings", "ignore_eos", "priority", "prompt_logprobs", "guide", "clip_new_tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +195,9 @@ class Generation(_message.Message):
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.Sampling
@@ -175,4 +206,7 @@ class Generation(_message.Message):
     stop_strings: _containers.RepeatedScalarFieldContainer[str]
     ignore_eos: bool
     priority: int
-    def __init__(self, prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: bool
+    guide: _common_pb2.Guide
+    clip_new_tokens: bool
+    def __init__(self, prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., clip_new_tokens: _Optional[bool] = ...) -> None: ...

@@ -111,3 +111,53 @@ class Denials(_message.Message):
     DENIALS_FIELD_NUMBER: _ClassVar[int]
     denials: _containers.RepeatedCompositeFieldContainer[Denial]
     def __init__(self, denials: _Optional[_Iterable[_Union[Denial, _Mapping]]] = ...) -> None: ...
+
+class ApiKey(_message.Message):
+    __slots__ = ("name", "models", "tokens_per_minute", "requests", "key_id", "created_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    tokens_per_minute: int
+    requests: int
+    key_id: str
+    created_at: float
+    def __init__(self, name: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., tokens_per_minute: _Optional[int] = ..., requests: _Optional[int] = ..., key_id: _Optional[str] = ..., created_at: _Optional[float] = ...) -> None: ...
+
+class CreateKeyRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: ApiKey
+    def __init__(self, key: _Optional[_Union[ApiKey, _Mapping]] = ...) -> None: ...
+
+class CreateKeyResponse(_message.Message):
+    __slots__ = ("key", "text")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    key: ApiKey
+    text: str
+    def __init__(self, key: _Optional[_Union[ApiKey, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ListKeysRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListKeysResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ...) -> None: ...
+
+class RevokeKeyRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RevokeKeyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -130,6 +130,21 @@ class IdentityServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RemoveNodeRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RemoveNodeResponse.FromString,
                 _registered_method=True)
+        self.CreateKey = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/CreateKey',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateKeyRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateKeyResponse.FromString,
+                _registered_method=True)
+        self.ListKeys = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/ListKeys',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListKeysRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListKeysResponse.FromString,
+                _registered_method=True)
+        self.RevokeKey = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/RevokeKey',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyResponse.FromString,
+                _registered_method=True)
 
 
 class IdentityServiceServicer:
@@ -162,6 +177,26 @@ class IdentityServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateKey(self, request, context):
+        """API keys, by which programs come in by HTTP. The secret is in the answer to its creation and nowhere else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListKeys(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeKey(self, request, context):
+        """It is refused from now on, and what it has running ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IdentityServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -184,6 +219,21 @@ def add_IdentityServiceServicer_to_server(servicer, server):
                     servicer.RemoveNode,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RemoveNodeRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RemoveNodeResponse.SerializeToString,
+            ),
+            'CreateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateKey,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateKeyRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateKeyResponse.SerializeToString,
+            ),
+            'ListKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeys,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListKeysRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListKeysResponse.SerializeToString,
+            ),
+            'RevokeKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeKey,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -294,6 +344,87 @@ class IdentityService:
             '/edgeshard.proto.v1.IdentityService/RemoveNode',
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.RemoveNodeRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.RemoveNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/CreateKey',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateKeyRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/ListKeys',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListKeysRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/RevokeKey',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

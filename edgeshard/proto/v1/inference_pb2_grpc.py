@@ -55,6 +55,21 @@ class InferenceServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceListModelsRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceListModelsResponse.FromString,
                 _registered_method=True)
+        self.RenderChat = channel.unary_unary(
+                '/edgeshard.proto.v1.InferenceService/RenderChat',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.RenderChatRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.RenderChatResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/edgeshard.proto.v1.InferenceService/Tokenize',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/edgeshard.proto.v1.InferenceService/Detokenize',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -88,6 +103,25 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenderChat(self, request, context):
+        """A conversation as a prompt, by the chat template of the model that is served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +144,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceListModelsRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceListModelsResponse.SerializeToString,
+            ),
+            'RenderChat': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenderChat,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.RenderChatRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.RenderChatResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +270,87 @@ class InferenceService:
             '/edgeshard.proto.v1.InferenceService/ListModels',
             edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceListModelsRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_inference__pb2.InferenceServiceListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenderChat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.InferenceService/RenderChat',
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.RenderChatRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.RenderChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.InferenceService/Tokenize',
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.InferenceService/Detokenize',
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

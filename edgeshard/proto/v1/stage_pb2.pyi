@@ -140,26 +140,40 @@ class Step(_message.Message):
     def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("request", "first_position", "token_count", "sample", "sampling")
+    __slots__ = ("request", "first_position", "token_count", "sample", "sampling", "targets")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     request: int
     first_position: int
     token_count: int
     sample: bool
     sampling: SpanSampling
-    def __init__(self, request: _Optional[int] = ..., first_position: _Optional[int] = ..., token_count: _Optional[int] = ..., sample: _Optional[bool] = ..., sampling: _Optional[_Union[SpanSampling, _Mapping]] = ...) -> None: ...
+    targets: SpanTargets
+    def __init__(self, request: _Optional[int] = ..., first_position: _Optional[int] = ..., token_count: _Optional[int] = ..., sample: _Optional[bool] = ..., sampling: _Optional[_Union[SpanSampling, _Mapping]] = ..., targets: _Optional[_Union[SpanTargets, _Mapping]] = ...) -> None: ...
+
+class SpanTargets(_message.Message):
+    __slots__ = ("position", "tokens")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpanSampling(_message.Message):
-    __slots__ = ("sampling", "seen_tokens")
+    __slots__ = ("sampling", "seen_tokens", "guide", "guided_tokens")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FIELD_NUMBER: _ClassVar[int]
+    GUIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sampling: _common_pb2.Sampling
     seen_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    guide: _common_pb2.Guide
+    guided_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., guided_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvGrant(_message.Message):
     __slots__ = ("request", "first_index", "blocks", "filled")
@@ -174,12 +188,32 @@ class KvGrant(_message.Message):
     def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("tokens", "timings")
+    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GUIDE_FAILURES_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SpanLogprobs]
+    guide_failures: _containers.RepeatedCompositeFieldContainer[GuideFailure]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ...) -> None: ...
+
+class SpanLogprobs(_message.Message):
+    __slots__ = ("request", "prompt_logprobs")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, request: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class GuideFailure(_message.Message):
+    __slots__ = ("request", "message")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    message: str
+    def __init__(self, request: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("request", "position", "token", "logprob", "top")

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, PromptScored, RequestEnd, Scheduler, TokenOut
 
 import edgeshard
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation, Token
+from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Token
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import ReturnedStep, SampledToken, StepResult
+from edgeshard.domain.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
 
 REQUEST = RequestId("r")
 
@@ -54,7 +55,9 @@ class Rig:
         self.fault: Exception | None = None
         self.window, self.concurrency = window, concurrency
         self.failures: list[EdgeShardError] = []
-        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64))  # type: ignore[arg-type]
+        self.admitted: list[str] = []
+        self.now = 0.0
+        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64), lambda: self.now)  # type: ignore[arg-type]
 
     def epoch(self) -> Epoch:
         """A pipeline that has computed nothing yet."""
@@ -65,7 +68,14 @@ class Rig:
             Chunking(16),
             frozenset({9}),
         )
-        return Epoch(scheduler, self.offer, self.out.append, None, self.failures.append)
+        return Epoch(scheduler, self.offer, self.heard, None, self.failures.append)
+
+    def heard(self, output: HeadOutput) -> None:
+        """That a request was let in stands apart: nothing but metrics comes of it."""
+        if isinstance(output, RequestAdmitted):
+            self.admitted.append(str(output.request_id))
+        else:
+            self.out.append(output)
 
     def next_epoch(self) -> None:
         self.steps.clear()
@@ -205,6 +215,16 @@ async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> N
     assert isinstance(rig.out[-1], RequestRefused) and rig.out[-1].error.reason == "QUEUE_FULL"
 
 
+async def test_it_says_when_a_request_waits_no_more() -> None:
+    rig = Rig(window=1, concurrency=1)
+    for name in ("first", "second"):
+        await rig.head.start_request(StartRequest(RequestId(name), Generation((1, 2), 4)))
+    assert rig.admitted == ["first"]
+    rig.head.cancel(RequestId("first"))
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    assert rig.admitted == ["first", "second"]
+
+
 async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() -> None:
     rig = Rig()
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
@@ -266,3 +286,121 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     whole = time.perf_counter() - began
     assert isinstance(out[0], RequestRefused) and out[0].error.reason == "CONTEXT_EXCEEDED"
     return max(turns), whole
+
+
+@pytest.mark.parametrize(("prompt", "asked", "answers"), [(60, 128, 4), (63, 5, 1), (8, 3, 3)])
+async def test_new_tokens_are_clipped_to_the_context_where_the_request_says_so(
+    prompt: int, asked: int, answers: int
+) -> None:
+    rig = Rig()
+    generation = Generation((1,) * prompt, asked, clip_new_tokens=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    while rig.steps:
+        step = rig.steps.pop(0)
+        tokens = [SampledToken(span.request, span.end_position, 7) for span in step.plan.spans if span.sample]
+        rig.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
+    assert sum(isinstance(output, TokenOut) for output in rig.out) == answers
+    assert isinstance(rig.out[-1], RequestEnd) and rig.out[-1].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(("clips", "field"), [(True, "prompt"), (False, "max_new_tokens")])
+async def test_what_does_not_fit_the_context_is_refused(clips: bool, field: str) -> None:
+    rig = Rig()
+    prompt = (1,) * (64 if clips else 60)
+    await rig.head.start_request(StartRequest(REQUEST, Generation(prompt, 5, clip_new_tokens=clips)))
+    (refused,) = rig.out
+    assert isinstance(refused, RequestRefused) and refused.error.field == field
+
+
+async def test_a_token_says_when_it_came_back_to_the_head() -> None:
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 2)))
+    for step in range(2):
+        rig.now = 100.0 + step
+        rig.head.on_return(ReturnedStep(step, StepResult((SampledToken(0, 2 + step, 7),))))
+    assert [output.token.at_s for output in rig.out if isinstance(output, TokenOut)] == [100.0, 101.0]
+
+
+LONG = tuple(range(1, 31))
+"""In steps of 16 tokens it takes two."""
+
+
+def scored(number: int, request: int, position: int, count: int) -> ReturnedStep:
+    scores = PromptLogprobs(position, (-1.0,) * count, ((),) * count)
+    return ReturnedStep(number, StepResult(prompt_logprobs=(SpanLogprobs(request, scores),)))
+
+
+def said(rig: Rig) -> list[tuple[int, int]]:
+    """(position, count) of what was said of prompts."""
+    scores = [output.prompt_logprobs for output in rig.out if isinstance(output, PromptScored)]
+    return [(part.position, len(part.logprobs)) for part in scores]
+
+
+async def test_prompt_logprobs_that_were_said_are_not_asked_for_again_in_the_next_epoch() -> None:
+    rig = Rig()
+    generation = Generation(LONG, 0, prompt_logprobs=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    rig.head.on_return(scored(0, 0, 1, 16))
+    rig.next_epoch()
+    rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=17))
+    assert [step.plan.spans[0].targets for step in rig.steps] == [None, Targets(17, LONG[17:])]
+    rig.head.on_return(ReturnedStep(0, StepResult()))
+    rig.head.on_return(scored(1, rig.steps[1].plan.spans[0].request, 17, 13))
+    assert said(rig) == [(1, 16), (17, 13)] and rig.out[-1] == RequestEnd(REQUEST, FinishReason.LENGTH, "")
+
+
+@pytest.mark.parametrize("known", [1, 5, 17])
+async def test_a_client_that_comes_back_gets_the_prompt_logprobs_that_it_lacks(known: int) -> None:
+    rig = Rig()
+    generation = Generation(LONG, 0, prompt_logprobs=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    rig.head.on_return(scored(0, 0, 1, 16))
+    rig.head.stream_lost()
+    rig.out.clear()
+    rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=known))
+    assert rig.out[0] == RequestAccepted(REQUEST, list(LONG)) and said(rig) == (
+        [] if known == 17 else [(known, 17 - known)]
+    )
+
+
+async def test_a_request_whose_beginning_another_head_had_begins_again_for_a_client_that_lacks_it() -> None:
+    rig = Rig()
+    generation = Generation(LONG, 0, prompt_logprobs=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation, scored=9))
+    rig.head.stream_lost()
+    rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=5))
+    await asyncio.gather(*rig.head._tasks)
+    assert rig.steps[-1].plan.spans[0].targets == Targets(5, LONG[5:17])
+
+
+async def test_a_guide_is_refused_before_anything_is_computed() -> None:
+    rig = Rig()
+    for guide, generation in (
+        (Guide(GuideKind.REGEX, "(("), Generation((1, 2), 4)),
+        (Guide(GuideKind.REGEX, ""), Generation((1, 2), 4)),
+        (Guide(GuideKind.REGEX, "a"), Generation((1, 2), 4, ignore_eos=True)),
+    ):
+        await rig.head.start_request(StartRequest(REQUEST, replace(generation, guide=guide)))
+        refused = rig.out[-1]
+        assert isinstance(refused, RequestRefused) and refused.error.field in ("guide", "ignore_eos")
+    assert not rig.steps
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))))
+    assert rig.steps[0].plan.spans[0].guide == Guide(GuideKind.REGEX, "a")
+    await rig.head.close()
+
+
+async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
+    rig = Rig()
+    generation = Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))
+    endless = Scheduler(
+        BlockAllocator(8, 16), Limits(64, 4), Batching(Mode.NO_BUBBLES, 1, 1, 1), Chunking(16), frozenset()
+    )
+    limits = HeadLimits(100, 64, 64)
+    heads = {
+        "NO_TOKENIZER": Head(rig.epoch(), None, limits),
+        "NO_END": Head(Epoch(endless, rig.offer, rig.out.append), rig.tokenizer, limits),  # type: ignore[arg-type]
+    }
+    for reason, head in heads.items():
+        await head.start_request(StartRequest(REQUEST, generation))
+        refused = rig.out[-1]
+        assert isinstance(refused, RequestRefused) and (refused.error.field, refused.error.reason) == ("guide", reason)

@@ -23,6 +23,7 @@ from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
+from edgeshard import WIRE_VERSION
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.device import StagePhase
@@ -306,7 +307,7 @@ async def test_strangers_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
         async with open_channel(target, None) as channel:
             for change, reason in cases:
                 call = StageServiceStub(channel).Exchange()
-                hello = stage_pb2.LinkHello(**{**good, "wire_version": 1, **change})
+                hello = stage_pb2.LinkHello(**{**good, "wire_version": WIRE_VERSION, **change})
                 await call.write(stage_pb2.ExchangeRequest(message=stage_pb2.LinkMessage(hello=hello)))
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     while await call.read() is not grpc.aio.EOF:

@@ -81,6 +81,45 @@ async def test_tokens_that_come_in_one_message_count_one_by_one(site: Any) -> No
     assert site.coordinator.front.dropped_messages == 1
 
 
+async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
+    """They come by the request's own call, whatever listener it names."""
+    _, head = await site.deployed()
+    request = inference_pb2.GenerateRequest(
+        model="tale", request_id="r1", listener=inference_pb2.Listener(id="l", number=1),
+        generation=head_pb2.Generation(prompt="once", max_new_tokens=8, prompt_logprobs=True),
+    )  # fmt: skip
+    call = site.inference.Generate(request, timeout=DEADLINE_S)
+    start = await head.next_start()
+    assert start.generation.prompt_logprobs and start.scored == 1
+    await head.accept("r1", prompt_tokens=[5, 6, 7, 8])
+    for position, count in ((2, 1), (1, 2), (1, 2), (3, 1)):  # out of its place, right, twice, right
+        await head.prompt_logprobs("r1", position, count)
+    await head.token("r1", 4, token=9)
+    await head.finish("r1")
+    messages = [message async for message in call]
+    assert [message.WhichOneof("message") for message in messages] == [
+        "started", "prompt_logprobs", "prompt_logprobs", "token", "finished"
+    ]  # fmt: skip
+    assert [(m.prompt_logprobs.position, len(m.prompt_logprobs.logprobs)) for m in messages[1:3]] == [(1, 2), (3, 1)]
+    assert site.coordinator.front.dropped_messages == 2
+
+
+async def test_the_next_head_hears_how_far_the_prompt_was_scored(site: Any) -> None:
+    _, head = await site.deployed()
+    request = inference_pb2.GenerateRequest(
+        model="tale", request_id="r1", resume=inference_pb2.Resumption(scored=2),
+        generation=head_pb2.Generation(prompt="once", max_new_tokens=8, prompt_logprobs=True),
+    )  # fmt: skip
+    call = site.inference.Generate(request, timeout=DEADLINE_S)
+    assert (await head.next_start()).scored == 2
+    await head.accept("r1", prompt_tokens=[5, 6, 7, 8])
+    await head.prompt_logprobs("r1", 2, 1)
+    assert (await site.read(call)).started and (await site.read(call)).prompt_logprobs.position == 2
+    head.cancel()
+    await head.attach()
+    assert (await head.next_start()).scored == 3
+
+
 async def test_a_failed_request_keeps_its_type(site: Any, failing: Any) -> None:
     _, head = await site.deployed()
     call = site.generate("r1")

@@ -1,0 +1,179 @@
+"""The process of a stage's matchers.
+
+A guide is a stranger's text, and the library's time and memory for one know no bound. So each request to the process
+has so much processor time, and all of them together so much memory; beyond that it ends, and with it the one request
+that it was at. Others' matchers begin again in the next one, from the tokens of their answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import Guide, GuideKind
+from edgeshard.storage.forms import TOKENIZER, check_small_file
+from edgeshard_agent.guides.messages import ANSWER, Advance, Close, Message, Open, Setup, from_line
+
+SETUP_S, OPEN_S, ADVANCE_S = 120.0, 2.0, 1.0
+"""Processor time for each kind of request."""
+MEMORY_BYTES = 1 << 30
+"""Of addresses, beside what the tokens take."""
+STACK_BYTES = 256 << 20
+"""Hardly ever touched: the library recurses once for each rule that names the next, and a text of the largest size has
+16,000 of them."""
+MESSAGE_CHARACTERS = 600
+NOTHING = "no text satisfies it"
+MANY_STATES = 50_000
+"""Of a lexer, with 1 to 2 kB each; the library's own limit is five times as large."""
+
+_JSON: Any = {"whitespace_pattern": "[ ]?"}
+"""Blank space without end is what a small model writes most readily. A schema's own `x-guidance` goes before."""
+
+
+class RefusedError(Exception):
+    """Why there is no mask."""
+
+
+class Matchers:
+    """The matchers of one stage's requests, by their numbers."""
+
+    def __init__(self) -> None:
+        self._tokens: LLTokenizer | None = None
+        self._no_tokens = ""
+        """Why there are none: every guide is refused with it."""
+        self._matchers: dict[int, LLMatcher] = {}
+
+    def answer(self, message: Message) -> bytes | None:
+        """The mask that a message asks for, a bit for each token; None where it asks for none. Raises RefusedError."""
+        match message:
+            case Setup():
+                with _limit(SETUP_S):
+                    self._set_up(message)
+                _limit_memory()
+                return None
+            case Open():
+                with _limit(OPEN_S):
+                    return self._open(message)
+            case Advance():
+                with _limit(ADVANCE_S):
+                    matcher = self._matchers[message.request]
+                    matcher.consume_token(message.token)
+                    return _mask(matcher)
+            case Close():
+                self._matchers.pop(message.request, None)
+                return None
+
+    def _set_up(self, setup: Setup) -> None:
+        try:
+            self._tokens = _tokens(setup)
+        except (OSError, InvalidArgumentError) as error:
+            self._no_tokens = f"tokenizer.json cannot be read: {type(error).__name__}"
+        except ValueError as error:
+            self._no_tokens = f"the model's tokenizer is of a kind that guides do not work with: {error}"
+
+    def _open(self, message: Open) -> bytes:
+        if self._tokens is None:
+            raise RefusedError(self._no_tokens)
+        limits = LLParserLimits(max_lexer_states=MANY_STATES, verbose_errors=False)  # verbose ones hold the answer
+        matcher = LLMatcher(self._tokens, _grammar(message.guide), log_level=0, limits=limits)
+        if message.answer and not matcher.is_error():
+            matcher.consume_tokens(list(message.answer))
+        mask = _mask(matcher)
+        self._matchers[message.request] = matcher
+        return mask
+
+
+def _tokens(setup: Setup) -> LLTokenizer:
+    if not setup.tokenizer:
+        return LLTokenizer("byte")
+    data = Path(setup.tokenizer).read_bytes()
+    # An object of JSON, as the form says: the library takes any other text for a name.
+    check_small_file(TOKENIZER, data)
+    return LLTokenizer(data.decode(), n_vocab=setup.vocab_size, eos_token=list(setup.eos_tokens))
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        why = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        raise RefusedError(NOTHING if why.startswith("NoExtension") else why or NOTHING)
+    if not any(mask):
+        raise RefusedError(NOTHING)
+    return mask
+
+
+def _grammar(guide: Guide) -> str:
+    match guide.kind:
+        case GuideKind.JSON_OBJECT:
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', _JSON)
+        case GuideKind.JSON_SCHEMA:
+            try:
+                # The library pastes the text into a document of its own.
+                json.loads(guide.text)
+            except (ValueError, RecursionError) as error:
+                raise RefusedError(f"it is not JSON: {error}") from None
+            return LLMatcher.grammar_from_json_schema(guide.text, _JSON)
+        case GuideKind.REGEX:
+            return LLMatcher.grammar_from_regex(guide.text)
+        case GuideKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(guide.text)
+
+
+@contextlib.contextmanager
+def _limit(cpu_s: float) -> Iterator[None]:
+    """End this process when what is inside takes more processor time."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(OSError, ValueError):  # where there is no such file, or no such limit
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        now = pages * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, resource.RLIM_INFINITY))
+
+
+def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
+    matchers = Matchers()
+    for line in lines:
+        message = from_line(line)
+        try:
+            answer = matchers.answer(message)
+        except Exception as error:  # the library's own are plain ones
+            _say(answers, False, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace"))
+        else:
+            if answer is not None:
+                _say(answers, True, answer)
+
+
+def _say(answers: IO[bytes], is_mask: bool, answer: bytes) -> None:
+    answers.write(ANSWER.pack(is_mask, len(answer)) + answer)
+    answers.flush()
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold answers
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the library prints is no answer
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, answers))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()

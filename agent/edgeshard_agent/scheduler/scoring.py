@@ -1,0 +1,48 @@
+"""Which log-probabilities of a prompt a step asks for, and whether a result brings them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.step import Span, SpanLogprobs, Targets
+from edgeshard_agent.scheduler import sequence as sequences
+
+
+def is_unscored(sequence: sequences.Sequence) -> bool:
+    """Whether log-probabilities of its prompt are wanted that have not come yet."""
+    return sequence.generation.prompt_logprobs and sequence.scored < sequence.prompt_count
+
+
+def targets_of(sequence: sequences.Sequence, first: int, end: int) -> Targets | None:
+    """The tokens of the prompt that the positions [first, end) are to score: each scores the token behind it.
+
+    Those that came before a preemption, or from another head, are not asked for again.
+    """
+    if not is_unscored(sequence):
+        return None
+    position, behind = max(first + 1, sequence.scored), min(end + 1, sequence.prompt_count)
+    return Targets(position, tuple(sequence.tokens[position:behind])) if position < behind else None
+
+
+def targets_by_request(spans: Sequence[Span]) -> dict[int, Targets]:
+    return {span.request: span.targets for span in spans if span.targets is not None}
+
+
+def check_scores(step: int, owed: Mapping[int, Targets], came: Sequence[SpanLogprobs], running: Container[int]) -> None:
+    """Raise InternalError unless a result scores the targets of its step, each once and in order.
+
+    Those of a request that runs no more, or begins again, may be missing.
+    """
+    ends = {request: targets.position for request, targets in owed.items()}
+    for item in came:
+        scores = item.prompt_logprobs
+        if ends.get(item.request) != scores.position or len(scores.top) != len(scores.logprobs):
+            raise InternalError(
+                f"result of step {step} has log-probabilities that were not asked for", reason="WRONG_RESULT"
+            )
+        ends[item.request] = scores.end
+    for request, targets in owed.items():
+        behind = targets.position + len(targets.tokens)
+        if ends[request] > behind or (ends[request] < behind and request in running):
+            raise InternalError(f"result of step {step} lacks log-probabilities", reason="WRONG_RESULT")

@@ -1,0 +1,52 @@
+"""The HTTP gateway in this process: a request goes straight to the way in for requests, under its key's identity."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.generation import Generation, GenerationEvent
+from edgeshard.domain.ids import Digest, RequestId
+from edgeshard.domain.site import ServedModel
+from edgeshard.gateway.words import Words
+from edgeshard_coordinator.control.chats import Chats
+from edgeshard_coordinator.control.models import Models, served_model
+from edgeshard_coordinator.control.requests import RequestFront
+
+
+class SiteBackend:
+    """What the gateway asks of the coordinator. No token passes the state loop."""
+
+    def __init__(self, front: RequestFront, models: Models, chats: Chats) -> None:
+        self._front = front
+        self._models = models
+        self._words: dict[Digest, Words] = {}
+        self.prompt, self.tokenize, self.detokenize = chats.prompt, chats.tokenize, chats.detokenize
+        self._texts = chats.texts
+
+    def models(self) -> tuple[ServedModel, ...]:
+        ready = [record for record in self._front.records() if record.phase is DeploymentPhase.READY]
+        return tuple(served_model(record, self._models) for record in ready)
+
+    def find(self, model: str) -> ServedModel:
+        return served_model(self._front.find(model), self._models)
+
+    async def generate(
+        self, model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        running = self._front.start(model, generation, RequestId(uuid.uuid4().hex), identity)
+        try:
+            async for event in running.events():
+                yield event
+        finally:
+            self._front.abandon(running)
+
+    def words(self, model: str) -> Words:
+        digest = self._front.find(model).manifest_digest
+        if digest not in self._words:
+            known = {record.manifest_digest for record in self._front.records()}
+            self._words = {kept: words for kept, words in self._words.items() if kept in known}
+            self._words[digest] = Words(partial(self._texts, model))
+        return self._words[digest]

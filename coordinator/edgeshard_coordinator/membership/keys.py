@@ -1,0 +1,118 @@
+"""API keys for the HTTP gateway: who may come in by HTTP, with which models and how much. Secrets are kept hashed."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
+from edgeshard.domain.identity import ApiKey
+from edgeshard_coordinator.core.quotas import KEY_ROLE, Quota
+from edgeshard_coordinator.membership.key_store import KeyStore
+from edgeshard_coordinator.membership.tokens import digest_of
+
+log = structlog.get_logger()
+
+PREFIX = "esk-"
+"""Says what the text is."""
+MOST_KEYS = 4096
+_SECRET_BYTES = 32
+_TEXT = re.compile(rf"{PREFIX}([0-9a-f]{{12}})-([A-Za-z0-9_-]{{43}})")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKey:
+    """A key as it is kept: `digest` is the sha256 of its secret."""
+
+    key: ApiKey
+    digest: str
+
+
+def identity_of(name: str) -> str:
+    """As requests carry it: no certificate has this role, so a key is never taken for a client of that name."""
+    return f"{KEY_ROLE}/{name}"
+
+
+class KeyBook:
+    """The site's keys, all of them in memory. `now` is the wall clock in seconds since 1970."""
+
+    def __init__(self, store: KeyStore, now: Callable[[], float]) -> None:
+        self._store = store
+        self._now = now
+        self._kept: dict[str, KeptKey] = {}
+        self._lock = asyncio.Lock()
+        self.on_revoked: Callable[[str], None] = lambda identity: None
+        """Ends whatever the identity has open."""
+
+    async def open(self) -> None:
+        self._kept = {key.key_id: KeptKey(key, digest) for key, digest in await self._store.open()}
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    def list(self) -> tuple[ApiKey, ...]:
+        return tuple(sorted((kept.key for kept in self._kept.values()), key=lambda key: key.name))
+
+    def quota_of(self, identity: str) -> Quota | None:
+        """What a key's own limits are; None for any other identity, and for a key without limits."""
+        role, _, name = identity.partition("/")
+        if role != KEY_ROLE:
+            return None
+        key = next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+        if key is None or (key.requests is None and key.tokens_per_minute is None):
+            return None
+        return Quota(key.requests, key.tokens_per_minute)
+
+    async def create(self, wanted: ApiKey) -> tuple[ApiKey, str]:
+        """A key like `wanted`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
+        async with self._lock:
+            if any(kept.key.name == wanted.name for kept in self._kept.values()):
+                raise AlreadyExistsError(
+                    f"name: there is a key {wanted.name}; revoke it first, or choose another name", field="name"
+                )
+            if len(self._kept) >= MOST_KEYS:
+                raise ResourceExhaustedError(f"there are {MOST_KEYS} keys already: revoke some", field="name")
+            key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
+            key = ApiKey(
+                wanted.name, wanted.models, wanted.tokens_per_minute, wanted.requests, key_id, float(self._now())
+            )
+            kept = KeptKey(key, digest_of(secret.encode()))
+            await self._store.save(kept.key, kept.digest)
+            self._kept[key_id] = kept
+        log.info("key_created", name=key.name, key_id=key_id)
+        return key, f"{PREFIX}{key_id}-{secret}"
+
+    async def revoke(self, name: str) -> None:
+        """Refuse a key from now on. Raises NotFoundError."""
+        async with self._lock:
+            found = next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+            if found is None:
+                raise NotFoundError(f"name: there is no key {name[:80]!r}", field="name", reason="UNKNOWN_KEY")
+            await self._store.forget(found.key_id)
+            del self._kept[found.key_id]
+        log.warning("key_revoked", name=name, key_id=found.key_id)
+        self.on_revoked(identity_of(name))
+
+    def find(self, text: str) -> ApiKey:
+        """The key of this text. Raises UnauthenticatedError, which never says how much of it was right."""
+        match = _TEXT.fullmatch(text)
+        kept = self._kept.get(match[1]) if match else None
+        if match is None or kept is None or not hmac.compare_digest(kept.digest, digest_of(match[2].encode())):
+            raise UnauthenticatedError(
+                "the API key is not known here: it may have been revoked; an operator makes another with edgectl key "
+                "create NAME",
+                field="api_key",
+                reason="INVALID_API_KEY",
+            )
+        return kept.key

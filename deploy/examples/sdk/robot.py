@@ -1,0 +1,50 @@
+# ruff: noqa: T201
+"""A robot asks a model what to do next. When no answer comes in time, or none that it knows, it does what is safe.
+
+    python robot.py MODEL [--deadline SECONDS] < readings.txt
+
+Every line of standard input is a reading of its sensors; for each, one line of output says what it does and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from edgeshard import SyncClient, errors
+
+ACTIONS = ("forward", "left", "right", "stop")
+SAFE = "stop"
+SYSTEM = f"You steer a robot. Answer with one word: {', '.join(ACTIONS)}."
+
+
+def decide(client: SyncClient, model: str, reading: str, deadline_s: float) -> tuple[str, str]:
+    """What to do, and why. It never takes longer than the deadline by more than a moment, and never raises."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": reading}]
+    try:
+        # The deadline holds for prompt and answer together; after it the request is cancelled on every box.
+        answer = client.complete_chat(model, messages, max_new_tokens=8, temperature=0.0, timeout_s=deadline_s)
+    except errors.DeadlineError:
+        return SAFE, f"no answer within {1000 * deadline_s:.0f} ms"
+    except errors.EdgeShardError as error:  # A box or the coordinator is away, there is no room, ...
+        return SAFE, error.reason
+    words = answer.content.lower().split()
+    action = next((word.strip(".,!") for word in words if word.strip(".,!") in ACTIONS), None)
+    return (action, "the model says so") if action else (SAFE, "the model says nothing that I can do")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--deadline", type=float, default=0.5)
+    options = parser.parse_args()
+    with SyncClient() as client:
+        for line in sys.stdin:
+            began = time.monotonic()
+            action, why = decide(client, options.model, line.strip(), options.deadline)
+            print(f"{action:8} {1000 * (time.monotonic() - began):5.0f} ms  {why}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What a model's small files say of talking with it: its tokenizer, its chat template, its defaults for generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tokenizers import Tokenizer
+
+from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
+from edgeshard.chat.parsing import CHANNEL_MARKERS
+from edgeshard.chat.templates import ChatTemplate
+from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS, check_prompt_size
+from edgeshard.storage.forms import (
+    CHAT_TEMPLATE,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_SETTINGS,
+    check_small_file,
+    decode_text,
+    defaults_of,
+    parse_json_object,
+    special_tokens_of,
+    templates_of,
+)
+
+_REASONING = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""What templates mark reasoning with; the end is what a template must name, since some name nothing else."""
+_TAG, _LIST, _CHANNEL = "<tool_call>", "[TOOL_CALLS]", "<|channel|>"
+_LIST_MARKERS = (_LIST, "[ARGS]", "[CALL_ID]")
+
+
+class ChatModel:
+    """The chat side of a model. Blocking, and slow for a large tokenizer: for a process or a thread of its own."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate], defaults: GenerationDefaults
+    ) -> None:
+        self._tokenizer = tokenizer
+        # How training cut and filled up its texts; a prompt is taken as it is.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._templates = templates
+        self.defaults = defaults
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> ChatModel:
+        """Of the files that travel with a model, by their names.
+
+        Raises FailedPreconditionError for a model without a tokenizer, and as `check_small_file` and `ChatTemplate` do.
+        """
+        if TOKENIZER not in files:
+            raise FailedPreconditionError(
+                "the model was added without a tokenizer.json: send token ids, or put the file into its directory and "
+                "add the model again",
+                field=TOKENIZER,
+                reason="NO_TOKENIZER",
+            )
+        for name, data in files.items():
+            check_small_file(name, data)
+        try:
+            tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
+        except Exception as error:  # The library raises no other class.
+            raise InvalidArgumentError(f"{TOKENIZER} cannot be read: {str(error)[:500]}", field=TOKENIZER) from None
+        settings = parse_json_object(decode_text(files.get(TOKENIZER_SETTINGS, b"{}"), TOKENIZER_SETTINGS), "")
+        sources = templates_of(settings)
+        if CHAT_TEMPLATE in files:
+            sources = {"default": decode_text(files[CHAT_TEMPLATE], CHAT_TEMPLATE)}
+        tokens = special_tokens_of(settings)
+        templates = {name: ChatTemplate(source, tokens) for name, source in sources.items()}
+        defaults = defaults_of(parse_json_object(decode_text(files.get(GENERATION, b"{}"), GENERATION), GENERATION))
+        return cls(tokenizer, templates, defaults)
+
+    def render(self, conversation: Conversation) -> tuple[str, AnswerFormat]:
+        """The conversation as text, and how to read the answer to it.
+
+        Raises InvalidArgumentError naming the field at fault, such as `messages[2].content`, FailedPreconditionError
+        for a model without a template, and what `ChatTemplate.render` raises.
+        """
+        messages, tools = parse_messages(conversation.messages), parse_tools(conversation.tools)
+        variables = parse_variables(conversation.variables)
+        template = self._template(has_tools=bool(tools))
+        tool_format = _tool_format(template.source)
+        if tools and tool_format is ToolFormat.NONE:
+            raise InvalidArgumentError(
+                "tools: the model's chat template knows none; leave them out, or use a model that was trained to call "
+                "tools",
+                field="tools",
+                reason="NO_TOOLS",
+            )
+        if "developer" not in template.source:
+            messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
+        text = template.render(messages, tools, conversation.generation_prompt, variables)
+        return text, self._answer_format(template.source, tool_format, text)
+
+    def prompt(self, conversation: Conversation) -> ChatPrompt:
+        """The conversation as tokens; raises as `render` and `tokenize` do."""
+        text, answer_format = self.render(conversation)
+        return ChatPrompt(self.tokenize(text, special=False), answer_format, self.defaults)
+
+    def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
+        """Token ids; `special` adds those that the tokenizer puts around a text. Raises InvalidArgumentError."""
+        check_prompt_size(text)
+        try:
+            # The fast form keeps no offsets.
+            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
+        except Exception as error:
+            # Not its text: it could quote the prompt.
+            raise InternalError(
+                f"the model's tokenizer failed on this text ({type(error).__name__})", field="text"
+            ) from None
+        ids = tuple(encoded.ids)
+        check_prompt_size(ids)
+        return ids
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """What each id reads within a text; U+FFFD for a part of a character. Raises as `detokenize`."""
+        return [self._text(token) for token in ids]
+
+    def _text(self, token: int) -> str:
+        # Some decoders drop the space before the first word of a text: the second of two is not the first.
+        once, twice = self.detokenize((token,)), self.detokenize((token, token))
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, with special tokens as they are written. Raises InvalidArgumentError."""
+        if len(ids) > PROMPT_LIMIT_TOKENS:
+            raise InvalidArgumentError(f"tokens: at most {PROMPT_LIMIT_TOKENS} are taken", field="tokens")
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        if any(not 0 <= token < size for token in ids):
+            raise InvalidArgumentError(f"tokens: an id is not from 0 to {size - 1}", field="tokens")
+        try:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        except Exception as error:
+            raise InternalError(
+                f"the model's tokenizer failed on these tokens ({type(error).__name__})", field="tokens"
+            ) from None
+
+    def _template(self, *, has_tools: bool) -> ChatTemplate:
+        template = self._templates.get("tool_use") if has_tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise FailedPreconditionError(
+                f"the model has no chat template: use generate with a prompt of your own, or put a {CHAT_TEMPLATE} "
+                "into its directory and add the model again",
+                field="chat_template",
+                reason="NO_CHAT_TEMPLATE",
+            )
+        return template
+
+    def _answer_format(self, source: str, tools: ToolFormat, prompt: str) -> AnswerFormat:
+        if tools is ToolFormat.CHANNELS:
+            return AnswerFormat(tools, markers=tuple(self._markers(CHANNEL_MARKERS)))
+        begin, end = next(((b, e) for b, e in _REASONING if e in source), ("", ""))
+        wanted = (begin, end) if begin else ()
+        if tools is ToolFormat.LISTED:
+            wanted = (*wanted, *_LIST_MARKERS)
+        if tools is ToolFormat.TAGGED:
+            wanted = (*wanted, _TAG, "</tool_call>")
+        in_reasoning = bool(begin) and prompt.rstrip().endswith(begin)
+        return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(wanted)))
+
+    def _markers(self, texts: Sequence[str]) -> Iterator[Marker]:
+        """Those of them that are special tokens, which the text of an answer leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content: number for number, token in added.items() if token.special}
+        return (Marker(special[text], text) for text in texts if text in special)
+
+
+def _tool_format(source: str) -> ToolFormat:
+    """By what a template writes calls of tools with; one that only names them leaves it to the model."""
+    if _CHANNEL in source:
+        return ToolFormat.CHANNELS
+    if "tools" not in source:
+        return ToolFormat.NONE
+    if _TAG in source:
+        return ToolFormat.TAGGED
+    return ToolFormat.LISTED if _LIST in source else ToolFormat.BARE

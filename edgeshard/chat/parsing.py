@@ -1,0 +1,260 @@
+"""A model's answer as it comes, taken apart: content, reasoning and calls of tools.
+
+A piece of text is given out when it is certain what it is: a marker, or the beginning of one, is never content. A call
+is given out whole. What was begun as a call and is none is content, word for word.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edgeshard.chat.calls import Called, calls_in_bare, calls_in_list, calls_in_tag
+from edgeshard.domain.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
+
+_TAG, _END_TAG, _LIST = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
+_LONGEST_CALL = 1 << 20
+"""Characters of one call, or of what may still become one; longer ones are content."""
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
+"""Some templates take no ids of another length."""
+
+
+def new_call_id() -> str:
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+
+
+class AnswerParser:
+    """Reads one answer: `feed` each token and its text, then `finish`.
+
+    Without `tools`, JSON values as the request has them, nothing is taken for a call.
+    """
+
+    def __init__(
+        self,
+        answer_format: AnswerFormat,
+        tools: Sequence[Any] = (),
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self._markers = {marker.token: marker.text for marker in answer_format.markers}
+        self._reader = _reader(answer_format, tools)
+        self._new_id = new_id
+        self.calls = 0
+        """So far."""
+
+    def feed(self, text: str, token: int | None = None) -> list[AnswerDelta]:
+        """What is certain now. `token` is the id behind the text, since the text leaves some markers out."""
+        if token is not None:
+            text += self._markers.get(token, "")
+        return self._deltas(self._reader.feed(text)) if text else []
+
+    def finish(self) -> list[AnswerDelta]:
+        """The rest, once the answer is over."""
+        return self._deltas(self._reader.finish())
+
+    def _deltas(self, parts: Sequence[_Part]) -> list[AnswerDelta]:
+        deltas: list[AnswerDelta] = []
+        for part in parts:
+            if isinstance(part, Called):
+                deltas.append(ToolCall(self.calls, self._new_id(), part.name, part.arguments))
+                self.calls += 1
+            elif part.text:
+                deltas.append(part)
+        return deltas
+
+
+_Part = ContentDelta | ReasoningDelta | Called
+
+
+def _reader(answer_format: AnswerFormat, tools: Sequence[Any]) -> _Tagged | _Channels:
+    if answer_format.tools is ToolFormat.CHANNELS:
+        return _Channels(bool(tools))
+    return _Tagged(answer_format, tools)
+
+
+class _Tagged:
+    """Reasoning at the beginning, where there is any; then content, with calls in it or instead of it."""
+
+    def __init__(self, answer_format: AnswerFormat, tools: Sequence[Any]) -> None:
+        self._begin, self._end = answer_format.reasoning_begin, answer_format.reasoning_end
+        self._tools = tools
+        self._format = answer_format.tools if tools else ToolFormat.NONE
+        self._held = ""
+        self._read: Callable[[bool], tuple[list[_Part], bool]]
+        self._read = self._reasoning if answer_format.in_reasoning else self._beginning
+
+    def feed(self, text: str) -> list[_Part]:
+        self._held += text
+        return self._run(over=False)
+
+    def finish(self) -> list[_Part]:
+        return self._run(over=True)
+
+    def _run(self, over: bool) -> list[_Part]:
+        """Every state takes what it can of the text held, and says whether another may go on at once."""
+        parts: list[_Part] = []
+        goes_on = True
+        while goes_on:
+            found, goes_on = self._read(over)
+            parts += found
+        return parts
+
+    def _beginning(self, over: bool) -> tuple[list[_Part], bool]:
+        """Nothing but white space was said: it may be reasoning, or a call that is the whole answer."""
+        text = self._held.lstrip()
+        if not over and (not text or (self._begin and text != self._begin and self._begin.startswith(text))):
+            return [], False
+        if self._begin and text.startswith(self._begin):
+            self._held, self._read = text[len(self._begin) :], self._reasoning
+            return [], True
+        bare = self._format is ToolFormat.BARE and text[:1] in ("{", "[")
+        self._read = self._bare if bare else self._content
+        return [], True
+
+    def _reasoning(self, over: bool) -> tuple[list[_Part], bool]:
+        before, found, self._held = _split(self._held, (self._end,), over)
+        parts: list[_Part] = [ReasoningDelta(before)]
+        if not found:
+            return parts, False
+        self._read = self._after_reasoning
+        return parts, True
+
+    def _after_reasoning(self, over: bool) -> tuple[list[_Part], bool]:
+        """White space between reasoning and answer is neither's."""
+        self._held = self._held.lstrip()
+        if not self._held:
+            return [], False
+        bare = self._format is ToolFormat.BARE and self._held[0] in ("{", "[")
+        self._read = self._bare if bare else self._content
+        return [], True
+
+    def _content(self, over: bool) -> tuple[list[_Part], bool]:
+        markers = {ToolFormat.TAGGED: (_TAG,), ToolFormat.LISTED: (_LIST,)}.get(self._format, ())
+        before, found, self._held = _split(self._held, markers, over)
+        if found:
+            self._read = self._tag if found == _TAG else self._list
+            before = "" if before.isspace() else before
+        return [ContentDelta(before)], bool(found)
+
+    def _tag(self, over: bool) -> tuple[list[_Part], bool]:
+        inside, found, rest = _split(self._held, (_END_TAG,), over)
+        if not found and not over and len(self._held) <= _LONGEST_CALL:
+            return [], False
+        calls = calls_in_tag(inside, self._tools) if found or over else ()
+        self._held, self._read = rest, self._between_tags if calls else self._content
+        if not found and not calls:
+            self._held, rest = "", self._held
+            return [ContentDelta(_TAG + inside + rest)], False
+        return list(calls) or [ContentDelta(_TAG + inside + found)], True
+
+    def _between_tags(self, over: bool) -> tuple[list[_Part], bool]:
+        """White space between calls, and behind the last one, is no content."""
+        self._held = self._held.lstrip()
+        self._read = self._content if self._held else self._read
+        return [], bool(self._held)
+
+    def _list(self, over: bool) -> tuple[list[_Part], bool]:
+        """All the rest: nothing follows but calls."""
+        if not over and len(self._held) <= _LONGEST_CALL:
+            return [], False
+        calls = calls_in_list(self._held, _LIST)
+        parts: list[_Part] = list(calls) or [ContentDelta(_LIST + self._held)]
+        self._held, self._read = "", self._content if not calls else self._read
+        return parts, False
+
+    def _bare(self, over: bool) -> tuple[list[_Part], bool]:
+        if not over and len(self._held) <= _LONGEST_CALL:
+            return [], False
+        calls = calls_in_bare(self._held, self._tools)
+        parts: list[_Part] = list(calls) or [ContentDelta(self._held)]
+        self._held, self._read = "", self._content
+        return parts, False
+
+
+_CHANNEL, _MESSAGE, _START, _CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+CHANNEL_MARKERS = (_CHANNEL, _MESSAGE, _START, _CONSTRAIN, *_ENDS)
+_TO_FUNCTION = "to=functions."
+
+
+class _Channels:
+    """Messages of a header and a body each: the header names a channel, and to whom it is said."""
+
+    def __init__(self, has_tools: bool) -> None:
+        self._has_tools = has_tools
+        self._held = ""
+        self._header = ""
+        self._call = ""
+        self._in_body = False
+        self._is_marked = False
+
+    def feed(self, text: str) -> list[_Part]:
+        self._held += text
+        return self._run(over=False)
+
+    def finish(self) -> list[_Part]:
+        parts = self._run(over=True)
+        if not self._is_marked:
+            return [*parts, ContentDelta(self._header)]
+        return [*parts, *self._end_message()]
+
+    def _run(self, over: bool) -> list[_Part]:
+        parts: list[_Part] = []
+        while True:
+            before, found, self._held = _split(self._held, CHANNEL_MARKERS, over)
+            parts += self._body(before) if self._in_body else self._name(before)
+            if not found:
+                return parts
+            self._is_marked = True
+            if found == _MESSAGE:
+                self._in_body = True
+            elif found in (*_ENDS, _START) or (self._in_body and found == _CHANNEL):
+                parts += self._end_message()
+            if not self._in_body:
+                self._header += " channel=" if found == _CHANNEL else " "
+
+    def _name(self, text: str) -> list[_Part]:
+        self._header += text
+        return []
+
+    def _body(self, text: str) -> list[_Part]:
+        if self._function() and self._has_tools and len(self._call) <= _LONGEST_CALL:
+            self._call += text
+            return []
+        return [ReasoningDelta(text) if "channel=analysis" in self._header else ContentDelta(text)]
+
+    def _function(self) -> str:
+        """The function that this message calls, "" where it calls none."""
+        _, found, rest = self._header.partition(_TO_FUNCTION)
+        return rest.split()[0] if found and rest.split() else ""
+
+    def _end_message(self) -> list[_Part]:
+        parts: list[_Part] = []
+        if self._call:
+            parts.append(Called(self._function(), self._call.strip() or "{}"))
+        self._header, self._call, self._in_body = "", "", False
+        return parts
+
+
+def _split(text: str, markers: Sequence[str], over: bool) -> tuple[str, str, str]:
+    """The text before the first marker, that marker, and what follows it.
+
+    Where there is none: what can be given out, "", and what may be the beginning of one, nothing of it when the answer
+    is over.
+    """
+    places = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
+    if places:
+        place, marker = min(places)
+        return text[:place], marker, text[place + len(marker) :]
+    held = 0 if over else max((_overlap(text, marker) for marker in markers), default=0)
+    return text[: len(text) - held], "", text[len(text) - held :]
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Characters at the end of `text` that `marker` begins with."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,155 @@
+"""All routes of the gateway."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from edgeshard import __version__
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.domain.site import ServedModel
+from edgeshard.gateway import document as forms
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.callers import Doors
+from edgeshard.gateway.chat import ChatRequest, Chats
+from edgeshard.gateway.completions import CompletionRequest, Completions
+from edgeshard.gateway.document import answers_of, body_of
+from edgeshard.gateway.entrance import Entrance, caller_of
+from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
+from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.ollama import ChatBody, GenerateBody, Ollama, ShowBody
+from edgeshard.gateway.responses import Responses, ResponsesRequest
+from edgeshard.gateway.runs import EVENT_STREAM, LINES
+from edgeshard.gateway.texts import DetokenizeRequest, Texts, TokenizeRequest
+
+
+def make_app(
+    backend: Backend, doors: Doors, registry: CollectorRegistry | None = None, *, local_only: bool = False
+) -> ASGIApp:
+    """The application. `local_only` refuses what pages of other sites have a browser send to this machine."""
+    metrics = HttpMetrics(registry or CollectorRegistry())
+    app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
+    app.add_exception_handler(EdgeShardError, _refused)
+    app.add_exception_handler(HTTPException, _not_a_route)
+    app.add_exception_handler(Exception, _failed)
+    _add_site(app, Site(backend, metrics))
+    _add_openai(app, backend, metrics)
+    _add_ollama(app, Ollama(backend, metrics))
+    forms.describe(app)
+    return Entrance(app, doors, metrics, local_only=local_only)
+
+
+def _add_site(app: FastAPI, site: Site) -> None:
+    app.add_api_route("/", site.here, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/health", site.health, response_model=forms.Health, openapi_extra=forms.OPEN)
+    app.add_api_route("/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    app.add_api_route("/metrics", site.metrics, include_in_schema=False)
+    app.add_api_route("/v1/models", site.models, responses=answers_of(forms.ModelList))
+    app.add_api_route("/v1/models/{model}", site.model, responses=answers_of(forms.Model))
+    refusals = {status: said for status, said in answers_of(ErrorBody).items() if status != 200}
+    app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"], responses=refusals, status_code=400)
+
+
+def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:
+    texts = Texts(backend)
+    generating: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
+        ("/v1/completions", Completions(backend, metrics).answer, CompletionRequest, forms.Completion),
+        ("/v1/chat/completions", Chats(backend, metrics).answer, ChatRequest, forms.ChatCompletion),
+        ("/v1/responses", Responses(backend, metrics).answer, ResponsesRequest, forms.ResponseObject),
+    )
+    for path, route, form, said in generating:
+        responses = answers_of(said, stream=EVENT_STREAM)
+        app.add_api_route(path, route, methods=["POST"], responses=responses, openapi_extra=body_of(form))
+    more: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
+        ("/tokenize", texts.tokenize, TokenizeRequest, forms.Tokens),
+        ("/detokenize", texts.detokenize, DetokenizeRequest, forms.Text),
+    )
+    for path, route, form, said in more:
+        app.add_api_route(path, route, methods=["POST"], responses=answers_of(said), openapi_extra=body_of(form))
+
+
+def _add_ollama(app: FastAPI, ollama: Ollama) -> None:
+    app.add_api_route("/api/version", ollama.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    app.add_api_route("/api/tags", ollama.tags, responses=answers_of(forms.OllamaModels, ollama=True))
+    for path, answer, form, said, stream in (
+        ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
+        ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
+        ("/api/generate", ollama.generate, GenerateBody, forms.OllamaAnswer, LINES),
+    ):
+        responses = answers_of(said, stream=stream, ollama=True)
+        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(form))
+
+
+class Site:
+    """What is said of the site itself."""
+
+    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._began = int(time.time())
+
+    async def here(self) -> Response:
+        """What Ollama's clients ask for first."""
+        return PlainTextResponse("EdgeShard is running")
+
+    async def health(self) -> Response:
+        return json_response({"status": "ok"})
+
+    async def version(self) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(self) -> Response:
+        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, request: Request) -> Response:
+        caller = caller_of(request)
+        listed = [self._model(served) for served in self._backend.models() if caller.may_use(served)]
+        return json_response({"object": "list", "data": listed})
+
+    async def model(self, model: str, request: Request) -> Response:
+        served = self._backend.find(model)
+        caller_of(request).check(served)
+        return json_response(self._model(served))
+
+    async def embeddings(self) -> Response:
+        raise FailedPreconditionError(
+            "embeddings are not made here: the models of this site generate text", reason="UNSUPPORTED_ENDPOINT"
+        )
+
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        return {
+            "id": served.deployment,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "edgeshard",
+            "root": served.model,
+            "max_model_len": served.max_context,
+        }
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, EdgeShardError)
+    return error_response(error, request.url.path)
+
+
+async def _failed(request: Request, _error: Exception) -> Response:
+    """The entrance logs it."""
+    return error_response(InternalError("the gateway failed at this request; its log says where"), request.url.path)
+
+
+async def _not_a_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    what = {404: f"there is no {path[:200]} here", 405: f"{request.method} is not taken here"}
+    message = what.get(error.status_code, str(error.detail))
+    code = "unknown_url" if error.status_code == 404 else None
+    body = {"error": message} if path.startswith(OLLAMA) else error_body(message, "invalid_request_error", None, code)
+    return json_response(body, error.status_code, error.headers)

@@ -1,0 +1,40 @@
+"""What the gateway needs of a site: what is served, and the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from edgeshard.domain.chat import ChatPrompt, Conversation
+from edgeshard.domain.generation import Generation, GenerationEvent
+from edgeshard.domain.site import ServedModel
+from edgeshard.gateway.words import Words
+
+
+class Backend(Protocol):
+    """A site that answers. Every method raises typed errors."""
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """What answers now."""
+        ...
+
+    def find(self, model: str) -> ServedModel:
+        """By a deployment's name, or a model's that one deployment serves. Raises NotFoundError, and what says that it
+        does not answer at the moment."""
+        ...
+
+    def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of one request; closing the generator cancels it on every box."""
+        ...
+
+    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
+        """The conversation as tokens, by the model's chat template."""
+        ...
+
+    async def tokenize(self, model: str, text: str, special: bool) -> tuple[int, ...]: ...
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str: ...
+
+    def words(self, model: str) -> Words:
+        """The vocabulary of a deployment's model."""
+        ...

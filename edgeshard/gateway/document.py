@@ -1,0 +1,189 @@
+"""What the gateway's OpenAPI document says: the forms of bodies and answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from edgeshard.gateway.chat import ChatRequest
+from edgeshard.gateway.completions import CompletionRequest
+from edgeshard.gateway.errors import ErrorBody
+from edgeshard.gateway.ollama import ChatBody, GenerateBody, ShowBody
+from edgeshard.gateway.responses import ResponsesRequest
+from edgeshard.gateway.texts import DetokenizeRequest, TokenizeRequest
+
+_REF = "#/components/schemas/{model}"
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Tokens(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Text(BaseModel):
+    prompt: str
+
+
+class OllamaError(BaseModel):
+    error: str
+
+
+class OllamaAnswer(BaseModel):
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str
+
+
+class OllamaModels(BaseModel):
+    models: list[dict[str, Any]]
+
+
+class OllamaModel(BaseModel):
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+
+
+REQUESTS: tuple[type[BaseModel], ...] = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    ChatBody,
+    GenerateBody,
+    ShowBody,
+)
+_REFUSALS = {
+    400: "What was asked for cannot be, or is not done here; `param` names the field.",
+    401: "No API key, or one that is not known.",
+    403: "The key is not for this model, or the request comes from a page of another site.",
+    404: "There is no such model.",
+    409: "Something else with this id is there.",
+    429: "Too much at once; Retry-After says when to try again.",
+    500: "The site failed.",
+    503: "The deployment does not answer at the moment.",
+    504: "It took too long.",
+}
+
+
+def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = False) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` of a route; `stream` is the media type of its stream."""
+    refusal = OllamaError if ollama else ErrorBody
+    said: dict[int | str, dict[str, Any]] = {
+        status: {"model": refusal, "description": text} for status, text in _REFUSALS.items()
+    }
+    said[200] = {"model": answer, "description": "The answer."}
+    if stream:
+        said[200]["content"] = {stream: {"schema": {}}}
+    return said
+
+
+OPEN: dict[str, Any] = {"security": []}
+"""FastAPI's `openapi_extra` of a route that asks for no key."""
+
+
+def body_of(form: type[BaseModel]) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route that reads its body itself."""
+    schema = {"$ref": _REF.format(model=form.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI) -> None:
+    """Have the application's document name the bodies and the key."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _, definitions = models_json_schema([(form, "validation") for form in REQUESTS], ref_template=_REF)
+            components = made.setdefault("components", {})
+            components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            made["security"] = [{"key": []}]
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]

@@ -1,0 +1,147 @@
+"""Errors as OpenAI's bodies, by one table off the typed errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from edgeshard.domain.errors import Code, EdgeShardError, InvalidArgumentError
+
+STATUSES: Mapping[Code, tuple[int, str]] = {
+    Code.CANCELLED: (499, "cancelled_error"),
+    Code.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
+    Code.NOT_FOUND: (404, "invalid_request_error"),
+    Code.ALREADY_EXISTS: (409, "invalid_request_error"),
+    Code.PERMISSION_DENIED: (403, "permission_error"),
+    Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    Code.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    Code.ABORTED: (409, "invalid_request_error"),
+    Code.INTERNAL: (500, "server_error"),
+    Code.UNAVAILABLE: (503, "server_error"),
+    Code.DATA_LOSS: (500, "server_error"),
+    Code.UNAUTHENTICATED: (401, "authentication_error"),
+}
+"""A typed error's HTTP status and the `type` of its body."""
+CODES = {
+    "MODEL_NOT_SERVED": "model_not_found",
+    "QUOTA": "rate_limit_exceeded",
+    "CONTEXT_EXCEEDED": "context_length_exceeded",
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+}
+"""Reasons that programs know by another `code`; the others are their own in lower case."""
+OLLAMA = "/api/"
+"""Of paths whose errors are Ollama's: a text."""
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every refusal looks like."""
+
+    error: ErrorDetail
+
+
+def status_of(error: EdgeShardError) -> int:
+    return STATUSES[error.code][0]
+
+
+def body_of(error: EdgeShardError) -> dict[str, Any]:
+    code = CODES.get(error.reason, error.reason.lower())
+    return error_body(error.message, STATUSES[error.code][1], error.field or None, code)
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: EdgeShardError, path: str = "") -> Response:
+    """The error as an answer to a request for `path`, with Retry-After where a retry may help."""
+    headers = {"x-should-retry": "true" if error.retry_after_s is not None else "false"}
+    if error.retry_after_s is not None:
+        headers |= {
+            "retry-after": str(math.ceil(error.retry_after_s)),
+            "retry-after-ms": str(math.ceil(1000 * error.retry_after_s)),
+        }
+    if error.code is Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    body = {"error": error.message} if path.startswith(OLLAMA) else body_of(error)
+    return json_response(body, status_of(error), headers)
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # What is no text (a lone surrogate) leaves as an escape, which JSON allows.
+    return Response(
+        json.dumps(body, separators=(",", ":"), allow_nan=False), status, headers, media_type="application/json"
+    )
+
+
+def renamed(error: EdgeShardError, names: Mapping[str, str]) -> EdgeShardError:
+    """The error under the name that the caller knows the field by."""
+    name = names.get(error.field)
+    if name is None or name == error.field:
+        return error
+    message = error.message.replace(error.field, name)
+    return type(error)(message, field=name, reason=error.reason, retry_after_s=error.retry_after_s)
+
+
+def refusal_of(error: ValidationError) -> InvalidArgumentError:
+    """The first thing that is wrong with a body, by the field's name; never what the field says, which is private."""
+    found = error.errors(include_url=False, include_context=True, include_input=False)
+    # A union reports each of its kinds; what lies deepest was meant.
+    first = max(found, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in found}) == 1 else found[0]
+    name = _name(first["loc"])
+    match first["type"]:
+        case "extra_forbidden":
+            return InvalidArgumentError(
+                f"{name} is not supported here: leave it out", field=name, reason="UNSUPPORTED_PARAMETER"
+            )
+        case "missing":
+            return InvalidArgumentError(f"{name} is required", field=name, reason="MISSING_REQUIRED_PARAMETER")
+        case "json_invalid":
+            return InvalidArgumentError("the body is not JSON", reason="INVALID_JSON")
+    return InvalidArgumentError(
+        f"{name or 'the body'}: {_lowered(first['msg'])}", field=name, reason=_reason(first.get("ctx"))
+    )
+
+
+def _reason(context: Mapping[str, Any] | None) -> str:
+    given = (context or {}).get("error")
+    return given.reason if isinstance(given, Refused) else "INVALID_VALUE"
+
+
+class Refused(ValueError):
+    """Raised by a field's check: what the caller asks for is known, and not done here."""
+
+    def __init__(self, message: str, reason: str = "UNSUPPORTED_VALUE") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def _lowered(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+_KINDS = frozenset({"str", "int", "float", "bool", "none"})
+
+
+def _name(loc: tuple[int | str, ...]) -> str:
+    """`messages[0].content` of ('messages', 0, 'content'), without what pydantic says of a union's kinds."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif "[" not in part and "(" not in part and not part[:1].isupper() and part not in _KINDS:
+            name += f".{part}" if name else part
+    return name

@@ -1,0 +1,199 @@
+"""Masks lead to what a guide says, go on anywhere from the answer's tokens, and no guide harms another request."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from edgeshard_agent.guides.guides import Banned, Guided, GuideError, Guides
+from edgeshard_agent.guides.messages import Setup
+from edgeshard_agent.model.sampling import Sampler
+from tokenizers import Tokenizer
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind, Sampling
+
+TOKENIZER_FILE = Path(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
+VOCAB, EOS = 4096, 2
+SETUP = Setup(str(TOKENIZER_FILE), VOCAB, (EOS,))
+TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
+PATTERN = r"(yes|no), [a-z]{3,12}!?"
+REGEX = Guide(GuideKind.REGEX, PATTERN)
+SCHEMA = Guide(
+    GuideKind.JSON_SCHEMA,
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["fox", "king"]}},
+            "required": ["age", "kind"],
+            "additionalProperties": False,
+        }
+    ),
+)
+EXPONENTIAL = Guide(
+    GuideKind.JSON_SCHEMA,
+    json.dumps({"allOf": [{"type": "string", "pattern": f".*{number}.*"} for number in range(24)]}),
+)
+"""The library would take hours for it."""
+
+
+@pytest.fixture(scope="module")
+def guides() -> Iterator[Guides]:
+    """As the last stage has them."""
+    guides = Guides(SETUP)
+    yield guides
+    guides.close()
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[Guides]:
+    """As the head has them."""
+    guides = Guides()
+    yield guides
+    guides.close()
+
+
+def allowed(banned: Banned) -> list[int]:
+    assert banned.shape == (VOCAB,)
+    return [int(token) for token in np.flatnonzero(~banned)]
+
+
+def walk(guided: Guided, chance: random.Random, most: int = 200) -> list[int]:
+    """Any answer that the guide allows, its end included where it ends."""
+    answer: list[int] = []
+    while len(answer) < most and EOS not in answer:
+        answer.append(chance.choice(allowed(guided.banned())))
+        guided.advance(answer[-1])
+    return answer
+
+
+def test_whatever_is_drawn_matches_and_ends_only_where_it_may(guides: Guides) -> None:
+    chance = random.Random(5)
+    for _ in range(20):
+        answer = walk(guides.open(REGEX), chance)
+        assert answer[-1] == EOS and re.fullmatch(PATTERN, TOKENIZER.decode(answer[:-1]))
+        answer = walk(guides.open(SCHEMA), chance)
+        value = json.loads(TOKENIZER.decode(answer[:-1]))
+        assert 0 <= value["age"] <= 99 and value["kind"] in ("fox", "king") and len(value) == 2
+
+
+@pytest.mark.parametrize(
+    "guide", [REGEX, SCHEMA, Guide(GuideKind.JSON_OBJECT), Guide(GuideKind.GRAMMAR, 'start: ("a" "b")+')]
+)
+def test_a_request_goes_on_from_its_tokens_anywhere(guides: Guides, guide: Guide) -> None:
+    guided, chance = guides.open(guide), random.Random(7)
+    answer: list[int] = []
+    for _ in range(12):
+        banned = guided.banned()
+        assert np.array_equal(guides.open(guide, answer).banned(), banned)
+        choice = chance.choice(allowed(banned))
+        if choice == EOS:
+            break
+        answer.append(choice)
+        guided.advance(choice)
+
+
+@pytest.mark.parametrize(
+    ("guide", "why"),
+    [
+        (Guide(GuideKind.REGEX, "(("), "unclosed group"),
+        (Guide(GuideKind.GRAMMAR, "start: foo"), 'unknown name: "foo"'),
+        (Guide(GuideKind.JSON_SCHEMA, "{"), "it is not JSON"),
+        (Guide(GuideKind.JSON_SCHEMA, "[" * 60_000), "it is not JSON"),
+        (Guide(GuideKind.JSON_SCHEMA, '{}], "x": [{}'), "it is not JSON"),
+        (Guide(GuideKind.JSON_SCHEMA, '{"type": "strin"}'), "Invalid type: strin"),
+        (Guide(GuideKind.JSON_SCHEMA, '{"not": {"type": "string"}}'), "not"),
+        (Guide(GuideKind.JSON_SCHEMA, '{"$ref": "#"}'), "no text satisfies it"),
+        (Guide(GuideKind.JSON_SCHEMA, '{"$ref": "https://example.com/x.json"}'), "example.com"),
+        (EXPONENTIAL, "too much time or memory"),
+    ],
+)
+def test_a_guide_that_cannot_be_is_refused_with_the_reason(checks: Guides, guide: Guide, why: str) -> None:
+    guide.validate()
+    with pytest.raises(InvalidArgumentError, match=re.escape(why)) as refused:
+        checks.check(guide).result()
+    assert refused.value.field == "guide" and refused.value.reason == "GUIDE_INVALID"
+    checks.check(REGEX).result()
+
+
+def test_a_text_of_the_largest_size_that_recurses_does_no_harm(checks: Guides) -> None:
+    """On a thread with an ordinary stack the process would crash."""
+    text, number = "start: r0\n", 0
+    while len(line := f"r{number:x}:r{number + 1:x}\n") + len(text) < GUIDE_LIMIT_BYTES - 20:
+        text += line
+        number += 1
+    guide = Guide(GuideKind.GRAMMAR, f'{text}r{number:x}:"x"\n')
+    guide.validate()
+    checks.check(guide).result()
+
+
+def test_a_guide_that_takes_too_much_ends_and_the_others_go_on(guides: Guides) -> None:
+    """Also where somebody who wants memory killed their process."""
+    guided = guides.open(REGEX)
+    guided.advance(allowed(guided.banned())[0])
+    before = guided.banned()
+    with pytest.raises(GuideError, match="too much time or memory"):
+        guides.open(EXPONENTIAL).banned()
+    assert np.array_equal(guides.open(REGEX, guided.answer).banned(), before)
+    guided.advance(allowed(before)[0])
+    after = allowed(guided.banned())
+    (process,) = [
+        child for child in psutil.Process().children() if "edgeshard_agent.guides.process" in child.cmdline()
+    ][-1:]
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    guided.advance(after[0])
+    assert allowed(guided.banned()) == allowed(guides.open(REGEX, guided.answer).banned())
+
+
+def test_a_tokenizer_that_cannot_be_used_is_an_answer() -> None:
+    for tokenizer in ("nowhere", __file__):
+        guides = Guides(Setup(tokenizer, VOCAB, (EOS,)))
+        with pytest.raises(GuideError, match=r"tokenizer\.json cannot be read"):
+            guides.open(REGEX).banned()
+        guides.close()
+
+
+def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
+    logits = 3 * torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    samplings = [Sampling(temperature=0.9, seed=3), Sampling(temperature=0.9, seed=3, top_logprobs=20), Sampling()]
+    wanted = [(0, 7), (1, 7), (2, 7)]
+
+    def run(guided: dict[int, Guide]) -> tuple[object, ...]:
+        sampler = Sampler(VOCAB, guides)
+        for request, sampling in enumerate(samplings):
+            sampler.open(request, sampling, ())
+        for request, guide in guided.items():
+            sampler.open_guide(request, guide, ())
+        rows, places, failures = sampler.guided(logits.clone(), wanted)
+        tokens = {token.request: token for token in sampler.sample(rows, places)}
+        return tokens, {failure.request for failure in failures}
+
+    plain, none = run({})
+    assert isinstance(plain, dict) and none == set()
+    guided, none = run({1: Guide(GuideKind.REGEX, "a|the")})
+    assert isinstance(guided, dict) and none == set()
+    assert (guided[0], guided[2]) == (plain[0], plain[2])
+    text = TOKENIZER.decode([guided[1].token])
+    assert text and ("a".startswith(text) or "the".startswith(text))
+    assert 1 <= len(guided[1].top) < 20 and guided[1].token in [entry.token for entry in guided[1].top]
+    assert sum(np.exp(entry.logprob) for entry in guided[1].top) == pytest.approx(1)
+    failed, who = run({1: Guide(GuideKind.JSON_SCHEMA, '{"$ref": "#"}')})
+    assert who == {1} and failed == {0: plain[0], 2: plain[2]}
+
+
+def test_a_model_without_a_tokenizer_has_no_guides() -> None:
+    sampler = Sampler(8)
+    sampler.open(1, Sampling(), ())
+    sampler.open_guide(1, REGEX, ())
+    _, wanted, failures = sampler.guided(torch.zeros(1, 8), [(1, 3)])
+    assert wanted == [] and "tokenizer.json" in failures[0].message

@@ -1,0 +1,126 @@
+"""What a model's small files say of talking with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeshard.chat.model import ChatModel
+from edgeshard.domain.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+
+TOKENIZER = (Path(__file__).parents[2] / "edgeshard" / "demo_model" / "tokenizer.json").read_bytes()
+HELLO = Conversation(json.dumps([{"role": "developer", "content": "Hello"}]))
+TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
+
+
+def model_with(
+    settings: dict[str, Any] | None = None, template: str = "", special: tuple[str, ...] = (), **more: Any
+) -> ChatModel:
+    tokenizer = json.loads(TOKENIZER)
+    for number, text in enumerate(special):
+        token = {"id": 4096 + number, "content": text, "special": True}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokenizer["added_tokens"].append(token | flags)
+    files = {"tokenizer.json": json.dumps(tokenizer).encode()}
+    if settings is not None:
+        files["tokenizer_config.json"] = json.dumps(settings).encode()
+    if template:
+        files["chat_template.jinja"] = template.encode()
+    if more:
+        files["generation_config.json"] = json.dumps(more).encode()
+    return ChatModel.from_files(files)
+
+
+def rendered(model: ChatModel, conversation: Conversation = HELLO) -> str:
+    return model.render(conversation)[0]
+
+
+def test_the_file_of_its_own_counts_then_the_settings_of_the_tokenizer() -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].function.name }}"}]
+    assert rendered(model_with({"chat_template": "inside"})) == "inside"
+    assert rendered(model_with({"chat_template": "inside"}, "beside")) == "beside"
+    both = model_with({"chat_template": named})
+    assert rendered(both) == "plain"
+    assert rendered(both, Conversation(HELLO.messages, TOOLS)) == "find"
+
+
+def test_special_tokens_are_named_and_become_their_ids() -> None:
+    settings = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "add_bos_token": True}
+    model = model_with(settings, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    tokens = model.prompt(HELLO).tokens
+    assert (tokens[0], tokens[-1]) == (1, 2) and model.detokenize(tokens) == "<s>Hello</s>"
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    assert rendered(model_with({}, "{{ messages[0].role }}")) == "system"
+    assert rendered(model_with({}, "{{ messages[0].role }}{# developer #}")) == "developer"
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "expected"),
+    [
+        ("x", (), AnswerFormat()),
+        ("{{ tools }}", (), AnswerFormat(ToolFormat.BARE)),
+        ("{{ tools }}<tool_call>", (), AnswerFormat(ToolFormat.TAGGED)),
+        ("{{ tools }}<tool_call>", ("<tool_call>",),
+         AnswerFormat(ToolFormat.TAGGED, markers=(Marker(4096, "<tool_call>"),))),
+        ("{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS]", "[ARGS]"),
+         AnswerFormat(ToolFormat.LISTED, markers=(Marker(4096, "[TOOL_CALLS]"), Marker(4097, "[ARGS]")))),
+        ("{{ tools }}<|start|>assistant{# <|channel|> #}", ("<|channel|>", "<|call|>"),
+         AnswerFormat(ToolFormat.CHANNELS, markers=(Marker(4096, "<|channel|>"), Marker(4097, "<|call|>")))),
+        ("{{ messages[0].content.split('</think>')[-1] }}", (), AnswerFormat(reasoning_begin="<think>",
+         reasoning_end="</think>")),
+        ("{# </think> #}<think>\n", (), AnswerFormat(ToolFormat.NONE, "<think>", "</think>", in_reasoning=True)),
+        ("<think>\n\n</think>\n\n", (), AnswerFormat(ToolFormat.NONE, "<think>", "</think>")),
+        ("[THINK]{# [/THINK] #}", ("[THINK]", "[/THINK]"),
+         AnswerFormat(ToolFormat.NONE, "[THINK]", "[/THINK]", True, (Marker(4096, "[THINK]"),
+         Marker(4097, "[/THINK]")))),
+    ],
+)  # fmt: skip
+def test_the_template_says_how_answers_are_to_be_read(
+    template: str, special: tuple[str, ...], expected: AnswerFormat
+) -> None:
+    assert model_with({}, template, special).render(HELLO)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"eos_token_id": 2}, {}),
+        ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
+        ({"do_sample": True}, {"temperature": 1.0}),
+        ({"do_sample": True, "temperature": None, "repetition_penalty": 1.1},
+         {"temperature": 1.0, "repetition_penalty": 1.1}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+    ],
+)  # fmt: skip
+def test_defaults_are_those_of_the_generation_config(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert model_with(**values).defaults == GenerationDefaults(**expected)
+    assert model_with(**values).defaults.given() == expected
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": "hot"}, {"top_p": 7}, {"top_k": -1}, {"top_k": 1.5}, {"top_p": True}]
+)
+def test_defaults_that_no_request_may_have_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(values))):
+        model_with(**values)
+
+
+def test_what_is_missing_is_said_with_what_to_do() -> None:
+    with pytest.raises(FailedPreconditionError, match=r"put a chat_template\.jinja into its directory") as caught:
+        model_with().prompt(HELLO)
+    assert caught.value.reason == "NO_CHAT_TEMPLATE"
+    with pytest.raises(FailedPreconditionError) as caught:
+        ChatModel.from_files({})
+    assert caught.value.reason == "NO_TOKENIZER"
+    with pytest.raises(InvalidArgumentError) as refused:
+        model_with({}, "x").prompt(Conversation(HELLO.messages, TOOLS))
+    assert (refused.value.field, refused.value.reason) == ("tools", "NO_TOOLS")
+    for settings in ({"chat_template": 7}, {"chat_template": [{"name": "x"}]}):
+        with pytest.raises(InvalidArgumentError, match="chat_template"):
+            model_with(settings)

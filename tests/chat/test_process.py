@@ -1,0 +1,114 @@
+"""Templates of strangers end in time, and whoever asks next is served."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.chat.process import ChatProcess, ModelFiles
+from edgeshard.domain.chat import Conversation
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
+from edgeshard.domain.ids import Digest
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
+HELLO = Conversation(json.dumps([{"role": "user", "content": "Once upon a time"}]))
+GOOD = "{{ messages[0].content }}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}" + (
+    "{% endfor %}{% endfor %}"
+)
+REASONS = {"TEMPLATE_EXHAUSTED", "BAD_TEMPLATE", "PROMPT_TOO_LONG"}
+HOSTILE = {
+    "a long range": "{% for i in range(10**9) %}x{% endfor %}",
+    "nested loops": ENDLESS,
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
+    "a macro without an end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a long string": "{{ 'x' * 10**11 }}",
+    "a string doubled": (
+        "{% set n = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+    ),
+    "a constant power, which Jinja computes while it compiles": "{{ 7 ** (7 ** 10) }}",
+    "a power": "{% set n = messages | length + 6 %}{{ n ** (n ** 10) }}",
+    "padding": "{{ '%99999999999d' % 1 }}",
+    "a filter's padding": "{{ 'x' | center(10**11) }}",
+    "a list": "{{ [0] * 10**11 }}",
+    "much text": "{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
+    "replacing": "{{ ('x' * 99999).replace('x', 'x' * 99999).replace('x', 'x' * 99999) }}",
+}
+
+
+def files_of(folder: Path, template: str) -> ModelFiles:
+    digest = hashlib.sha256(template.encode()).hexdigest()
+    path = folder / digest
+    path.write_text(template, encoding="utf-8")
+    return ModelFiles(Digest(digest), {"tokenizer.json": DEMO / "tokenizer.json", "chat_template.jinja": path})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chats() -> AsyncIterator[ChatProcess]:
+    process = ChatProcess()
+    yield process
+    await process.close()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_a_hostile_template_ends_and_the_next_one_is_served(
+    chats: ChatProcess, tmp_path: Path, what: str
+) -> None:
+    await chats.tokenize(files_of(tmp_path, GOOD), "x")  # so that the process is there
+    before = os.times()
+    with pytest.raises(EdgeShardError) as caught:
+        await chats.prompt(files_of(tmp_path, HOSTILE[what]), HELLO)
+    used = os.times()
+    assert caught.value.reason in REASONS
+    assert used.children_user + used.children_system - before.children_user - before.children_system < 2.0
+    prompt = await chats.prompt(files_of(tmp_path, GOOD), HELLO)
+    assert await chats.detokenize(files_of(tmp_path, GOOD), prompt.tokens) == "Once upon a time"
+
+
+async def test_nobody_stands_still_while_a_template_runs(chats: ChatProcess, tmp_path: Path) -> None:
+    endless = asyncio.create_task(chats.prompt(files_of(tmp_path, ENDLESS), HELLO))
+    turns = 0
+    while not endless.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 100 and isinstance(endless.exception(), EdgeShardError)
+
+
+async def test_who_leaves_before_the_answer_leaves_it_to_nobody(chats: ChatProcess, tmp_path: Path) -> None:
+    files = files_of(tmp_path, GOOD)
+    left = asyncio.create_task(chats.tokenize(files, "one"))
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await chats.detokenize(files, await chats.tokenize(files, "two")) == "two"
+
+
+async def test_ids_that_the_model_has_not_are_refused(chats: ChatProcess, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        await chats.detokenize(files_of(tmp_path, GOOD), [4096])
+    assert caught.value.field == "tokens"
+
+
+async def test_closing_ends_the_process_and_what_waits_for_it(tmp_path: Path) -> None:
+    chats = ChatProcess()
+    endless = asyncio.create_task(chats.prompt(files_of(tmp_path, ENDLESS), HELLO))
+    deadline = time.monotonic() + 30
+    while chats.pid is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    pid = chats.pid
+    await chats.close()
+    with pytest.raises(UnavailableError):
+        await endless
+    assert not Path(f"/proc/{pid}").exists()

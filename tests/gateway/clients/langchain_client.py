@@ -1,0 +1,42 @@
+"""langchain-openai against a gateway: URL and KEY are the arguments."""
+
+# mypy: ignore-errors
+
+import sys
+from typing import Literal
+
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict
+
+URL, KEY = sys.argv[1:]
+SHARED = {"base_url": f"{URL}/v1", "api_key": KEY, "max_retries": 0}
+
+
+class Lamp(BaseModel):
+    """A lamp to set."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    color: Literal["red", "green"]
+    on: bool
+
+
+model = ChatOpenAI(model="tales", temperature=0, max_tokens=12, **SHARED)
+whole = model.invoke("Tell me of a king")
+assert whole.content and whole.usage_metadata["output_tokens"] == 12
+assert "".join(chunk.content for chunk in model.stream("Tell me of a king")) == whole.content
+handy = ChatOpenAI(model="handy", max_tokens=60, **SHARED)
+made = handy.bind_tools([Lamp], tool_choice="any").invoke("x")
+(call,) = made.tool_calls
+assert call["name"] == "Lamp" and Lamp(**call["args"])
+back = [HumanMessage("x"), made, ToolMessage("done", tool_call_id=call["id"])]
+assert handy.bind_tools([Lamp]).invoke(back).response_metadata["finish_reason"] in ("stop", "length")
+formed = ChatOpenAI(model="tales", max_tokens=60, **SHARED).with_structured_output(Lamp, method="json_schema")
+assert isinstance(formed.invoke("x"), Lamp)
+called = handy.with_structured_output(Lamp, method="function_calling")
+assert isinstance(called.invoke("x"), Lamp)
+responses = ChatOpenAI(model="tales", max_tokens=12, temperature=0, use_responses_api=True, **SHARED)
+assert responses.invoke("Tell me of a king").text == whole.content
+assert OpenAI(model="tales", max_tokens=4, **SHARED).invoke("Once upon a time")
+sys.stdout.write("ok\n")

@@ -1,0 +1,63 @@
+"""Ollama's own library against a gateway: URL and KEY are the arguments."""
+
+# mypy: ignore-errors
+
+import asyncio
+import json
+import sys
+
+import ollama
+
+URL, KEY = sys.argv[1:]
+CHAT = [{"role": "user", "content": "Tell me of a king"}]
+OPTIONS = {"temperature": 0, "num_predict": 12}
+SHOWN = {"Authorization": f"Bearer {KEY}"}
+client = ollama.Client(host=URL, headers=SHOWN)
+
+assert "tales" in [model.model for model in client.list().models]
+assert client.show("tales").capabilities
+whole = client.chat(model="tales:latest", messages=CHAT, options=OPTIONS)
+assert whole.message.content and whole.done_reason == "length" and whole.eval_count == 12
+parts = list(client.chat(model="tales", messages=CHAT, options=OPTIONS, stream=True))
+assert "".join(part.message.content for part in parts) == whole.message.content and parts[-1].done
+generated = client.generate(model="tales", prompt=CHAT[0]["content"], options=OPTIONS)
+assert generated.response == whole.message.content
+assert client.generate(model="tales", prompt="Once upon a time", raw=True, options=OPTIONS).response
+assert client.generate(model="tales").done_reason == "load"
+schema = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+formed = client.chat(model="tales", messages=CHAT, format=schema, options={"num_predict": 60})
+assert json.loads(formed.message.content).keys() == {"on"}
+
+
+def set_lamp(on: bool) -> str:
+    """Set the lamp.
+
+    Args:
+        on: whether it shines
+    """
+    return "done"
+
+
+call = {"function": {"name": "set_lamp", "arguments": {"on": True}}}
+told = [*CHAT, {"role": "assistant", "content": "", "tool_calls": [call]}]
+told.append({"role": "tool", "content": "done", "tool_name": "set_lamp"})
+assert client.chat(model="handy", messages=told, tools=[set_lamp], options=OPTIONS).done
+try:
+    client.chat(model="none", messages=CHAT)
+except ollama.ResponseError as error:
+    assert error.status_code == 404 and "none" in error.error
+
+
+async def at_once():
+    several = ollama.AsyncClient(host=URL, headers=SHOWN)
+    calls = [several.chat(model="tales", messages=CHAT, options=OPTIONS) for _ in range(4)]
+    assert {answer.message.content for answer in await asyncio.gather(*calls)} == {whole.message.content}
+
+
+asyncio.run(at_once())
+sys.stdout.write("ok\n")

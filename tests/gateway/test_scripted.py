@@ -1,0 +1,308 @@
+"""The gateway in this process, before a backend that says what a test wants: what no small model says by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from bench.gateway import SERVED, Clockwork
+from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.errors import (
+    Code,
+    DeniedError,
+    InvalidArgumentError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.placement import Placement
+from edgeshard.gateway import answers
+from edgeshard.gateway.app import make_app
+from edgeshard.gateway.callers import Caller
+from edgeshard.gateway.entrance import OPEN
+from edgeshard.gateway.errors import STATUSES
+from edgeshard.gateway.listen import HttpListen
+from edgeshard.gateway.responses import messages_of
+from edgeshard.gateway.server import GatewayServer
+from edgeshard.identity.authority import Authority, now
+from edgeshard.rpc.tls_files import issue_files
+from tests.gateway.test_clients import CLIENTS, needs_clients, run
+from tests.support.http import Http
+
+KEY = "secret"
+CHAT = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+ASKED: dict[str, Any] = {"model": "m", "messages": CHAT}
+
+
+class Keyed:
+    """One key opens."""
+
+    def enter(self, key: str | None, what: str, address: str) -> Caller:
+        if key != KEY:
+            raise UnauthenticatedError("no", reason="INVALID_API_KEY")
+        return Caller("key/me")
+
+
+class Said(Clockwork):
+    """Says `texts`, and then ends, or fails with `error`; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(0.001, 4)
+        self.texts: list[str] = []
+        self.error: Exception | None = None
+        self.format = AnswerFormat()
+        self.defaults = GenerationDefaults()
+        self.asked: list[Generation] = []
+        self.conversations: list[Conversation] = []
+        self.running = 0
+        self.idle = asyncio.Event()
+
+    async def generate(
+        self, model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.asked.append(generation)
+        self.running += 1
+        self.idle.clear()
+        try:
+            yield Started(RequestId("r"), SERVED.deployment, (1, 2, 3), Placement((), 16, 1, 1, 1))
+            for position, text in enumerate(self.texts):
+                yield Token(3 + position, 100 + position, text)
+                await asyncio.sleep(0)
+            if self.error is not None:
+                raise self.error
+            yield Finished(FinishReason.STOP, "", 3, len(self.texts))
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.idle.set()
+
+    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
+        self.conversations.append(conversation)
+        return ChatPrompt((1, 2, 3), self.format, self.defaults, 50)
+
+
+@pytest_asyncio.fixture
+async def said() -> Said:
+    return Said()
+
+
+@pytest_asyncio.fixture
+async def http(said: Said) -> AsyncIterator[Http]:
+    server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0"))
+    await server.start()
+    yield Http(server.url, KEY)
+    await server.stop()
+
+
+async def until_nothing_runs(said: Said) -> None:
+    async with asyncio.timeout(30):
+        await said.idle.wait()
+
+
+async def test_calls_and_reasoning_come_apart(said: Said, http: Http) -> None:
+    said.format = AnswerFormat(ToolFormat.TAGGED, "<think>", "</think>", False, (Marker(100, "<think>"),))
+    said.texts = [
+        "",
+        "I mu",
+        "se</th",
+        "ink>",
+        "Well. <tool",
+        '_call>{"name": "find", "arg',
+        'uments": {"a": 1}}</tool_call>',
+    ]
+    (whole,) = (await http.post("/v1/chat/completions", {**ASKED, "tools": [TOOL]})).json["choices"]
+    message = whole["message"]
+    assert (message["content"].strip(), message["reasoning_content"]) == ("Well.", "I muse")
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "find" and json.loads(call["function"]["arguments"]) == {"a": 1}
+    assert whole["finish_reason"] == "tool_calls"
+    events = await http.events("/v1/chat/completions", {**ASKED, "tools": [TOOL], "stream": True})
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I muse"
+    assert "".join(delta.get("content") or "" for delta in deltas).strip() == "Well."
+    assert [d["tool_calls"][0]["function"]["name"] for d in deltas if "tool_calls" in d] == ["find"]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    asked = {"model": "m", "input": "x", "tools": [{"type": "function", **TOOL["function"]}]}  # type: ignore[dict-item]
+    output = (await http.post("/v1/responses", asked)).json["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+    streamed = (await http.post("/v1/responses", {**asked, "stream": True})).body.decode()
+    last = json.loads(streamed.strip().rsplit("data: ", 1)[1])
+    assert last["type"] == "response.completed"
+    assert [item["type"] for item in last["response"]["output"]] == ["reasoning", "message", "function_call"]
+    talk = (await http.post("/api/chat", {**ASKED, "tools": [TOOL], "stream": False})).json["message"]
+    assert talk["thinking"] == "I muse" and talk["tool_calls"][0]["function"] == {"name": "find", "arguments": {"a": 1}}
+
+
+async def test_one_call_is_enough_where_calls_must_not_be_parallel(said: Said, http: Http) -> None:
+    said.format = AnswerFormat(ToolFormat.TAGGED)
+    said.texts = ['<tool_call>{"name": "find", "arguments": {}}</tool_call>'] * 2
+    for parallel, calls in ((None, 2), (True, 2), (False, 1)):
+        asked = {**ASKED, "tools": [TOOL], "parallel_tool_calls": parallel}
+        (choice,) = (await http.post("/v1/chat/completions", asked)).json["choices"]
+        assert len(choice["message"]["tool_calls"]) == calls
+
+
+async def test_what_is_not_given_is_the_models_recommendation(said: Said, http: Http) -> None:
+    said.defaults = GenerationDefaults(temperature=0.6, top_p=0.95)
+    await http.post("/v1/chat/completions", {**ASKED, "top_p": 0.5, "seed": -1})
+    sampling = said.asked[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.5, 2**64 - 1)
+    assert said.asked[0].max_new_tokens == 50
+    await http.post("/v1/chat/completions", {**ASKED, "reasoning_effort": "low", "chat_template_kwargs": {"a": 1}})
+    assert json.loads(said.conversations[-1].variables) == {"a": 1, "reasoning_effort": "low"}
+
+
+async def test_tools_that_must_not_be_called_are_not_mentioned(said: Said, http: Http) -> None:
+    await http.post("/v1/chat/completions", {**ASKED, "tools": [TOOL], "tool_choice": "none"})
+    assert said.conversations[-1].tools == ""
+
+
+async def test_an_error_in_the_midst_of_a_stream_is_said_in_it(said: Said, http: Http) -> None:
+    said.texts, said.error = ["a", "b"], UnavailableError("it broke", reason="NOT_RECOVERED")
+    events = await http.events("/v1/chat/completions", {**ASKED, "stream": True})
+    assert events[-1]["error"]["code"] == "not_recovered"
+    whole = await http.post("/v1/chat/completions", ASKED)
+    assert (whole.status, whole.error["message"]) == (503, "it broke")
+    lines = (await http.post("/api/chat", ASKED)).body.decode().splitlines()
+    assert json.loads(lines[-1]) == {"error": "it broke"}
+    response = (await http.post("/v1/responses", {"model": "m", "input": "x", "stream": True})).body.decode()
+    assert json.loads(response.strip().rsplit("data: ", 1)[1])["response"]["status"] == "failed"
+    said.error = ZeroDivisionError("Rumpelstiltskin")
+    bug = await http.post("/v1/chat/completions", ASKED)
+    assert bug.status == 500 and "Rumpelstiltskin" not in bug.body.decode()
+
+
+async def test_a_request_that_ends_leaves_nothing_running(said: Said, http: Http) -> None:
+    said.texts = ["a"] * 100_000
+    many = {**ASKED, "n": 4, "stream": True}
+    async with http.opened("POST", "/v1/chat/completions", many) as stream:
+        assert stream.status == 200 and said.running == 4
+    await until_nothing_runs(said)
+
+
+async def test_a_client_that_takes_nothing_is_given_up(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "STALLED_S", 0.2)
+    said.texts = ["word " * 200] * 100_000
+    async with http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}):
+        await until_nothing_runs(said)
+
+
+async def test_slow_readers_hold_up_nobody(said: Said, http: Http) -> None:
+    said.texts = ["word " * 20] * 50_000
+    streams = [http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}) for _ in range(40)]
+    for stream in streams:
+        await stream.__aenter__()
+    said.texts = ["word"] * 20
+    for _ in range(5):
+        assert (await http.post("/v1/chat/completions", ASKED)).status == 200
+    assert said.running == 40, "they wait for their readers"
+    for stream in streams:
+        await stream.__aexit__(None, None, None)
+
+
+async def test_every_route_but_the_named_ones_asks_for_a_key(said: Said, http: Http) -> None:
+    document = (await http.get("/openapi.json")).json
+    routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    routes |= {("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/"), ("HEAD", "/"), ("GET", "/docs")}
+    for method, path in routes - OPEN:
+        answer = await Http(http.url).send(method, path.replace("{model}", "m"), {} if method == "POST" else None)
+        assert answer.status == 401, (method, path)
+    unlocked = {
+        (m.upper(), p) for p, ms in document["paths"].items() for m, op in ms.items() if op.get("security") == []
+    }
+    assert unlocked == OPEN - {("GET", "/"), ("HEAD", "/")}
+
+
+def test_every_typed_error_has_a_status() -> None:
+    assert STATUSES.keys() == set(Code)
+    assert all(400 <= status < 600 for status, _ in STATUSES.values())
+
+
+def test_items_of_an_input_become_messages() -> None:
+    items: Sequence[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "done"},
+    ]
+    user, calls, result = messages_of(items)
+    assert user == {"role": "user", "content": "ab"}
+    assert [call["function"]["name"] for call in calls["tool_calls"]] == ["f", "g"]
+    assert calls["reasoning_content"] == "hm"
+    assert result == {"role": "tool", "tool_call_id": "1", "content": "done"}
+    with pytest.raises(InvalidArgumentError, match=r"input\[0\]\.type"):
+        messages_of([{"type": "computer_call"}])
+
+
+async def test_plain_http_is_for_loopback_alone(said: Said, tmp_path: Path) -> None:
+    with pytest.raises(DeniedError, match="http-tls-cert"):
+        HttpListen("0.0.0.0:0").check()
+    files = issue_files(Authority.create("here", now()), _principal(), tmp_path / "pki")
+    server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0", files.cert, files.key))
+    await server.start()
+    try:
+        assert server.url.startswith("https://")
+        said_by_curl = await run("curl", "-sk", f"{server.url}/health")
+        assert json.loads(said_by_curl) == {"status": "ok"}
+        checked = await run("curl", "-s", "--cacert", files.ca, "--resolve", _name(server.url), _by_name(server.url))
+        assert json.loads(checked) == {"status": "ok"}
+    finally:
+        await server.stop()
+    files.key.chmod(0o644)
+    with pytest.raises(DeniedError, match="chmod 600"):
+        HttpListen("127.0.0.1:0", files.cert, files.key).check()
+    with pytest.raises(InvalidArgumentError, match="http-tls-key"):
+        HttpListen("127.0.0.1:0", files.cert).check()
+
+
+def _principal() -> Any:
+    from edgeshard.domain.identity import coordinator_of
+
+    return coordinator_of("here")
+
+
+def _name(url: str) -> str:
+    return f"coordinator.coordinator.here:{url.rpartition(':')[2]}:127.0.0.1"
+
+
+def _by_name(url: str) -> str:
+    return f"https://coordinator.coordinator.here:{url.rpartition(':')[2]}/health"
+
+
+async def test_an_address_that_is_taken_is_named(said: Said) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=address):
+            await GatewayServer(make_app(said, Keyed()), HttpListen(address)).start()
+
+
+@needs_clients
+async def test_answers_are_what_the_document_says(said: Said, http: Http) -> None:
+    said.texts = ["word"] * 3
+    checks = (
+        "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
+        "response_schema_conformance", "negative_data_rejection", "unsupported_method",
+    )  # fmt: skip
+    await run(
+        CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
+        "--phases", "coverage,fuzzing", "--max-examples", "3", "--checks", ",".join(checks), "--seed", "1",
+        "--generation-database", "none", "--request-timeout", "30",
+    )  # fmt: skip
+
+
+async def test_an_abandoned_generator_is_closed(said: Said) -> None:
+    said.texts = ["a"] * 10
+    async with aclosing(answers.answers([lambda: said.generate("m", Generation("x"), "")] * 3, 2)) as events:
+        await anext(events)
+    assert said.running == 0
