@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,13 +37,30 @@ def add(
             help="What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
         ),
     ] = "int8",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say whether it fits, where and how fast, from its config alone.")
+    ] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --dry-run: boxes and links as TOML, not the site's own.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NODE", help="With --dry-run: box of the first layer; by default the largest.")
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Register a model: read it, hash every tensor and send what the store lacks.
 
     An interrupted download or upload goes on where it stopped. What is lost where weights are rounded is said.
     """
-    run(_add(connect_of(context), model, name, chosen_width(width), output))
+    chosen = chosen_width(width)
+    if dry_run:
+        from edgeshard.cli import model_plan
+
+        model_plan.dry_run(connect_of(context), model, chosen, cluster, source, output)
+    elif cluster is not None or source is not None:
+        raise InvalidArgumentError("--cluster and --source go with --dry-run", field="dry_run")
+    else:
+        run(_add(connect_of(context), model, name, chosen, output))
 
 
 def chosen_width(text: str) -> Width:

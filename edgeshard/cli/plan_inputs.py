@@ -67,7 +67,12 @@ def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, .
 
     Raises InvalidArgumentError naming what is wrong.
     """
-    cluster, model = read_cluster(path), read_model(asked.model)
+    return planned_offline(path, read_model(asked.model), asked)
+
+
+def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """The same for a model that has been read."""
+    cluster = read_cluster(path)
     if asked.source is not None:
         cluster.index(asked.source, "source")
         cloud = None if cluster.cloud == asked.source else cluster.cloud

@@ -38,6 +38,7 @@ from edgeshard.storage.checkpoint import (
     draft_manifest,
     read_chunks,
 )
+from edgeshard.storage.forms import TOKENIZER
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
 from edgeshard.wire.status import from_rpc_error
@@ -98,11 +99,17 @@ async def add_model(
     """
     where = parse_source(str(source)) if isinstance(source, str) else Source(path=source)
     async with _prepared(where, adding.width, progress) as imported:
-        for note in imported.notes:
-            if adding.on_note is not None:
-                adding.on_note(note)
         name = where.name if name is None else name
+        if adding.on_note is not None:
+            for note in (*imported.notes, *_missing(imported, name)):
+                adding.on_note(note)
         return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here)
+
+
+def _missing(imported: Imported, name: str) -> list[str]:
+    if any(file.name == TOKENIZER for file in imported.checkpoint.files):
+        return []
+    return [f"{name} has no {TOKENIZER}: it takes prompts and gives answers as token ids only"]
 
 
 @asynccontextmanager

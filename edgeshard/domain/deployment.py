@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -77,12 +77,12 @@ class DeploymentSpec(BaseModel):
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
         return None if blocks in (None, WHOLE_HEAD) else Quantisation.of(IntegerFormat(blocks), self.head_quantisation)
 
-    def as_stored(self, stored_as: Quantisation | None) -> DeploymentSpec:
-        """With the weights as the model is stored, where this spec says nothing of them."""
-        if stored_as is None or self.quantisation:
+    def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
+        """With the weights on these boxes as the model is stored, where this spec says nothing of them."""
+        if stored_as is None or self.quantisation or not nodes:
             return self
-        head = stored_as.head or WHOLE_HEAD
-        return self.model_copy(update={"quantisation": {EVERY_NODE: stored_as.blocks}, "head_quantisation": str(head)})
+        blocks, head = dict.fromkeys(nodes, stored_as.blocks), stored_as.head or WHOLE_HEAD
+        return self.model_copy(update={"quantisation": blocks, "head_quantisation": str(head)})
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:

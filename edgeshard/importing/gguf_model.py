@@ -67,6 +67,17 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     return Imported(checkpoint, tuple(notes))
 
 
+def stored_types(file: GgufFile, width: Width) -> list[StoredTensor]:
+    """The tensors as they would be stored, by their types alone: nothing is read or written."""
+    found = []
+    for tensor in file.tensors.values():
+        name = checkpoint_name(file, tensor.name)
+        if name is not None:
+            chosen = _INTEGERS.get(tensor.type) or (None if tensor.type in _FLOATS else width.integers)
+            found.append(StoredTensor(name, "F32", tensor.shape, file.path, tensor.offset, tensor.size, chosen))
+    return found
+
+
 @dataclass(slots=True)
 class _Opener:
     file: GgufFile

@@ -74,7 +74,7 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
     if kind == "gpt2" and split in _SPLITS:
         return _byte_level(file, str(split))
     what = "no tokenizer" if kind is None else f"a tokenizer ({str(kind)[:20]}, {str(split)[:20]}) that is not known"
-    notes.append(f"{file.path.name} has {what}: give tokens by number, or add the checkpoint as safetensors")
+    notes.append(f"{file.path.name} has {what}; the checkpoint as safetensors has its own")
     return None
 
 

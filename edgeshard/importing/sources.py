@@ -48,10 +48,6 @@ def parse_source(text: str) -> Source:
     """
     path = Path(text).expanduser()
     if path.is_dir() or path.is_file():
-        if path.is_file() and path.suffix.lower() != ".gguf":
-            raise InvalidArgumentError(
-                f"{text} is a file, but no .gguf; name the directory of a checkpoint", field="model"
-            )
         return Source(path=path)
     looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
     found = None if looks_local and "@" not in text else _REPOSITORY.fullmatch(text)
@@ -77,6 +73,10 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
     """
     path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
     with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
+        if path.is_file() and path.suffix.lower() != ".gguf":
+            raise InvalidArgumentError(
+                f"{path} is a file, but no .gguf; name the directory of a checkpoint", field="model"
+            )
         if path.is_file():
             yield open_gguf(path.resolve(), Path(scratch), width, progress)
         else:

@@ -108,4 +108,4 @@ def test_a_tokenizer_of_another_kind_is_left_out_and_said() -> None:
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nobody-knows", "tokenizer.ggml.tokens": ["a"]}
     notes: list[str] = []
     assert tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), notes) == {}
-    assert "nobody-knows" in notes[0] and "tokens by number" in notes[0]
+    assert "nobody-knows" in notes[0] and "safetensors" in notes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_without_the_hub_the_cached_snapshot_is_taken(hub: HubServer, monkeypatc
 
 
 def test_without_the_package_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(EdgeShardError, match=r"install the extra `models`"):
         hub_module.fetch(NAME, "", nothing)
 

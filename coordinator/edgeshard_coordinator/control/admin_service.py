@@ -12,7 +12,7 @@ from typing import Any
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.audit import MOST_ENTRIES
 from edgeshard.domain.commands import MeasureCompute
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     AbortedError,
@@ -169,7 +169,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         spec = spec_from_wire(request.spec)
         manifest, _ = self._models.get(spec.model)
-        spec = spec.as_stored(parse_config(manifest.config).stored_as)
+        spec = self._as_stored(spec, manifest)
         return pb.PlanResponse(placement=placement_to_wire(await self._planner.place(self._loop.state, spec, manifest)))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
@@ -272,7 +272,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     field="name",
                 )
             manifest, digest = self._models.get(spec.model)
-            spec = spec.as_stored(parse_config(manifest.config).stored_as)
+            spec = self._as_stored(spec, manifest)
             placement = await self._planner.place(state, spec, manifest)
             record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
@@ -286,6 +286,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._replans.placed(state, record)
             return done
         raise AssertionError("unreachable")
+
+    def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
+        """Weights that are stored as small integers stay so where a box runs them, which are CPUs."""
+        nodes = self._loop.state.nodes.values()
+        cpus = [node.name for node in nodes if node.facts.kind == "cpu"]
+        which = (EVERY_NODE,) if len(cpus) == len(nodes) else cpus
+        return spec.as_stored(parse_config(manifest.config).stored_as, which)
 
     async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
         """The call with this operation id, begun unless it is there already."""
