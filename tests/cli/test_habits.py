@@ -171,7 +171,9 @@ def completed(site: Any, line: str) -> list[str]:
     words = line.split(" ")
     asked = {"_EDGECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     asked["EDGESHARD__CLIENT__COORDINATOR"] = site if isinstance(site, str) else site.address
-    return CliRunner().invoke(app, [], prog_name="edgectl", env=asked).stdout.split()
+    result = CliRunner().invoke(app, [], prog_name="edgectl", env=asked)
+    assert (result.exit_code, result.stderr) == (0, ""), result.exception
+    return result.stdout.split()
 
 
 @pytest.mark.parametrize(
