@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from edgeshard.cli.logs import command_of
 from edgeshard.cli.main import app
 from edgeshard.cli.output import Column
+from edgeshard.cli.run import _chat
 from edgeshard.cli.watch import Changes, Rows
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.domain.site_event import SiteEvent, Subject
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
@@ -142,6 +144,25 @@ def test_run_says_what_to_do_about_a_model_that_is_nowhere(edgectl: Any, site: A
     site.states = []
     result = edgectl("run", "legends", "Once")
     assert result.exit_code == 3 and "edgectl model add" in result.stderr
+
+
+@pytest.mark.parametrize("talks", [True, False])
+def test_run_without_a_prompt_hands_over_to_chat(talks: bool) -> None:
+    small = typer.Typer()
+
+    @small.command()
+    def begin(context: typer.Context) -> None:
+        _chat(context, "tales")
+
+    @small.command(name="chat" if talks else "other")
+    def chat(model: str) -> None:
+        typer.echo(f"chat with {model}")
+
+    result = CliRunner().invoke(small, ["begin"])
+    if talks:
+        assert result.stdout == "chat with tales\n"
+    else:
+        assert isinstance(result.exception, InvalidArgumentError) and result.exception.field == "prompt"
 
 
 def test_logs_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
