@@ -150,7 +150,7 @@ class Client:
             late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
             if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
                 raise DeadlineError(
-                    f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens",
+                    f"not finished within {timeout_s:g} s by {self.target}: allow more time, or ask for fewer tokens",
                     field="timeout_s",
                 ) from None
             raise

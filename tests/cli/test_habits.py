@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from edgeshard.cli.logs import command_of
 from edgeshard.cli.main import app
 from edgeshard.cli.output import Column
+from edgeshard.cli.run import _chat
 from edgeshard.cli.watch import Changes, Rows
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.domain.site_event import SiteEvent, Subject
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
@@ -144,6 +146,25 @@ def test_run_says_what_to_do_about_a_model_that_is_nowhere(edgectl: Any, site: A
     assert result.exit_code == 3 and "edgectl model add" in result.stderr
 
 
+@pytest.mark.parametrize("talks", [True, False])
+def test_run_without_a_prompt_hands_over_to_chat(talks: bool) -> None:
+    small = typer.Typer()
+
+    @small.command()
+    def begin(context: typer.Context) -> None:
+        _chat(context, "tales")
+
+    @small.command(name="chat" if talks else "other")
+    def chat(model: str) -> None:
+        typer.echo(f"chat with {model}")
+
+    result = CliRunner().invoke(small, ["begin"])
+    if talks:
+        assert result.stdout == "chat with tales\n"
+    else:
+        assert isinstance(result.exception, InvalidArgumentError) and result.exception.field == "prompt"
+
+
 def test_logs_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.log").write_text("one\ntwo\nthree\n")
     assert command_of("a", 2, False, tmp_path)[:3] == ["tail", "-n", "2"]
@@ -171,7 +192,9 @@ def completed(site: Any, line: str) -> list[str]:
     words = line.split(" ")
     asked = {"_EDGECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     asked["EDGESHARD__CLIENT__COORDINATOR"] = site if isinstance(site, str) else site.address
-    return CliRunner().invoke(app, [], prog_name="edgectl", env=asked).stdout.split()
+    result = CliRunner().invoke(app, [], prog_name="edgectl", env=asked)
+    assert (result.exit_code, result.stderr) == (0, ""), result.exception
+    return result.stdout.split()
 
 
 @pytest.mark.parametrize(
