@@ -98,8 +98,8 @@ def test_a_fault_beside_the_boxes_is_found(site: Any, changes: dict[str, Any], f
 
 def test_a_clock_that_is_off_does_not_make_certificates_end(site: Any) -> None:
     """They are compared with the coordinator's time, not with that of whoever looks."""
-    (found,) = diagnose(facts(site, utc_s=NOW_S - 30 * 86_400, coordinator_ahead_s=30 * 86_400.0))
-    assert found.fault is Fault.CLOCK_SKEW and "30 days behind" in found.found
+    (found,) = diagnose(facts(site, utc_s=NOW_S + 30 * 86_400, coordinator_ahead_s=-30 * 86_400.0))
+    assert found.fault is Fault.CLOCK_SKEW and "30 days ahead of" in found.found
 
 
 def test_boxes_away_deployments_and_pages_are_looked_at(site: Any) -> None:

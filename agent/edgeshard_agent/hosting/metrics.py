@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard_agent.hosting.host import Hosting
-from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.scheduler.scheduler import SchedulerStats
 from edgeshard_agent.store.cache import BlobCache
+
+if TYPE_CHECKING:
+    from edgeshard_agent.hosting.hosted_stage import HostedStage
 
 _STAGE = ("deployment", "stage")
 _HOP = ("deployment", "from_stage", "to_stage")

@@ -142,7 +142,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if reader is not None:
                 reader.cancel()
             self._hub.discard(connection)
-            self._conditions.left(node_id)
+            self._conditions.left(node_id, connection.number)
             self._loop.post(NodeDisconnected(node_id, connection.number, self._loop.now()))
 
         context.add_done_callback(ended)
@@ -211,7 +211,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             case LinkSuspected() as link:
                 self._suspected(connection.node_id, link)
             case Condition() as condition:
-                self._conditions.came(connection.node_id, condition)
+                self._conditions.came(connection.node_id, connection.number, condition)
 
     def _suspected(self, node_id: NodeId, link: LinkSuspected) -> None:
         if not link.recovered and link.deployment in self._loop.state.deployments:

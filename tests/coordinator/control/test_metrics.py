@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.request_meter import RequestMeter
 
 from edgeshard.domain.condition import Condition
@@ -78,7 +79,8 @@ async def test_a_deleted_deployment_leaves_nothing_behind(site: Any) -> None:
 async def test_what_a_box_says_of_its_machine_is_there_until_it_leaves(site: Any) -> None:
     (agent,) = await site.connected("a")
     conditions = site.coordinator.conditions
-    conditions.came(NodeId("id-a"), Condition(version="9.9", utc_s=1.0, swap_used_bytes=5))
+    connection = site.state.nodes["id-a"].connection
+    conditions.came(NodeId("id-a"), connection, Condition(version="9.9", utc_s=1.0, swap_used_bytes=5))
     found = figures(site)
     assert found['edgeshard_node_info{node="a",version="9.9"}'] == 1
     assert found['edgeshard_node_swap_used_bytes{node="a"}'] == 5
@@ -86,6 +88,18 @@ async def test_what_a_box_says_of_its_machine_is_there_until_it_leaves(site: Any
     await agent.vanish()
     await site.until(lambda state: not state.is_connected("id-a"))
     assert 'edgeshard_node_swap_used_bytes{node="a"}' not in figures(site)
+    assert conditions.of("id-a") is None
+
+
+def test_the_end_of_an_older_connection_takes_nothing_from_a_newer_one() -> None:
+    conditions, box = Conditions(lambda: 100.0), NodeId("id-a")
+    conditions.came(box, 1, Condition(utc_s=90.0))
+    conditions.came(box, 2, Condition(utc_s=103.0))
+    conditions.left(box, 1)
+    found = conditions.of(box)
+    assert found is not None and found.clock_ahead_s == 3.0
+    conditions.left(box, 2)
+    assert conditions.of(box) is None
 
 
 def test_only_the_role_of_a_client_is_kept() -> None:
