@@ -78,16 +78,17 @@ class Replans:
             moves = plan.reason is ReplanReason.WOULD_MOVE
             answer = replan_to_wire(replace(plan, reason=ReplanReason.MOVED) if moves else plan)
             done = replace(operation, outcome=answer.SerializeToString())
-            if not moves:
+            if moves:
+                asked = ReplanRequested(name, record.uid, plan.found, state.version, done, self._loop.now())
+                try:
+                    await self._loop.ask(asked)
+                except AbortedError:
+                    if attempt == PLACING_ATTEMPTS:
+                        raise
+                    continue
+            else:
                 await answered(self._store.save_operation(done))
-                return done
-            now = self._loop.now()
-            try:
-                await self._loop.ask(ReplanRequested(name, record.uid, plan.found, state.version, done, now))
-            except AbortedError:
-                if attempt == PLACING_ATTEMPTS:
-                    raise
-                continue
+            self._keep(record, _planned(state, record, _as_it_is(plan.found) if moves else plan))
             return done
         raise AssertionError("unreachable")
 

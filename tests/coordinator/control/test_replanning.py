@@ -94,6 +94,7 @@ async def test_a_call_takes_effect_once(site: Any) -> None:
     first = await replan(site, force=True)
     await site.until_phase("tale", "ready", epoch=2)
     assert await replan(site, force=True) == first and site.state.deployments["tale"].epoch == 2
+    assert (await replan(site, "", dry_run=True)).reason is ReplanReason.NOTHING_NEW
     stays = await replan(site, "op-2", force=True)
     assert stays.reason is ReplanReason.SAME_LAYERS
     await site.restart()

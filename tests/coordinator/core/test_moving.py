@@ -151,6 +151,7 @@ def went_back(state: State) -> State:
     assert [action.version for action in due] == [state.version]
     state = apply(issued(state), Replanned(NAME, "u1", state.version, BEFORE, now=1.0))
     assert where(valid(state)) == (Phase.LOADING, 5, BEFORE)
+    assert state.deployments[NAME].former is None, "where that fails as well, recovery goes its own way"
     return loaded(saved(issued(state)))
 
 
