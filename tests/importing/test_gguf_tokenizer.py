@@ -16,7 +16,7 @@ from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
-from tests.support.gguf_files import everywhere, write_demo_gguf
+from tests.support.gguf_files import TEMPLATE, everywhere, write_demo_gguf
 from tests.support.imports import nothing
 
 # As transformers has it for qwen2.
@@ -99,6 +99,12 @@ def test_sentencepiece_gives_the_tokens_of_its_definition(tmp_path: Path) -> Non
     pieces = [piece for piece in model["vocab"] if not piece.startswith("<")]
     rank = {"".join(merge): position for position, merge in reversed(list(enumerate(model["merges"])))}
     scores = [-float(rank.get(piece, len(model["merges"]))) for piece in pieces]
+    assert json.loads(files["tokenizer_config.json"]) == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "chat_template": TEMPLATE,
+    }
     text = VALIDATION.read_text(encoding="utf-8")[:600] + " ζ"
     assert found.encode(text).tokens == by_definition(text, pieces, scores)
     assert found.decode(found.encode(text).ids) == text

@@ -177,6 +177,11 @@ def test_what_a_text_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert parse_source("owner/local") == Source(path=Path("owner/local"))
     assert parse_source("owner/other@v1.0") == Source(repository="owner/other", revision="v1.0")
     assert parse_source("./a.GGUF").name == "a" and parse_source("Owner/My--Model_2").name == "my--model_2"
-    for text in ("./nothing", "nothing", "a/b/c", "../x", "x.gguf", "./a.zip", "ow ner/x"):
+    for text in ("./nothing", "nothing", "a/b/c", "../x", "x.gguf", "ow ner/x"):
         with pytest.raises(EdgeShardError):
             parse_source(text)
+    with (
+        pytest.raises(EdgeShardError, match=r"a\.zip is a file, but no \.gguf"),
+        opened(parse_source("./a.zip"), Width.INT8, nothing),
+    ):
+        pass
