@@ -95,7 +95,7 @@ async def _gathered(connect: Connect) -> Facts:
             asked_s = utc_s()
             site = await client.site()
             if site.coordinator is not None:
-                ahead_s = site.coordinator.utc_s - (asked_s + utc_s()) / 2
+                ahead_s = beyond(site.coordinator.utc_s, asked_s, utc_s())
             deployments = await client.deployments()
     except TimeoutError:
         refused = f"{target} did not answer within {ANSWER_S:g} s"
@@ -119,6 +119,11 @@ async def _gathered(connect: Connect) -> Facts:
         ports=await _tried(_addresses(target, site, near)),
         keys=tuple(_keys([directory(), *([tls.key] if tls is not None else [])])),
     )
+
+
+def beyond(theirs_s: float, asked_s: float, answered_s: float) -> float:
+    """By how much a clock that was read between two moments of this one is ahead for certain; behind is negative."""
+    return max(0.0, theirs_s - answered_s) + min(0.0, theirs_s - asked_s)
 
 
 def _addresses(target: str, site: Site | None, near: bool) -> list[TriedPort]:

@@ -134,6 +134,7 @@ class _Following:
     def _made(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE+AESGCM")
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self._files.ca)
         context.load_cert_chain(self._files.cert, self._files.key)

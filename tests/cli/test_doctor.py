@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgeshard.cli.doctor import beyond
 from edgeshard.cli.doctor_checks import (
     ADVICE,
     COORDINATOR,
@@ -112,6 +113,11 @@ def test_boxes_away_deployments_and_pages_are_looked_at(site: Any) -> None:
     found = diagnose(replace(known, site=replace(known.site, nodes=nodes), deployments=(waiting,)))
     assert [finding.fault for finding in found] == [Fault.BOX_AWAY, Fault.DEPLOYMENT_NOT_READY, Fault.HUGE_PAGES_OFF]
     assert "box a is away" in found[1].found
+
+
+@pytest.mark.parametrize(("theirs_s", "ahead_s"), [(11.0, 0.0), (13.0, 0.0), (20.0, 7.0), (5.0, -5.0)])
+def test_a_slow_answer_does_not_make_a_clock_wrong(theirs_s: float, ahead_s: float) -> None:
+    assert beyond(theirs_s, 10.0, 13.0) == ahead_s
 
 
 def test_each_fault_has_advice() -> None:

@@ -143,3 +143,17 @@ async def test_a_renewed_certificate_is_shown_at_the_next_handshake(identities: 
         assert " 200 " in await asked(address, get("/metrics"), context, SERVER_NAME)
         lay(other)
         assert " 200 " in await asked(address, get("/metrics"), context, "renewed.agent.site")
+
+
+async def test_tls_has_forward_secrecy_and_is_not_old(identities: Identities) -> None:
+    context = client_context(identities.of(Role.CLIENT, "prometheus"))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with listening(identities.coordinator()) as address:
+        host, port = split_address(address)
+        _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=SERVER_NAME)
+        name, version, _ = writer.get_extra_info("ssl_object").cipher()
+        writer.close()
+        context.set_ciphers("AES128-GCM-SHA256")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(host, port, ssl=context, server_hostname=SERVER_NAME)
+    assert name.startswith("ECDHE-") and version == "TLSv1.2"
