@@ -79,7 +79,7 @@ async def _replan(
         typer.echo()
         show_fields(_figures(found))
         typer.echo()
-        typer.echo(sentence(name, found))
+        typer.echo(sentence(name, found, wait=wait))
 
 
 def shares(found: Replan) -> list[Share]:
@@ -107,7 +107,7 @@ def _rates(predicted: Prediction | None) -> str:
     return f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} per token"
 
 
-def sentence(name: str, found: Replan) -> str:
+def sentence(name: str, found: Replan, *, wait: bool) -> str:
     """What came of it."""
     from edgeshard.cli.views import layers_text
     from edgeshard.domain.replan import ReplanReason
@@ -115,7 +115,7 @@ def sentence(name: str, found: Replan) -> str:
     then = layers_text(found.found)
     match found.reason:
         case ReplanReason.MOVED:
-            return f"{name} moved to {then}."
+            return f"{name} {'moved' if wait else 'moves'} to {then}."
         case ReplanReason.WOULD_MOVE:
             return f"{name} would move to {then}; nothing has changed."
         case ReplanReason.SAME_LAYERS:
