@@ -79,7 +79,7 @@ async def _replan(
         typer.echo()
         show_fields(_figures(found))
         typer.echo()
-        typer.echo(sentence(name, found))
+        typer.echo(sentence(name, found, wait=wait))
 
 
 def shares(found: Replan) -> list[Share]:
@@ -118,7 +118,7 @@ def sentence_of_gain(found: Replan) -> str:
     return f"{100 * found.gain:.0f} % less time ({times})"
 
 
-def sentence(name: str, found: Replan) -> str:
+def sentence(name: str, found: Replan, *, wait: bool) -> str:
     """What came of it."""
     from edgeshard.cli.views import layers_text
     from edgeshard.domain.replan import ReplanReason
@@ -126,7 +126,7 @@ def sentence(name: str, found: Replan) -> str:
     then = layers_text(found.found)
     match found.reason:
         case ReplanReason.MOVED:
-            return f"{name} moved to {then}."
+            return f"{name} {'moved' if wait else 'moves'} to {then}."
         case ReplanReason.WOULD_MOVE:
             return f"{name} would move to {then}; nothing has changed."
         case ReplanReason.SAME_LAYERS:

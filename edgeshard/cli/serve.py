@@ -44,6 +44,7 @@ _LISTEN = "0.0.0.0:7600"
 _WIDEST_FIRST = ("none", "int8", "int4")
 _FORMATS = ("auto", *_WIDEST_FIRST)
 _WATCH_S = 2.0
+_REST_S = 60.0
 _SHOWN_EVERY_S = 1.0
 _TOKEN_TTL_S = 24 * 3600.0
 _WORTH = 1.05
@@ -278,11 +279,14 @@ class _Growth:
         self._options = options
         self._narrator = narrator
         self._said = ""
+        self._rests_until_s = 0.0
 
     async def consider(self, nodes: Sequence[Node]) -> None:
         """Nothing while a box that is here is not measured: a plan would stand on data sheets."""
         here = [node for node in nodes if node.connected]
-        if len(here) < 2 or any(not node.placeable or node.unknown_profiles or node.unknown_links for node in here):
+        if time.monotonic() < self._rests_until_s or len(here) < 2:
+            return
+        if any(not node.placeable or node.unknown_profiles or node.unknown_links for node in here):
             return
         name = self._options.name
         try:
@@ -297,6 +301,8 @@ class _Growth:
             else:
                 self._say_once(f"{name} would gain by {gain}; `edgectl replan {name}` moves it, --grow does so itself")
         except EdgeShardError as error:
+            # It went back, or could not be asked: not again and again, since a move pauses what runs.
+            self._rests_until_s = time.monotonic() + _REST_S
             self._say_once(f"{name} stays where it is: {error.message}")
 
     def _say_once(self, text: str) -> None:

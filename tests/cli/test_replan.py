@@ -104,5 +104,6 @@ def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: An
 
 
 def test_without_waiting_it_is_only_asked(edgectl: Any, site: Any, found: Replan) -> None:
-    assert edgectl("replan", "tales", "--no-wait").exit_code == 0
+    result = edgectl("replan", "tales", "--no-wait")
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "tales moves to a=0:4,b=4:9,c=9:12."
     assert not site.sent(admin_pb2.GetDeploymentRequest)
