@@ -43,7 +43,21 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
 _ORDER = (
-    *("serve", "run", "chat", "generate", "ps", "get", "describe", "deploy", "apply", "delete", "plan", "profile"),
+    *(
+        "serve",
+        "run",
+        "chat",
+        "generate",
+        "ps",
+        "get",
+        "describe",
+        "deploy",
+        "apply",
+        "replan",
+        "delete",
+        "plan",
+        "profile",
+    ),
     *("model", "key", "top", "trace", "bench", "doctor", "logs", "debug"),
     *("init", "certificate", "token", "join", "node", "install", "uninstall", "lab", "demo", "version"),
 )

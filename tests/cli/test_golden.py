@@ -85,6 +85,15 @@ CASES = [
     Case("delete node b", TEXT_ONLY),
 ]
 ELSEWHERE = {
+    "bench": "its figures are of the machine: test_bench.py",
+    "chat": "it is a conversation: test_chat.py",
+    "doctor": "what it finds is of the machine: test_doctor.py",
+    "key create": "it prints a secret: tests/gateway",
+    "key list": "it lists what key create made: tests/gateway",
+    "key revoke": "it prints nothing: tests/gateway",
+    "replan": "it moves a deployment: test_replan.py",
+    "serve": "it starts a site of its own: test_serve.py",
+    "top": "it is a live view: test_top.py",
     "join": "it becomes the agent: test_joining.py",
     "demo": "it starts a site of its own: test_documents.py runs it from docs/demo-model.md",
     "lab run": "it starts a site of its own: test_documents.py runs it from docs/lab.md",
