@@ -130,6 +130,8 @@ ABSENT = {
     "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
     "ListAuditRequest": _WRITTEN,
     "ListAuditResponse": _WRITTEN,
+    "AttachRequest prompt_logprobs": "nobody here asks for a prompt's log-probabilities",
+    "GenerateResponse prompt_logprobs": "nobody here asks for a prompt's log-probabilities",
     "RenderChatRequest": _APART,
     "RenderChatResponse": _APART,
     "TokenizeRequest": _APART,
