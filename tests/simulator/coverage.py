@@ -84,6 +84,7 @@ _PLAINTEXT = "of certificates, and nobody has one here"
 _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
+    "ControlRequest condition": "of machines, and there are none here",
     "ControlResponse measure": _MEASURED,
     "ControlResponse probe": _MEASURED,
     "ReportProfileRequest": _MEASURED,
