@@ -90,6 +90,7 @@ _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
 _APART = "chat templates and tokenizers are in a process of their own, with tests of its own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
+    "ControlRequest condition": "of machines, and there are none here",
     "ControlResponse measure": _MEASURED,
     "ControlResponse probe": _MEASURED,
     "ReportProfileRequest": _MEASURED,
