@@ -103,7 +103,7 @@ class Daemon:
         finally:
             exited.cancel()
         ready = json.loads(self._ready_path.read_text())
-        self.address, self.gateway = str(ready["address"]), str(ready["gateway"])
+        self.address, self.gateway = str(ready["address"]), str(ready.get("gateway", ""))
         return self.address
 
     async def ended(self, timeout_s: float) -> int:
