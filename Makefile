@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 STAMP := .venv/.setup-stamp
+CLIENTS := .venv-clients/.stamp
 BASELINE := proto/baseline.binpb
 # Processes the tests run in. One file's tests stay in one of them.
 JOBS ?= 2
@@ -14,15 +15,23 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
+.PHONY: help setup clients demo test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## build .venv (again only when pyproject.toml, the lock or the kernels change)
+# Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
+setup: ## build .venv (again only when pyproject.toml, the lock or the kernels change)
+	@$(PYTHON) tools/setup_environment.py
 
 $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
 	@$(PYTHON) tools/setup_environment.py
+
+clients: $(CLIENTS) ## build .venv-clients: the openai client and others, which tests try the HTTP gateway with
+
+$(CLIENTS): tests/clients/requirements.txt $(STAMP)
+	@$(BIN)/python -m tools.setup_clients
+	@touch $@
 
 demo: $(STAMP) ## a coordinator and three agents tell a story
 	@$(BIN)/edgectl demo $(ARGS)

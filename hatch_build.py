@@ -36,7 +36,7 @@ _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni
 _X86 = {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
 _NO_COMPILER = (
     "no C++ compiler found: the agent will compute with torch's operators, which are several times slower. "
-    "Install one (on Debian: g++) and install EdgeShard again."
+    "Install one (on Debian: g++) and install EdgeShard again (in a checkout: make setup)."
 )
 
 
@@ -65,7 +65,7 @@ def build() -> str:
 
 
 def _make() -> str:
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
+    compiler = _compiler()
     if not compiler:
         return _NO_COMPILER
     with tempfile.TemporaryDirectory() as directory:
@@ -73,6 +73,10 @@ def _make() -> str:
             return _compile((*compiler.split(), *_FLAGS), Path(directory))
         except OSError as error:
             return f"the C++ compiler does not run: {error}. {_NO_COMPILER}"
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
 
 
 def _is_up_to_date() -> bool:
@@ -122,6 +126,8 @@ def _compile(compile_command: tuple[str, ...], directory: Path) -> str:
 
 
 if __name__ == "__main__":
+    if not _is_up_to_date() and _compiler():
+        print("compiling kernels, about a minute", flush=True)
     found = build()
     if found:
         print(f"warning: {found}", file=sys.stderr)

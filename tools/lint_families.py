@@ -18,7 +18,11 @@ from edgeshard.architectures.registry import RECORDS, REFUSED
 
 ROOT = Path(__file__).resolve().parent.parent
 LOOKED_AT = ("edgeshard", "agent", "coordinator")
-ALLOWED = ("edgeshard/architectures/families/", "agent/edgeshard_agent/model/families/")
+ALLOWED = (
+    "edgeshard/architectures/families/",
+    "agent/edgeshard_agent/model/families/",
+    "edgeshard/importing/gguf_tokenizer.py",  # kinds of tokenizers have names of families there
+)
 _NAMING = frozenset({"architecture", "model_type"})
 """What holds a family's name: a decision by it belongs into the record."""
 

@@ -2,6 +2,7 @@
 
     python -m tools.lock              as of the date in the lock: the same lock again, with what pyproject.toml changed
     python -m tools.lock --upgrade    the newest versions that pyproject.toml allows
+    python -m tools.lock --clients    only tests/clients/requirements.txt: what `make clients` installs
     python -m tools.lock --check      exits 1 when lock and pyproject.toml disagree; needs no network
 
 uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels are there: `make
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "constraints.lock"
+CLIENTS = ROOT / "tests" / "clients" / "requirements.in"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # The wheels of llguidance ask for this C library, that of Ubuntu 20.04 and JetPack 5; those of torch for 2.28.
 TARGETS = tuple((python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64"))
@@ -181,7 +183,18 @@ def check_wheels(path: Path) -> None:
         _compile(str(path), "--no-deps", "--python-version", python, "--python-platform", platform)
 
 
-def _compile(*arguments: str) -> str:
+def _compile(*arguments: str, wheels: Sequence[str] = ("--only-binary", ":all:")) -> str:
+    uv, environment = find_uv()
+    options = ("--generate-hashes", *wheels, "--no-header", "--annotation-style", "line")
+    command = (str(uv), "pip", "compile", "--quiet", "--no-progress", *options, *arguments)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise LockError(f"`uv {' '.join(command[1:])}` failed; what it says is above. --upgrade allows newer files")
+    return done.stdout
+
+
+def find_uv() -> tuple[Path, dict[str, str]]:
+    """uv, and the environment in which it uses pip's index. Raises LockError where it is not installed."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         raise LockError("uv is not installed: run `make setup`; EDGESHARD_UNLOCKED=1 if the lock does not let it")
@@ -190,12 +203,15 @@ def _compile(*arguments: str) -> str:
     configured = subprocess.run((*pip, "config", "get", "global.index-url"), capture_output=True, text=True)
     if configured.returncode == 0:
         environment.setdefault("UV_DEFAULT_INDEX", configured.stdout.strip())
-    options = ("--generate-hashes", "--only-binary", ":all:", "--no-header", "--annotation-style", "line")
-    command = (str(uv), "pip", "compile", "--quiet", "--no-progress", *options, *arguments)
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise LockError(f"`uv {' '.join(command[1:])}` failed; what it says is above. --upgrade allows newer files")
-    return done.stdout
+    return uv, environment
+
+
+def lock_clients() -> str:
+    """What the clients of others need, of which some come as source alone. As new as the lock of EdgeShard itself."""
+    newest = _NEWEST.search(LOCK.read_text())
+    limits = ("--exclude-newer", newest[1]) if newest else ()
+    path = str(CLIENTS.relative_to(ROOT))
+    return _compile(path, "--universal", "--python-version", PYTHONS[0], *limits, wheels=())
 
 
 def make_lock(*, upgrade: bool) -> str:
@@ -219,9 +235,13 @@ def make_lock(*, upgrade: bool) -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lock", description="Write constraints.lock.")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
+    parser.add_argument("--clients", action="store_true", help="only lock the clients that tests use")
     parser.add_argument("--check", action="store_true", help="only say whether the lock fits pyproject.toml")
     options = parser.parse_args(arguments)
     try:
+        if options.clients:
+            CLIENTS.with_suffix(".txt").write_text(lock_clients())
+            return 0
         if not options.check:
             text = make_lock(upgrade=options.upgrade)
             with tempfile.TemporaryDirectory() as folder:

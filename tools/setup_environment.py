@@ -3,7 +3,8 @@
 Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
 ask for: a stamp file in it keeps the hash of what they say of it. pip installs wheels alone, of the lock's versions,
 and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only
-torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves.
+torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves. Where
+that is a CUDA build and there is no NVIDIA driver, a terminal is asked for such an index first.
 `EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
 versions.
 """
@@ -30,6 +31,8 @@ LOCK = ROOT / "constraints.lock"
 # How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
 HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
 OLDEST_PYTHON = (3, 11)
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
+CUDA_SIZE = " (2.9 GB to fetch, 5.3 GB on disk)"
 # What to do about a locked installation that pip gave up; its own words stand above.
 UNLOCKED_HINT = """\
 setup: the installation was held to constraints.lock. What pip says above tells what to do:
@@ -54,17 +57,19 @@ def main() -> int:
     if not finished and importlib.util.find_spec("ensurepip") is None:
         return fail("this Python cannot create virtual environments: on Debian, apt-get install python3-venv")
     if not PYTHON.exists():
+        say(f"making {VENV.name}")
         run(sys.executable, "-m", "venv", str(VENV))
     try:
         if not finished:
             STAMP.unlink(missing_ok=True)
             (install_locked if locked else install)(project)
-        # Compiles the kernels where they are out of date, and says so, which pip would hide, where it cannot.
+        # Compiles the kernels where they are out of date, and says so, which pip would hide.
         run(str(PYTHON), "hatch_build.py")
     except subprocess.CalledProcessError as error:
         if "--require-hashes" in error.cmd:
             print(UNLOCKED_HINT, file=sys.stderr)
         return fail(f"`{' '.join(error.cmd[1:])}` failed with status {error.returncode}; its output is above")
+    say("nothing to install" if finished else "done; `make demo` shows it")
     STAMP.write_text(wanted)  # and newer than what make compares it with, so that make does not come here again
     return 0
 
@@ -78,13 +83,14 @@ def fingerprint(project: dict[str, Any], lock: str) -> str:
 
 
 def install_locked(project: dict[str, Any]) -> None:
+    say("installing pip")
     own_pip = VENV / "pip.lock"
     own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
     # pip itself first: older ones do not take hashes from constraints.
     run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
     locked = (*PIP_INSTALL, *HELD)
-    if not take_torch(project, *locked):
-        run(*locked, "--no-deps", torch_build(project))
+    take_torch(project, *locked)
+    say("installing the other packages of constraints.lock")
     # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
     run(*locked, *requirements(project))
     # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
@@ -100,22 +106,37 @@ def install(project: dict[str, Any]) -> None:
     run(*PIP_INSTALL, "--editable", f"{ROOT}[all]", "--group", f"{ROOT / 'pyproject.toml'}:dev")
 
 
-def take_torch(project: dict[str, Any], *pip: str) -> bool:
-    """Whether there is an index to take torch from; if so, it is taken."""
-    index = os.environ.get("TORCH_INDEX_URL")
-    if index:
-        # First and alone: the project's own requirement then finds torch in place, and nothing else comes from there.
-        run(*pip, "--no-deps", "--index-url", index, torch_requirement(project))
-    elif sys.platform == "linux" and not Path("/dev/nvidiactl").exists():
-        print(
-            "note: no NVIDIA driver here. If pip is about to fetch gigabytes of CUDA, stop it and set TORCH_INDEX_URL "
-            "to the index of PyTorch's CPU wheels (PyTorch's own install page names it)."
-        )
-    return bool(index)
+def take_torch(project: dict[str, Any], *pip: str) -> None:
+    """First and alone: the project's requirement then finds torch in place, and nothing else comes from its index."""
+    index = os.environ.get("TORCH_INDEX_URL", "")
+    if not index:
+        build, has_cuda = torch_build(project)
+        if has_cuda and not NVIDIA_DRIVER.exists():
+            index = asked_index()
+        if not index:
+            say(f"installing {build}{CUDA_SIZE if has_cuda else ''}")
+            run(*pip, "--no-deps", build)
+            return
+    say(f"installing torch from {index}")
+    run(*pip, "--no-deps", "--index-url", index, torch_requirement(project))
 
 
-def torch_build(project: dict[str, Any]) -> str:
-    """torch at the version that pip's configuration leads to, with its build's label if it has one ("2.13.0+cpu").
+def asked_index() -> str:
+    """The index of CPU builds that somebody at a terminal names; '' for none."""
+    say(
+        f"there is no NVIDIA driver here, and pip leads to PyTorch's CUDA build{CUDA_SIZE}.\n"
+        "       Its CPU builds are a tenth of that. PyTorch's install page names their index (choose Linux, Pip and\n"
+        "       CPU there), and TORCH_INDEX_URL=INDEX make setup takes them."
+    )
+    if not sys.stdin.isatty():
+        say("nobody is here to ask: taking what pip leads to")
+        return ""
+    return input("Index of CPU builds, or Enter for CUDA all the same: ").strip()
+
+
+def torch_build(project: dict[str, Any]) -> tuple[str, bool]:
+    """torch at the version that pip's configuration leads to, with its build's label if it has one ("2.13.0+cpu"), and
+    whether that build brings CUDA with it.
 
     Held to the lock, pip prefers a file whose hash an index tells to one in a directory of wheels (`find-links`),
     however the versions compare, and a site with CPU builds in such a directory would get CUDA.
@@ -124,7 +145,8 @@ def torch_build(project: dict[str, Any]) -> str:
     command = (*look, torch_requirement(project))
     done = subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     (found,) = json.loads(done.stdout)["install"]
-    return f"torch=={found['metadata']['version']}"
+    needs = found["metadata"].get("requires_dist", [])
+    return f"torch=={found['metadata']['version']}", any(text.startswith(("nvidia-", "cuda-")) for text in needs)
 
 
 def pip_of_the_lock(lock: str) -> str:
@@ -151,6 +173,11 @@ def torch_requirement(project: dict[str, Any]) -> str:
 
 def run(*command: str) -> None:
     subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+
+
+def say(text: str) -> None:
+    """What is done next, before it is: the output of what does it comes in between."""
+    print(f"setup: {text}", flush=True)
 
 
 def fail(message: str) -> int:

@@ -23,10 +23,15 @@ from edgeshard.domain.commands import ControlMessage, Deny, Registration, TakeDu
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
+from edgeshard.metrics.exposition import Metrics
+from edgeshard.metrics.listener import MetricsListener
+from edgeshard.metrics.own import OwnCondition
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
 from edgeshard.process.imports import lasting_imports
+from edgeshard.process.logs import tell_ready
+from edgeshard.process.machine import Machine, cpu_quota
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
@@ -35,6 +40,7 @@ from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, o
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import check_secure, join_address, split_address
+from edgeshard.storage.blobs import BlobDirectory
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.worker import ComputeThread
@@ -42,10 +48,11 @@ from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, R
 from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.hosting.metrics import AgentMetrics
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, has_cpu_quota, machine_facts
+from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, machine_facts
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
@@ -100,7 +107,7 @@ async def serve(settings: AgentSettings) -> None:
     to_coordinator = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
     control = to_coordinator(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
     data, store = to_coordinator(), to_coordinator()
-    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit)
+    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
     await cache.start()
     address = await server.start()
     registration = Registration(
@@ -112,6 +119,8 @@ async def serve(settings: AgentSettings) -> None:
         secrets.token_hex(8),
         starting=True,
     )
+
+    machine = Machine(__version__, settings.state_dir, tls)
 
     def on_command(operation_id: OperationId, command: ControlMessage) -> None:
         if isinstance(command, TakeDump):
@@ -132,6 +141,7 @@ async def serve(settings: AgentSettings) -> None:
         lambda: hosting.post(ControlLost()),
         # An accelerator computes whatever the processor's cores do.
         OthersWatch(threads).share if facts.kind == "cpu" else lambda: 0.0,
+        machine.condition,
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
     around = HostServices(
@@ -140,6 +150,10 @@ async def serve(settings: AgentSettings) -> None:
     hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
     dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
+
+    told = Metrics(AgentMetrics(hosting, cache).collect, OwnCondition(machine.condition).collect)
+    metrics = MetricsListener(settings.metrics_listen, tls, told, server.denials)
+    await metrics.start()
 
     async def start() -> None:
         make_tools, read_facts = await _import_tools(client)
@@ -151,13 +165,14 @@ async def serve(settings: AgentSettings) -> None:
         )
         reports = Reports(client.report, client.send_progress, links.probed if links else lambda probed: None)
         # Spinning would use up a CPU quota, and the time of other agents on cores that they share.
-        may_spin = emulation is None and has_cores_of_its_own() and not has_cpu_quota()
+        may_spin = emulation is None and has_cores_of_its_own() and not cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
         hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
         # Whether or not a coordinator is there: it may start later, or be restarted.
         notifier.ready(f"serving on {address}")
         check = HangCheck(hosting.stages, worker, clock)
-        await asyncio.gather(check.run(), feed_watchdog(notifier, lambda: {"compute thread": check.found_well}))
+        beats = feed_watchdog(notifier, lambda: {"compute thread": check.found_well})
+        await asyncio.gather(check.run(), beats, machine.measure())
 
     renewing = None
     if tls is not None:
@@ -165,9 +180,10 @@ async def serve(settings: AgentSettings) -> None:
 
     log.info("listening", address=address, node=settings.name)
     try:
-        await _until_stopped(client, start, settings.ready_file, address)
+        await _until_stopped(client, start, settings.name, settings.ready_file, address)
     finally:
         notifier.stopping()
+        await metrics.stop()
         if renewing is not None:
             renewing.cancel()
         with contextlib.suppress(TimeoutError):
@@ -208,7 +224,11 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
 
 
 async def _until_stopped(
-    client: ControlClient, start: Callable[[], Coroutine[Any, Any, None]], ready_file: Path | None, address: str
+    client: ControlClient,
+    start: Callable[[], Coroutine[Any, Any, None]],
+    name: str,
+    ready_file: Path | None,
+    address: str,
 ) -> None:
     """Join, start, and serve until a signal. Raises why the box cannot join or cannot start."""
     stopped = asyncio.Event()
@@ -225,8 +245,12 @@ async def _until_stopped(
             done, waited_for = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            if placeable in done and ready_file is not None:
-                write_ready_file(ready_file, address)
+            if placeable in done:
+                tell_ready(
+                    f"box {name} serves on {address}. `edgectl get nodes` lists it, `edgectl deploy` places layers"
+                )
+                if ready_file is not None:
+                    write_ready_file(ready_file, address)
     finally:
         tasks = (running, starting, stopping, placeable)
         for task in tasks:
@@ -269,6 +293,21 @@ def lock_state_dir(state_dir: Path) -> TextIO:
             reason="STATE_DIR_IN_USE",
         ) from None
     return file
+
+
+def _shared_store(directory: Path | None) -> BlobDirectory | None:
+    """Raises InvalidArgumentError for a directory that this process cannot read."""
+    if directory is None:
+        return None
+    blobs = directory / "blobs"
+    if not blobs.is_dir() or not os.access(blobs, os.R_OK | os.X_OK):
+        raise InvalidArgumentError(
+            f"shared-store {directory} holds no models that this user can read; give the folder `models` of the "
+            "coordinator's state directory, or leave it out: the weights are fetched then",
+            field="shared-store",
+            reason="UNREADABLE_STORE",
+        )
+    return BlobDirectory(blobs)
 
 
 def _advertised(settings: AgentSettings, address: str) -> str:

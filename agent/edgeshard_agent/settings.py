@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.process.config import ByteCount, DaemonSettings
+
+LEAST_MEMORY_BYTES = 16 << 20
+"""Less is a unit forgotten: not even the demo's layers fit, and every deployment would be refused later."""
 
 
 class AgentSettings(DaemonSettings):
@@ -30,4 +34,20 @@ class AgentSettings(DaemonSettings):
         "power. Only where the agent is pinned to some cores; not under a CPU quota, on an accelerator or in the lab",
     )
     emulate: Path | None = Field(default=None, description="lab file: pretend to be the box of this name in it")
+    shared_store: Path | None = Field(
+        default=None, description="directory of the coordinator's models on this machine, read in place"
+    )
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, value: int | None) -> int | None:
+        if value is not None and value < LEAST_MEMORY_BYTES:
+            raise InvalidArgumentError(
+                f"--memory: {value} bytes hold no stage; give at least {LEAST_MEMORY_BYTES >> 20}MiB, with its unit, "
+                "such as 2GiB",
+                field="memory",
+                reason="INVALID_SETTING",
+            )
+        return value
+
     cache_limit: ByteCount = Field(default=20 << 30, description="bytes of fetched weights to keep on disk")

@@ -20,10 +20,12 @@ from edgeshard.domain.errors import DeniedError, FailedPreconditionError, Invali
 from edgeshard.domain.identity import Role
 from edgeshard.gateway.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
+from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
-from edgeshard.process.logs import configure_logging
+from edgeshard.process.logs import configure_logging, tell_ready
+from edgeshard.process.machine import Machine
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
@@ -77,7 +79,11 @@ async def serve(settings: CoordinatorSettings) -> None:
         loop.add_signal_handler(number, stopping.set)
     site, listen = _site(settings), _http_listen(settings)
     coordinator = await _assemble(settings, site)
+    machine = Machine(__version__, settings.state_dir, site.tls)
+    coordinator.conditions.own = machine.condition
+    metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
+    await metrics.start()
     log.info("coordinator_serves", address=address)
     entrance = await _open_entrance(settings, site, coordinator, address)
     gateway: GatewayServer | None = None
@@ -87,16 +93,28 @@ async def serve(settings: CoordinatorSettings) -> None:
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "")
     notifier.ready(f"serving on {address}")
-    feeding = asyncio.create_task(feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns}))
+    tell_ready(_next_step(site, address))
+    beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
+    chores = asyncio.gather(beats, machine.measure())
     await stopping.wait()
     notifier.stopping()
     log.info("coordinator_stops")
-    feeding.cancel()
+    chores.cancel()
+    await metrics.stop()
     await entrance.close()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
     if gateway is not None:
         await gateway.stop()
+
+
+def _next_step(site: _Site, address: str) -> str:
+    """What this daemon is, and how a box comes to it."""
+    if site.tls is None:
+        joins = f"edgeshard-agent --plaintext --coordinator {address} --name NAME --state-dir DIR"
+    else:
+        joins = "run what `edgectl token create --node NAME` prints, on the box"
+    return f"the coordinator serves on {address}. To add a box: {joins}"
 
 
 @dataclass(frozen=True, slots=True)

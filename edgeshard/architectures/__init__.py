@@ -5,7 +5,7 @@ A family is one record in a file of `families/`. Pure and free of torch; the age
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import Decoder, parse_config, read_config
+from edgeshard.architectures.config import STORED_AS, Decoder, parse_config, read_config
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
@@ -31,6 +31,7 @@ __all__ = [
     "ARCHITECTURES",
     "HEAD_WEIGHT",
     "KNOWN_MODELS",
+    "STORED_AS",
     "Architecture",
     "Decoder",
     "ExpectedTensor",

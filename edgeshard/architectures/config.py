@@ -12,6 +12,10 @@ from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
+from edgeshard.domain.dtypes import Quantisation
+
+STORED_AS = "edgeshard_stored_as"
+"""The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,19 @@ def _shape(architecture: Architecture, config: Mapping[str, Any], fields: Config
         tied=is_tied(config, fields),
         eos_tokens=_eos_tokens(config, fields, vocab),
         frame_width=hidden,
+        stored_as=_stored_as(architecture, config),
     )
+
+
+def _stored_as(architecture: Architecture, config: Mapping[str, Any]) -> Quantisation | None:
+    value = config.get(STORED_AS)
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in list(Quantisation):
+        raise refuse(STORED_AS, f"is {shown(value)}; it must be one of {', '.join(Quantisation)}")
+    if not architecture.quantises:
+        raise refuse(STORED_AS, f"is given, but {architecture.name} runs with whole weights only")
+    return Quantisation(value)
 
 
 def _head_dim(architecture: Architecture, fields: ConfigFields, hidden: int, heads: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, unit_of
+from edgeshard.domain.dtypes import STORED_GROUP, DType
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
 
@@ -49,6 +50,15 @@ def check_manifest(manifest: ModelManifest) -> None:
             raise InvalidArgumentError(
                 f"tensor {tensor.name} has shape {list(tensor.shape)}, "
                 f"but config.json requires {list(expected[name].shape)}",
+                field=tensor.name,
+                reason="WRONG_TENSOR_SHAPE",
+            )
+        if tensor.integers is not None and (
+            len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32
+        ):
+            raise InvalidArgumentError(
+                f"tensor {tensor.name} is stored as {tensor.integers}, which only float32 matrices of whole groups of "
+                f"{STORED_GROUP} inputs can be",
                 field=tensor.name,
                 reason="WRONG_TENSOR_SHAPE",
             )

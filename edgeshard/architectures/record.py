@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
@@ -192,7 +193,7 @@ class Architecture:
     outside the blocks that there may be, with their unit; `outer` has those of a config.
 
     How it runs: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, but for those that
-    match `whole`. `models` are configs known by name.
+    match `whole`. `models` are configs known by name. `gguf` says how llama.cpp writes the family, where that is read.
     """
 
     name: str
@@ -226,6 +227,7 @@ class Architecture:
     quantises: bool = True
     whole: str = r"gate\.weight$"
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gguf: Gguf | None = None
 
     @property
     def answers_to(self) -> tuple[str, ...]:

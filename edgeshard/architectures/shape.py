@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import STORED_GROUP, DType, IntegerFormat, Quantisation
 from edgeshard.domain.model import LayerRange
 
 
@@ -14,7 +14,7 @@ class ModelShape:
 
     `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
-    that the vocabulary holds.
+    that the vocabulary holds. `stored_as` says that the weights are stored as small integers, and which.
     """
 
     architecture: str
@@ -28,6 +28,11 @@ class ModelShape:
     tied: bool
     eos_tokens: tuple[int, ...]
     frame_width: int
+    stored_as: Quantisation | None = None
+
+    def group_of(self, integers: IntegerFormat) -> int:
+        """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
+        return integers.group if self.stored_as is None else STORED_GROUP
 
     def kv_bytes_per_token(self, layers: LayerRange, dtype: DType) -> int:
         """Bytes of keys and values one token takes in these layers."""

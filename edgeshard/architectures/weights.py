@@ -75,7 +75,7 @@ def _bytes(shape: ModelShape, name: str, size: tuple[int, ...], dtype: DType, qu
     integers = integers_of(shape, name, len(size), quantisation)
     if integers is not None:
         rows, columns = size
-        return integers.matrix_bytes(rows, columns)
+        return integers.matrix_bytes(rows, columns, shape.group_of(integers))
     return math.prod(size) * (DType.FLOAT32 if keeps_float32(shape, name) else dtype).itemsize
 
 

@@ -30,7 +30,7 @@ from edgeshard.domain.ids import Digest
 ANSWER_LIMIT_S = 120.0
 """Of real time, for what the limits of processor time in the process do not end."""
 _LONGEST_LINE = 1 << 20
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
 _TOKEN_TYPE = "I"
 """Of `array`, as the worker has it."""
 
@@ -156,7 +156,7 @@ async def _start() -> asyncio.subprocess.Process:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "edgeshard.chat.worker",
+            sys.executable, "-P", "-m", "edgeshard.chat.worker",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
             # A template that broke out of its sandbox would find nothing here, and no core file holds a prompt.
             env={**environment, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.local import own_address
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.domain.ids import check_name
@@ -98,8 +99,7 @@ def _write_settings(directory: Path, host: str, port: int) -> None:
     if configuration().exists():
         typer.echo(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
     else:
-        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        write_client_settings(join_address(own, port), directory / "admin")
+        write_client_settings(own_address(join_address(host, port)), directory / "admin")
         typer.echo(f"{configuration()}: edgectl of this user is operator admin")
 
 

@@ -21,7 +21,7 @@ from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError,
 if TYPE_CHECKING:
     from edgeshard.debugging.dump import ProcessDump
 
-app = typer.Typer(help="Look for a fault: dump what the processes of a site know, and replay it.", no_args_is_help=True)
+app = typer.Typer(help="Dump what a site's processes know, and replay it.", no_args_is_help=True)
 
 STDOUT = Path("-")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -61,7 +63,7 @@ class DemoResult:
     first_token_s: float
 
 
-def demo(
+def demo(  # noqa: PLR0913 - one parameter for each option
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="How the story begins.")] = (
         "Once upon a time"
     ),
@@ -77,12 +79,18 @@ def demo(
             exists=True, file_okay=False, metavar="DIR", help="Run the demo with another local model directory."
         ),
     ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Answer over HTTP until Ctrl-C instead.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Of --serve.")] = 8000,
     output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
 ) -> None:
     """Start a coordinator and three boxes on this machine, split a model over them and stream a story.
 
     Everything runs in a temporary directory and is gone afterwards.
     """
+    if serve:
+        from edgeshard.cli.serve import serve_demo
+
+        return serve_demo(port, len(NODES))
     started_s = time.monotonic()
     # Checked before anything is started.
     Generation(prompt, max_tokens, Sampling(temperature=temperature, seed=seed)).validate()
@@ -109,6 +117,20 @@ def model_directory(given: Path | None) -> Iterator[Path]:
         yield directory
 
 
+NO_KERNELS = (
+    "the CPU kernels are missing, because no C++ compiler was there when EdgeShard was installed: computing takes "
+    "several times longer. Install g++, then EdgeShard again (in a checkout: make setup)"
+)
+
+
+def has_kernels() -> bool:
+    """Whether the agent of this installation has its compiled kernels, without importing it."""
+    found = importlib.util.find_spec("edgeshard_agent")
+    return found is None or any(
+        (Path(place) / "ops" / "libedgeshard_ops.so").exists() for place in found.submodule_search_locations or ()
+    )
+
+
 class Narrator:
     """Reports progress on stderr, with the seconds since the command started."""
 
@@ -119,12 +141,15 @@ class Narrator:
         return time.monotonic() - self._started_s
 
     def say(self, text: str) -> None:
-        typer.echo(typer.style(f"{self.elapsed_s():5.1f} s  ", dim=True) + text, err=True)
+        elapsed = f"{self.elapsed_s():5.1f} s  "
+        typer.echo((elapsed if os.environ.get("NO_COLOR") else typer.style(elapsed, dim=True)) + text, err=True)
 
 
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:
     nodes = tuple(stage.node for stage in request.layers) or NODES
     narrator.say(f"starting a coordinator and {len(nodes)} boxes ({', '.join(nodes)}) as processes of this machine")
+    if not has_kernels():
+        narrator.say(NO_KERNELS)
     cluster = LocalCluster(state, nodes, secure=True)
     try:
         await cluster.start_coordinator()

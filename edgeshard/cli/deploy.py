@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.model import add_model
 from edgeshard.cli.output import (
@@ -20,15 +22,15 @@ from edgeshard.cli.output import (
     show_list,
     stderr_console,
 )
-from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from edgeshard.domain.deployment import Deployment, DeploymentSpec
-    from edgeshard.domain.dtypes import IntegerFormat
     from edgeshard.domain.placement import ExplicitStage, Placement
+    from edgeshard.importing.sources import Source
 
 
 def deploy(  # noqa: PLR0913 - one parameter for each option
@@ -46,10 +48,20 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model of the store, or ./DIR, which is put there first.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+        ),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Box of the first layer; by default the first of --layers.")
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Box of the first layer; by default the first of --layers, or the best.",
+        ),
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
     objective: Annotated[
@@ -62,10 +74,15 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     standby: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NODE", help="Keep others' weights in its memory, to take over; may be repeated; auto chooses."
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
         ),
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Do not use it; may be repeated.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Do not use it; may be repeated."),
+    ] = None,
     reserve: Annotated[
         list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
     ] = None,
@@ -74,17 +91,28 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     quantise: Annotated[
         list[str] | None,
         typer.Option(
+            "--quantise",
+            "--quantize",
             metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none (default); may be repeated for single boxes.",
+            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for boxes.",
         ),
     ] = None,
     head_quantisation: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
     ] = None,
     max_context: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
     ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Most new tokens of one request.")] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "--max-tokens", metavar="N", help="Most new tokens of one request."),
+    ] = None,
     prompt_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
     ] = None,
@@ -112,7 +140,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deploy a model: from --file, or NAME with --model and --source (or --layers).
+    """Deploy a model: from --file, or NAME with --model.
 
     Without --layers the boxes and their layers are planned from what was measured (`edgectl profile`); where that is
     missing, from data sheets or free memory, and a note says so.
@@ -142,47 +170,60 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "prefix_cache": prefix_cache or None,
         "kv_overcommit": kv_overcommit or None,
     }
-    connect, directory = connect_of(context), local_model(model)
-    if directory is not None:
-        options["model"] = directory.name
+    connect, elsewhere = connect_of(context), model_source(model)
+    if elsewhere is not None:
+        options["model"] = elsewhere.name
     spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
-    if directory is not None:
-        add_model(connect, directory)
+    if elsewhere is not None and model is not None:
+        add_model(connect, model)
     if dry_run:
         run(_plan(connect, spec, output))
     else:
         run(_deploy(connect, spec, wait, timeout, output))
 
 
-def local_model(model: str | None) -> Path | None:
-    """The directory that `--model` names; None for a name of the store. Raises NotFoundError where there is none."""
-    if model is None or "/" not in model:
+def model_source(model: str | None) -> Source | None:
+    """What `--model` names that is not in the store: None for a name. Raises NotFoundError where it is not there."""
+    if model is None or not ("/" in model or model.lower().endswith(".gguf")):
         return None
-    directory = Path(model).resolve()
-    if not directory.is_dir():
-        raise NotFoundError(f"--model {model}: there is no such directory", field="model")
-    return directory
+    from edgeshard.importing.sources import parse_source
+
+    return parse_source(model)
 
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
     """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or option at fault."""
-    from edgeshard.domain.deployment import parse_spec
+    from edgeshard.domain.deployment import joined_mistakes, parse_spec, spec_mistakes
 
     if file is not None:
         if options:
             given = ", ".join(option_of(key) for key in options)
             raise InvalidArgumentError(f"--file holds the whole spec: leave out {given}", field="file")
         return parse_spec(read_spec(file))
+    values, mistakes = _read_options(options)
+    mistakes += spec_mistakes(values)
+    if mistakes:
+        raise joined_mistakes([_about_option(mistake) for mistake in mistakes], "\n       ")
     try:
-        values = {key: _READERS[key](value) if key in _READERS else value for key, value in options.items()}
-        if "layers" in values:
-            values.setdefault("source", values["layers"][0].node)
-        for key in ("name", "model", "source"):
-            if key not in values:
-                raise InvalidArgumentError(f"{key} is missing: give it, or a spec with --file", field=key)
         return parse_spec(values)
     except InvalidArgumentError as error:
         raise _about_option(error) from None
+
+
+def _read_options(options: dict[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
+    """The spec's values, and what is wrong with options that are written in another form, or missing."""
+    values: dict[str, Any] = {}
+    mistakes: list[InvalidArgumentError] = []
+    for key, value in options.items():
+        try:
+            values[key] = _READERS[key](value) if key in _READERS else value
+        except InvalidArgumentError as error:
+            mistakes.append(error)
+    for key in ("name", "model"):
+        if key not in values:
+            mistakes.insert(0, InvalidArgumentError(f"{key} is missing: give it, or a spec with --file", field=key))
+            values[key] = "missing"
+    return values, mistakes
 
 
 def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
@@ -205,12 +246,12 @@ def _layers(text: str) -> tuple[ExplicitStage, ...]:
     return parse_layers(text)
 
 
-def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
+def _quantisation(items: Sequence[str]) -> dict[str, str]:
     """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployment import EVERY_NODE
     from edgeshard.domain.dtypes import IntegerFormat
 
-    found: dict[str, IntegerFormat | None] = {}
+    found: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
         if text not in ("none", *IntegerFormat) or (equals and (not node or text == "none")) or (node or "*") in found:
@@ -218,8 +259,8 @@ def _quantisation(items: Sequence[str]) -> dict[str, IntegerFormat]:
                 f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
                 field="quantisation",
             )
-        found[node or EVERY_NODE] = None if text == "none" else IntegerFormat(text)
-    return {node: chosen for node, chosen in found.items() if chosen is not None}
+        found[node or EVERY_NODE] = text
+    return found
 
 
 def _reserve(items: Sequence[str]) -> dict[str, int]:
@@ -261,7 +302,12 @@ async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s:
     with console.status(f"deploying {spec.name}") as status:
         async with connect.client() as client:
             reporter = DeployReporter(status)
-            deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
+            try:
+                deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
+            except asyncio.CancelledError:
+                # The answer may have been under way: whether it goes on, only the coordinator knows.
+                console.print(interrupted(spec.name, reporter.begun), markup=False)
+                raise
     if output in (Output.JSON, Output.YAML):
         show_data(plain(deployment), output)
     else:
@@ -278,12 +324,25 @@ def _show_prediction(placement: Placement, output: Output) -> None:
         show_fields(fields)
 
 
+def interrupted(name: str, begun: bool) -> str:
+    """What whoever ended the waiting should know."""
+    goes_on = "goes on loading" if begun else "may go on loading"
+    return (
+        f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "
+        f"`edgectl delete deployment {name}` ends it"
+    )
+
+
 class DeployReporter:
     """Reports a deployment's progress on stderr: a line for each phase, the details in the terminal's status."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
         self._phase = ""
+
+    @property
+    def begun(self) -> bool:
+        return self._phase != ""
 
     def show(self, deployment: Deployment) -> None:
         if deployment.phase.value != self._phase:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.output import (
     Column,
     Output,
@@ -20,13 +22,15 @@ from edgeshard.cli.output import (
     visible,
 )
 
-app = typer.Typer(help="Show everything about one box, model or deployment.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="Show everything about one box, model or deployment.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
+NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
+ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
+DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
 
 
 @app.command()
-def node(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
+def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
     """Show a box, by name or id: its device, memory and stages, and what was measured of it and of its links."""
     from edgeshard.cli.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
     from edgeshard.cli.views import STAGE_COLUMNS, node_fields
@@ -49,7 +53,7 @@ def node(context: typer.Context, name: Name, output: OutputOption = Output.TABLE
 
 
 @app.command()
-def model(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
+def model(context: typer.Context, name: ModelName, output: OutputOption = Output.TABLE) -> None:
     """Show a model of the store."""
     from edgeshard.cli.views import model_fields
 
@@ -62,7 +66,7 @@ def model(context: typer.Context, name: Name, output: OutputOption = Output.TABL
 
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
-def deployment(context: typer.Context, name: Name, output: OutputOption = Output.TABLE) -> None:
+def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
     """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
     requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
     the last seconds it was idle, steps waiting, KV cache in use. While it is ready: how long requests would stand still

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.generation_options import generation_options
 from edgeshard.cli.guide_options import guide_options
@@ -31,9 +32,17 @@ class TextOutput(StrEnum):
 @generation_options
 def generate(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A deployment, or the model of exactly one.")],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt; - reads stdin.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A deployment, or the model of exactly one.", autocompletion=completion.served
+        ),
+    ],
+    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads stdin.")] = None,
     *,
+    prompt_option: Annotated[
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The same as an option.")
+    ] = None,
     request_id: Annotated[str, typer.Option(metavar="ID", help="Name the request, to cancel it from elsewhere.")] = "",
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest duration.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print times to stderr at the end.")] = False,
@@ -42,7 +51,7 @@ def generate(
 ) -> None:
     """Generate text and print it token by token. Ctrl-C cancels the request on every box."""
     wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
-    text = read_stdin() if prompt == "-" else prompt
+    text = prompt_of(prompt, prompt_option)
 
     async def work() -> Completion:
         async with connect_of(context).client() as client:
@@ -58,6 +67,18 @@ def generate(
             stderr_console().print(table([*asked, *made], _LOGPROBS))
     if stats:
         typer.echo(summary(completion), err=True)
+
+
+def prompt_of(argument: str | None, option: str | None) -> str:
+    """The prompt, however it was given. Raises InvalidArgumentError where it was not, or twice."""
+    if argument is not None and option is not None:
+        raise InvalidArgumentError("prompt: give it behind the model or with --prompt, not both", field="prompt")
+    text = argument if option is None else option
+    if text is None:
+        raise InvalidArgumentError(
+            "prompt is missing: give it behind the model or with --prompt; - reads it from stdin", field="prompt"
+        )
+    return read_stdin() if text == "-" else text
 
 
 def read_stdin() -> str:

@@ -12,6 +12,9 @@ import typer
 
 from edgeshard.domain.generation import Generation, OptionField, Sampling, option_fields
 
+UNSET = {"max_new_tokens": " Where not given, 128 or what there is room for."}
+"""Options of which it matters whether they were given at all, and what their help says of that."""
+
 
 def generation_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command` an option for each of `Generation` and `Sampling` that has a flag, in place of its `**options`.
@@ -40,11 +43,12 @@ def _parameter_name(item: OptionField) -> str:
 
 
 def _parameter(name: str, item: OptionField) -> Parameter:
-    option, kind, default, flags = item.option, item.kind, item.default, []
+    option, kind, default = item.option, item.kind, item.default
+    flags = ["--" + text.replace("_", "-") for text in (name, option.alias) if text]
+    if item.keyword in UNSET:
+        kind, default = kind | None, None
     if isinstance(default, tuple):
         kind, default = list[str] | None, None
-    elif kind is bool:
-        # Without a --no- form.
-        flags = ["--" + name.replace("_", "-")]
-    about = typer.Option(*flags, min=option.low, metavar=option.metavar or None, help=option.help)
+    text = option.help + UNSET.get(item.keyword, "")
+    about = typer.Option(*flags, min=option.low, metavar=option.metavar or None, help=text)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])

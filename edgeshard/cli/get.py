@@ -7,44 +7,69 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.output import Output, OutputOption, show_list
+from edgeshard.cli.watch import WatchOption, show
 
-app = typer.Typer(help="List boxes, models, deployments or the audit log.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="List boxes, models, deployments, events, audit.", no_args_is_help=True)
 
 
 @app.command()
-def nodes(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+def nodes(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
     """List the boxes of the site and what they hold."""
     from edgeshard.cli.views import NODE_COLUMNS
 
     async def work() -> None:
         async with connect_of(context).client() as client:
-            show_list(await client.nodes(), output, NODE_COLUMNS, lambda node: node.name)
+            await show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch)
 
     run(work())
 
 
 @app.command()
-def models(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+def models(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
     """List the models in the coordinator's store."""
     from edgeshard.cli.views import MODEL_COLUMNS
 
     async def work() -> None:
         async with connect_of(context).client() as client:
-            show_list(await client.stored_models(), output, MODEL_COLUMNS, lambda model: model.name)
+            await show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, watch)
 
     run(work())
 
 
 @app.command(short_help="List the deployments, their phase and placement.")
-def deployments(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+def deployments(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
     """List the deployments, their phase and which box holds which layers."""
     from edgeshard.cli.views import DEPLOYMENT_COLUMNS
 
     async def work() -> None:
         async with connect_of(context).client() as client:
-            found = await client.deployments()
-            show_list(found, output, DEPLOYMENT_COLUMNS, lambda deployment: deployment.spec.name)
+            await show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda found: found.spec.name, watch)
+
+    run(work())
+
+
+@app.command(short_help="List what happened: boxes came and went, deployments changed.")
+def events(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=1000, help="The newest so many.")] = 50,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what happens, until Ctrl-C.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List what happened on the site since its coordinator started, the newest last: boxes that came and went, phases
+    of deployments and why they changed, links that carry nothing. It remembers the newest 1,000.
+    """
+    from edgeshard.cli.events import follow
+    from edgeshard.cli.views import EVENT_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            if watch:
+                await follow(client.events(limit, follow=True), output)
+            else:
+                found = [event async for event in client.events(limit)]
+                show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
 
     run(work())
 

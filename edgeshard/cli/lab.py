@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgeshard.cli.lab_site import Comparison
     from edgeshard.planning.lab import Lab, LabRun
 
-app = typer.Typer(help="Emulate boxes and links on this machine; measure beside predict.", no_args_is_help=True)
+app = typer.Typer(help="Emulate boxes and links on this machine.", no_args_is_help=True)
 
 LabFile = Annotated[Path, typer.Argument(metavar="LAB.toml", help="A cluster file with a [lab] table.")]
 Directory = Annotated[

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
 
 _SITE = "here"
+"""The name of a site that this machine made for itself."""
 _ERROR_BY_EXIT_CODE: dict[int, type[EdgeShardError]] = {
     2: InvalidArgumentError,
     3: NotFoundError,
@@ -41,6 +42,14 @@ _ERROR_BY_EXIT_CODE: dict[int, type[EdgeShardError]] = {
 _READY_POLL_S = 0.02
 _STOP_GRACE_S = 4.0
 _TAIL_LINES = 12
+
+
+def own_address(address: str) -> str:
+    """How this machine dials what listens at `address`."""
+    from edgeshard.rpc.tls import join_address, split_address
+
+    host, port = split_address(address)
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 def _private_log(path: Path) -> BinaryIO:
@@ -106,10 +115,14 @@ class Daemon:
         self.address, self.gateway = str(ready["address"]), str(ready.get("gateway", ""))
         return self.address
 
+    async def exited(self) -> int:
+        """Its exit code, once it ends."""
+        assert self._process is not None
+        return await self._process.wait()
+
     async def ended(self, timeout_s: float) -> int:
         """Its exit code, once it ends by itself. Raises TimeoutError after `timeout_s`."""
-        assert self._process is not None
-        return await asyncio.wait_for(self._process.wait(), timeout_s)
+        return await asyncio.wait_for(self.exited(), timeout_s)
 
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """End it with SIGTERM, after `grace_s` with SIGKILL."""
@@ -155,12 +168,13 @@ class LocalCluster:
     """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
 
     As an async context manager it starts everything and stops everything, also on an error or an interrupt.
-    `agent_arguments` are added to every agent's command line, `arguments_by_agent` to one's;
-    `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait for a ready file. A `secure` one
-    has an authority of its own, in memory; the others speak in plaintext.
+    The coordinator listens at `listen`. `agent_arguments` are added to every agent's command line, `arguments_by_agent`
+    to one's; `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait for a ready file. A
+    `secure` one has an authority of its own, in memory unless it is given; the others speak in plaintext. With
+    `share_store` the agents read the coordinator's models in place.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a site may be made of
         self,
         directory: Path,
         nodes: Sequence[str] = ("a", "b", "c"),
@@ -168,24 +182,29 @@ class LocalCluster:
         agent_arguments: Sequence[str] = (),
         arguments_by_agent: Mapping[str, Sequence[str]] | None = None,
         coordinator_arguments: Sequence[str] = (),
+        listen: str = "127.0.0.1:0",
         threads: int = 1,
         startup_timeout_s: float = 60.0,
         secure: bool = False,
+        authority: Authority | None = None,
+        share_store: bool = False,
     ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
         self.agents: dict[str, Daemon] = {}
-        self._authority = _authority() if secure else None
+        self._authority = authority or (_authority() if secure else None)
         self.coordinator = Daemon(
             "coordinator",
             "edgeshard_coordinator",
             [
-                *("--listen", "127.0.0.1:0", "--state-dir", str(directory / "coordinator")),
+                *("--listen", listen, "--state-dir", str(directory / "coordinator")),
                 *self._identity(coordinator_of(_SITE)),
                 *coordinator_arguments,
             ],
             directory,
         )
+        self._listen = listen
+        self._share_store = share_store
         self._agent_arguments = tuple(agent_arguments)
         self._arguments_by_agent = dict(arguments_by_agent or {})
         self._threads = threads
@@ -244,9 +263,18 @@ class LocalCluster:
 
     def _agent(self, name: str) -> Daemon:
         if name not in self.agents:
-            arguments = ["--coordinator", self.address, "--name", name, "--listen", "127.0.0.1:0"]
+            arguments = [
+                "--coordinator",
+                self.address or own_address(self._listen),
+                "--name",
+                name,
+                "--listen",
+                "127.0.0.1:0",
+            ]
             arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
             arguments += self._identity(Principal(_SITE, Role.AGENT, name))
+            if self._share_store:
+                arguments += ["--shared-store", str(self.directory / "coordinator" / "models")]
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
             self.agents[name] = Daemon(name, "edgeshard_agent", arguments, self.directory)
         return self.agents[name]
@@ -257,7 +285,11 @@ class LocalCluster:
 
         if self._authority is None:
             return Client(self.address, plaintext=True)
-        return Client(self.address, self._files(Principal(_SITE, Role.OPERATOR, "admin")))
+        return Client(self.address, self.operator_files())
+
+    def operator_files(self) -> TlsFiles:
+        """Of the operator of a secure site."""
+        return self._files(Principal(_SITE, Role.OPERATOR, "admin"))
 
     def _identity(self, principal: Principal) -> list[str]:
         """The options that say who a daemon is."""

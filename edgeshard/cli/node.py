@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.domain.identity import Role
 
@@ -15,7 +16,10 @@ app = typer.Typer(help="Take a box's certificate away.", no_args_is_help=True)
 @app.command(short_help="Refuse a certificate from now on.")
 def revoke(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the box, or of whoever has the role.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Of the box, or of whoever has the role.", autocompletion=completion.nodes),
+    ],
     role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
 ) -> None:
     """Refuse every certificate that was made so far for NAME, also one that nobody has seen in use.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _ANY_WIDTH = 1000
+_FOLDS_FROM = 80
 
 
 class Output(StrEnum):
@@ -58,7 +59,7 @@ def show_list(
     elif not items:
         typer.echo("none", err=True)
     else:
-        print_table(table(items, visible(columns, output)))
+        print_table(table(items, visible(columns, output)), wide=output is Output.WIDE)
 
 
 def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item]]:
@@ -76,9 +77,13 @@ def show_data(value: Any, output: Output) -> None:
         typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_table(rows: Table) -> None:
-    """Print to stdout, one line for each row; the terminal wraps longer lines."""
+def print_table(rows: Table, wide: bool = False) -> None:
+    """Print to stdout. On a terminal cells get several lines where the table has no room in one, unless it is `wide` by
+    wish; a pipe, and a terminal in which nothing would be left of cells, get one line for each row."""
     console = stdout_console()
+    if console.is_terminal and console.width >= _FOLDS_FROM and not wide:
+        console.print(rows)
+        return
     console.width = max(console.width, console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum)
     console.print(rows)
 

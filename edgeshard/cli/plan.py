@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of
 from edgeshard.cli.output import Output, OutputOption
 from edgeshard.domain.errors import InvalidArgumentError
@@ -18,9 +19,17 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         Path | None, typer.Option(metavar="FILE", help="Boxes and links as TOML, instead of the site's own.")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
+        str,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.",
+        ),
     ] = "",
-    source: Annotated[str | None, typer.Option(metavar="NODE", help="Box of the first layer, else the file's.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Box of the first layer, else the file's."),
+    ] = None,
     objective: Annotated[
         str, typer.Option(metavar="WHAT", help="request, ttft, latency, throughput, energy or auto.")
     ] = "auto",
@@ -30,16 +39,26 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     concurrency: Annotated[int | None, typer.Option(metavar="N", help="Most requests at once.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16.")] = None,
     quantise: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
+        str | None,
+        typer.Option("--quantise", "--quantize", metavar="FORMAT", help="Weights as small integers: int8 or int4."),
     ] = None,
     head_quantisation: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Slowest a request may get its tokens.")
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Do not use it; may be repeated.")] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Do not use it; may be repeated."),
+    ] = None,
     reserve: Annotated[
         list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
     ] = None,

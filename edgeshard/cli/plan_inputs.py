@@ -67,7 +67,12 @@ def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, .
 
     Raises InvalidArgumentError naming what is wrong.
     """
-    cluster, model = read_cluster(path), read_model(asked.model)
+    return planned_offline(path, read_model(asked.model), asked)
+
+
+def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """The same for a model that has been read."""
+    cluster = read_cluster(path)
     if asked.source is not None:
         cluster.index(asked.source, "source")
         cloud = None if cluster.cloud == asked.source else cluster.cloud
@@ -107,11 +112,13 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
     site = run(_fetch_site(connect, asked.model))
     for option in ("exclude", "reserve", "max_share"):
         _check_known(site, option, asked.exclude if option == "exclude" else asked.more.get(option, ()))
-    dtype = asked.weights_dtype(None)
+    dtype, model = asked.weights_dtype(None), model_from_config(asked.model, site.config)
+    if asked.quantisation is None and all(node.facts.kind == "cpu" for node in site.nodes):
+        asked = replace(asked, quantisation=model.shape.stored_as)  # as it would be deployed
     found = _measured_cluster(site, asked, dtype)
     problem = site_problem(
         found,
-        model_from_config(asked.model, site.config),
+        model,
         # Boxes that are left out are not in the cluster; of `exclude` only the source can be, and is refused by name.
         exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
         dtype=dtype,

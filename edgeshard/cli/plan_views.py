@@ -10,6 +10,7 @@ from edgeshard.cli.output import (
     Column,
     Output,
     gap_text,
+    human_bytes,
     human_seconds,
     plain,
     show_data,
@@ -31,12 +32,12 @@ STAGE_COLUMNS: list[Column[PlannedStage]] = [
     Column("LAYERS", lambda stage: str(stage.layers) if len(stage.layers) else "relay"),
     Column("COMPUTES", lambda stage: human_seconds(stage.compute_s), right=True),
     Column("SENDS", lambda stage: human_seconds(stage.send_s), right=True),
-    Column("WEIGHTS", lambda stage: _gb(stage.memory.weights), right=True),
-    Column("KV CACHE", lambda stage: _gb(stage.memory.kv), right=True),
-    Column("WORKSPACE", lambda stage: _gb(stage.memory.workspace), right=True, wide=True),
-    Column("LOADING", lambda stage: _gb(stage.memory.loading), right=True, wide=True),
-    Column("NEEDS", lambda stage: _gb(stage.memory.needed), right=True),
-    Column("USABLE", lambda stage: _gb(stage.memory.usable), right=True),
+    Column("WEIGHTS", lambda stage: human_bytes(stage.memory.weights), right=True),
+    Column("KV CACHE", lambda stage: human_bytes(stage.memory.kv), right=True),
+    Column("WORKSPACE", lambda stage: human_bytes(stage.memory.workspace), right=True, wide=True),
+    Column("LOADING", lambda stage: human_bytes(stage.memory.loading), right=True, wide=True),
+    Column("NEEDS", lambda stage: human_bytes(stage.memory.needed), right=True),
+    Column("USABLE", lambda stage: human_bytes(stage.memory.usable), right=True),
 ]
 
 ALTERNATIVE_COLUMNS: list[Column[Alternative]] = [
@@ -203,10 +204,6 @@ def _figures(result: PlanResult) -> dict[str, Any]:
         "nodes": len(result.stages),
         "placement": result.placement,
     }
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
 
 
 def number_text(value: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.output import (
     Output,
@@ -38,17 +39,34 @@ DEFAULT_DTYPE = "bfloat16"
 def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE]...", help="Boxes to measure; all that are connected if none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE]...",
+            autocompletion=completion.nodes,
+            help="Boxes to measure; all that are connected if none.",
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model of the store; without it, only links are measured.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store; without it, only links are measured.",
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
     quantise: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Weights as small integers: int8 or int4.")
+        str | None,
+        typer.Option("--quantise", "--quantize", metavar="FORMAT", help="Weights as small integers: int8 or int4."),
     ] = None,
     head_quantisation: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Of the LM head with --quantise: int8 (default), int4 or none.")
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
@@ -120,7 +138,9 @@ async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
                         reporter.show(event)
             except asyncio.CancelledError:
                 reporter.console.print(
-                    "the boxes go on measuring; `edgectl describe node NODE` shows what they found", markup=False
+                    "the boxes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
+                    "found; restarting a box's agent ends its part at once",
+                    markup=False,
                 )
                 raise
         site = await client.site(wanted.model)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.output import print_table, stderr_console, table
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
@@ -19,7 +20,9 @@ STDOUT = Path("-")
 
 def trace(
     context: typer.Context,
-    deployment: Annotated[str, typer.Argument(metavar="DEPLOYMENT", help="What to record.")],
+    deployment: Annotated[
+        str, typer.Argument(metavar="DEPLOYMENT", help="What to record.", autocompletion=completion.deployments)
+    ],
     seconds: Annotated[float, typer.Option(metavar="SECONDS", help="For how long, from 0.1 to 60.")] = 5.0,
     output: Annotated[
         Path | None,

@@ -12,6 +12,7 @@ from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageStatus
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.traffic import Outlook
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ AUDIT_COLUMNS: list[Column[AuditEntry]] = [
     Column("RESULT", lambda entry: entry.result),
     Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
     Column("ADDRESS", lambda entry: printable(entry.address), wide=True),
+]
+
+EVENT_COLUMNS: list[Column[SiteEvent]] = [
+    Column("TIME", lambda event: event.time[:19]),
+    Column("", lambda event: "!" if event.warning else ""),
+    Column("WHAT", lambda event: f"{event.subject} {printable(event.name)} {printable(event.what)}"),
+    Column("DETAIL", lambda event: printable(event.detail)),
 ]
 
 PLACED_COLUMNS: list[Column[PlacedStage]] = [
@@ -241,11 +249,14 @@ def traffic_fields(deployment: Deployment) -> dict[str, str]:
 def _better_text(deployment: Deployment, outlook: Outlook, better: Prediction) -> str:
     layers = ",".join(f"{stage.node}={stage.layers}" for stage in outlook.layers)
     gain = f"{100 * outlook.gain:.0f} % {'more' if better.objective == 'throughput' else 'less'}"
-    how = "delete it and deploy it again"
     spec = deployment.spec
+    lengths_given = (spec.prompt_tokens, spec.new_tokens) != (None, None)
+    if not spec.layers and not lengths_given:
+        return f"{layers}: {_expected_text(better)}, {gain}; `edgectl replan {spec.name}` moves it there"
+    how = "delete it and deploy it again"
     if spec.layers:
         how += " without layers"
-    if (spec.prompt_tokens, spec.new_tokens) != (None, None):
+    if lengths_given:
         how += f" with --prompt-tokens {better.prompt_tokens} --new-tokens {better.new_tokens}"
     return f"{layers}: {_expected_text(better)}, {gain}; {how}"
 

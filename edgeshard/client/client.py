@@ -25,21 +25,37 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.errors import (
+    AbortedError,
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
 from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, inference_pb2
-from edgeshard.rpc.tls import TlsFiles
+from edgeshard.rpc.addresses import is_of_this_machine
+from edgeshard.rpc.tls import TlsFiles, split_address
 from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
-from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire, spec_to_wire
+from edgeshard.wire.deployment import (
+    deployment_from_wire,
+    placement_from_wire,
+    replan_call_to_wire,
+    replan_from_wire,
+    spec_to_wire,
+)
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
@@ -49,13 +65,15 @@ from edgeshard.wire.site import (
     site_from_wire,
     stored_model_from_wire,
 )
+from edgeshard.wire.site_event import site_event_from_wire
 from edgeshard.wire.trace import trace_from_wire
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Progress
+    from edgeshard.client.models import Adding, Progress
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
+_CONNECTS_S = 1.0
 
 
 class Client:
@@ -121,10 +139,21 @@ class Client:
         request = GenerateRequest(
             checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
         )
-        calls = resumed(self._connection.generate, request, options.get("timeout_s"), self._clock)
-        async with aclosing(calls) as events:
-            async for event in events:
-                yield event
+        timeout_s, began_s = options.get("timeout_s"), self._clock.now()
+        calls = resumed(self._connection.generate, request, timeout_s, self._clock)
+        try:
+            async with aclosing(calls) as events:
+                async for event in events:
+                    yield event
+        except (DeadlineError, UnavailableError) as error:
+            # A connection takes a moment: who has not answered within less than that is not known to be away.
+            late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
+            if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
+                raise DeadlineError(
+                    f"not finished within {timeout_s:g} s by {self.target}: allow more time, or ask for fewer tokens",
+                    field="timeout_s",
+                ) from None
+            raise
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
         """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
@@ -358,16 +387,24 @@ class Client:
         )
 
     async def add_model(
-        self, directory: Path | str, name: str | None = None, progress: Progress | None = None
+        self,
+        source: Path | str,
+        name: str | None = None,
+        progress: Progress | None = None,
+        adding: Adding | None = None,
     ) -> Digest:
-        """Register a local Hugging Face directory with the coordinator; returns the manifest's digest.
+        """Register a model with the coordinator; returns the manifest's digest.
+
+        `source` is a Hugging Face directory, a GGUF file, or `OWNER/NAME[@REVISION]` of the Hub (docs/models.md).
 
         Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
         `edgeshard.client.models.add_model` for the errors and for `progress`.
         """
         from edgeshard.client import models
 
-        return await models.add_model(self._connection.open(), Path(directory), name, progress)
+        channel = self._connection.open()
+        here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
+        return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
 
     async def delete_model(self, name: str) -> None:
         """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""
@@ -400,6 +437,15 @@ class Client:
             return deployment
         return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
 
+    async def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Wait until a deployment answers requests; arguments and errors are those of `deploy`, and NotFoundError."""
+        return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
+
     async def deployments(self) -> tuple[Deployment, ...]:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
@@ -428,6 +474,50 @@ class Client:
             if not await polls.next():
                 raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
 
+    async def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        """Plan a deployment that is ready for the boxes that are there now, and move it where that gains 5 % or more.
+
+        Its requests pause and go on with the next token. `force` moves it whatever the gain; `dry_run` only asks, which
+        costs next to nothing while boxes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
+        `wait` it is ready when this returns; `on_change` gets every new state on the way.
+
+        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
+        UnavailableError while it is not ready, AbortedError where other boxes could not take it over and it goes on
+        elsewhere, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        """
+        call = ReplanCall(name, dry_run, force, NO_OPERATION if dry_run else _operation_id())
+        replan = replan_from_wire(await self._admin("Replan", replan_call_to_wire(call)))
+        if not (replan.changed and wait):
+            return replan
+        failed: list[EdgeShardError] = []
+
+        def changed(deployment: Deployment) -> None:
+            failed.extend([deployment.failure] if deployment.failure is not None else [])
+            if on_change is not None:
+                on_change(deployment)
+
+        ready = await self._until_ready(await self.deployment(name), timeout_s, changed)
+        wanted, got = (
+            [(stage.node_name, stage.layers) for stage in placement.stages]
+            for placement in (replan.found, ready.placement)
+        )
+        if got != wanted:
+            where = ",".join(f"{node}={layers}" for node, layers in got)
+            why = failed[0].message if failed else "a box failed"
+            raise AbortedError(
+                f"deployment {name} did not move ({why}); it goes on with {where}", field="name", reason="NOT_MOVED"
+            )
+        return replan
+
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
 
@@ -452,6 +542,14 @@ class Client:
         """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
         return tuple(audit_entry_from_wire(entry) for entry in response.entries)
+
+    async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
+        """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
+        first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
+        request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
+        async with aclosing(self._connection.events(request)) as messages:
+            async for message in messages:
+                yield site_event_from_wire(message.event)
 
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]

@@ -25,11 +25,11 @@ class Completion:
     """Everything a request brought back.
 
     `text` is the generated text without the prompt. `ttft_s` is seconds from the call to the first token,
-    `inter_token_latency_s` the mean seconds between tokens (0 with fewer than two), `total_s` seconds from the call to
-    the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded token; the first token, whose
-    step is the prefill, is left out where there are others. `logprobs` and `top_logprobs` are empty unless asked for;
-    so are `prompt_logprobs` and `prompt_top_logprobs`, those of the prompt's tokens from the second on. `str` of it is
-    the text; its `repr` is one line, however long it is.
+    `inter_token_latency_s` the mean seconds between tokens by the head's clock (0 with fewer than two), `total_s`
+    seconds from the call to the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded
+    token; the first token, whose step is the prefill, is left out where there are others. `logprobs` and `top_logprobs`
+    are empty unless asked for; so are `prompt_logprobs` and `prompt_top_logprobs`, those of the prompt's tokens from
+    the second on. `str` of it is the text; its `repr` is one line, however long it is.
     """
 
     request_id: RequestId
@@ -110,7 +110,6 @@ class CompletionBuilder:
         if started is None or finished is None:
             raise InternalError("the coordinator ended the stream before the request was finished")
         times = self._token_times_s
-        gaps = len(times) - 1
         return Completion(
             request_id=started.request_id,
             deployment=started.deployment,
@@ -120,7 +119,7 @@ class CompletionBuilder:
             prompt_token_ids=started.prompt_tokens,
             finish_reason=finished.reason,
             ttft_s=times[0] - self._called_at_s if times else 0.0,
-            inter_token_latency_s=(times[-1] - times[0]) / gaps if gaps > 0 else 0.0,
+            inter_token_latency_s=self._inter_token_latency_s(),
             total_s=self._finished_at_s - self._called_at_s,
             stage_compute_ms=self._stage_compute_ms(len(started.placement.stages)),
             logprobs=tuple(token.logprob for token in self._tokens) if self._logprobs else (),
@@ -128,6 +127,19 @@ class CompletionBuilder:
             prompt_logprobs=tuple(logprob for part in self._prompt for logprob in part.logprobs),
             prompt_top_logprobs=tuple(top for part in self._prompt for top in part.top),
         )
+
+    def _inter_token_latency_s(self) -> float:
+        """By the head's clock: on their way here tokens gather, and come several at once.
+
+        Between tokens of two heads, after a recovery, only the arrivals tell.
+        """
+        times, total_s = self._token_times_s, 0.0
+        for index in range(1, len(times)):
+            earlier_s, later_s = self._tokens[index - 1].at_s, self._tokens[index].at_s
+            # No two tokens of one head can be further apart than the whole request took until then.
+            one_head = 0 < earlier_s <= later_s <= earlier_s + times[index] - self._called_at_s
+            total_s += later_s - earlier_s if one_head else times[index] - times[index - 1]
+        return total_s / (len(times) - 1) if len(times) > 1 else 0.0
 
     def _stage_compute_ms(self, stage_count: int) -> tuple[float, ...]:
         steps = [token.timings for token in (self._tokens[1:] or self._tokens) if token.timings]

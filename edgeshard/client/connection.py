@@ -130,6 +130,12 @@ class Connection:
         assert self._admin is not None
         return self._stream(self._admin.Trace, request, None)
 
+    def events(self, request: Any) -> AsyncGenerator[Any, None]:
+        """The messages of one ListEvents call. Closing the generator cancels the call."""
+        self.open()
+        assert self._admin is not None
+        return self._stream(self._admin.ListEvents, request, None)
+
     def dump(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
         """The messages of one Dump call. Closing the generator cancels the call."""
         self.open()
@@ -158,4 +164,10 @@ class Connection:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not connected:
             # A host that swallows packets: for the caller it is unreachable, not slow.
             return UnavailableError(f"cannot reach {self.target}: it does not answer", retry_after_s=1.0)
+        if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in (error.details() or ""):
+            return UnavailableError(
+                f"cannot reach {self.target}: no coordinator listens there. `edgectl serve MODEL` starts a site on "
+                "this machine, edgeshard-coordinator a coordinator alone; --coordinator HOST:PORT names another",
+                retry_after_s=1.0,
+            )
         return from_rpc_error(error, self.target)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,20 +24,31 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest, check_name
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.site import BlobHeader, MissingBlob, ModelRegistration
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
+from edgeshard.importing.sources import Source, opened, parse_source
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
 from edgeshard.storage.checkpoint import (
-    BlobLocation,
     Checkpoint,
     blob_locations,
     build_manifest,
-    open_checkpoint,
+    draft_manifest,
     read_chunks,
 )
+from edgeshard.storage.forms import TOKENIZER
+from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
 from edgeshard.wire.status import from_rpc_error
-from edgeshard.wire.store import blob_header_to_wire, manifest_to_wire, model_registration_from_wire
+from edgeshard.wire.store import (
+    blob_header_to_wire,
+    local_adding_from_wire,
+    local_model_to_wire,
+    manifest_to_wire,
+    model_registration_from_wire,
+)
 
 _PARALLEL_UPLOADS = 4
 _ATTEMPTS = 6
@@ -47,6 +59,8 @@ _CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossErr
 
 
 class AddPhase(StrEnum):
+    DOWNLOADING = DOWNLOADING
+    CONVERTING = CONVERTING
     HASHING = "hashing"
     UPLOADING = "uploading"
 
@@ -59,19 +73,91 @@ class _StoppedError(Exception):
     """Ends the hashing thread when nobody waits for it any more."""
 
 
-async def add_model(
-    channel: grpc.aio.Channel, directory: Path, name: str | None = None, progress: Progress | None = None
-) -> Digest:
-    """Register the Hugging Face checkpoint in `directory` as `name` (default: the directory's name); its digest.
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """How a model is made ready. `width` is for weights that cannot be kept exactly as they are; `on_note` is called
+    with what an operator should know, such as what that lost."""
 
+    width: Width = Width.INT8
+    on_note: Callable[[str], None] | None = None
+
+
+async def add_model(
+    channel: grpc.aio.Channel,
+    source: Path | str,
+    name: str | None = None,
+    progress: Progress | None = None,
+    *,
+    here: bool = False,
+    adding: Adding = Adding(),
+) -> Digest:
+    """Register a model as `name` (default: what the source is called); its digest.
+
+    A path is a checkpoint's directory or a GGUF file; a text may be `OWNER/NAME[@REVISION]` of the Hub, too.
+
+    Raises as `parse_source`, `opened` and `add_checkpoint` do.
+    """
+    where = parse_source(str(source)) if isinstance(source, str) else Source(path=source)
+    async with _prepared(where, adding.width, progress) as imported:
+        name = where.name if name is None else name
+        if adding.on_note is not None:
+            for note in (*imported.notes, *_missing(imported, name)):
+                adding.on_note(note)
+        return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here)
+
+
+def _missing(imported: Imported, name: str) -> list[str]:
+    if any(file.name == TOKENIZER for file in imported.checkpoint.files):
+        return []
+    return [f"{name} has no {TOKENIZER}: it takes prompts and gives answers as token ids only"]
+
+
+@asynccontextmanager
+async def _prepared(source: Source, width: Width, progress: Progress | None) -> AsyncIterator[Imported]:
+    """The opened source; made ready in a thread, which ends soon after nobody waits for it any more."""
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+    def report(what: str, done: int, total: int) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, AddPhase(what), done, total)
+
+    with ExitStack() as stack:
+        opening = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, opened(source, width, report)))
+        try:
+            imported = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            stopped.set()
+            await asyncio.wait([opening])
+            if not opening.cancelled():
+                opening.exception()
+            raise
+        yield imported
+
+
+async def add_checkpoint(
+    channel: grpc.aio.Channel,
+    checkpoint: Checkpoint,
+    name: str,
+    progress: Progress | None = None,
+    *,
+    here: bool = False,
+) -> Digest:
+    """Register an open checkpoint as `name`; its digest.
+
+    `here` says that the coordinator's address is of this machine: it links to the files then, and hashes them itself.
     Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
     broken connection by itself, after a cancel with the next call.
 
-    Raises as `open_checkpoint` and `build_manifest` do before anything is sent; AlreadyExistsError when the name has
+    Raises as `build_manifest` does before anything is sent; AlreadyExistsError when the name has
     other content; UnavailableError when the coordinator cannot be reached.
     """
-    checkpoint = await in_thread(open_checkpoint, directory)
-    name = check_name(name if name is not None else _default_name(directory), "name")
+    check_name(name, "name")
+    if here:
+        digest = await _add_here(channel, checkpoint, name, progress)
+        if digest is not None:
+            return digest
     manifest = await _hash(checkpoint, name, progress)
     request = pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
@@ -80,6 +166,29 @@ async def add_model(
         )
     upload = _Upload(channel, request, blob_locations(checkpoint, manifest), progress)
     return await upload.run()
+
+
+async def _add_here(
+    channel: grpc.aio.Channel, checkpoint: Checkpoint, name: str, progress: Progress | None
+) -> Digest | None:
+    """None where the coordinator does not see the same files: in a container, as another user."""
+    model = await in_thread(lambda: local_model(checkpoint, draft_manifest(name, checkpoint)))
+    request = local_model_to_wire(model)
+    if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
+        return None
+    try:
+        async for message in store_pb2_grpc.ModelStoreServiceStub(channel).AddLocalModel(request):
+            adding = local_adding_from_wire(message)
+            if progress is not None:
+                progress(AddPhase.HASHING, adding.hashed, adding.total)
+            if adding.manifest_digest is not None:
+                return adding.manifest_digest
+    except grpc.aio.AioRpcError as error:
+        refused = from_rpc_error(error, "the coordinator")
+        if refused.reason == NOT_THIS_MACHINE or error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise refused from None
+    raise UnavailableError("the coordinator ended the call before the model was added; try again")
 
 
 async def _hash(checkpoint: Checkpoint, name: str, progress: Progress | None) -> ModelManifest:
@@ -216,8 +325,3 @@ def _upload_error(error: grpc.aio.AioRpcError) -> EdgeShardError:
 
 def _next_chunk(chunks: Iterator[bytes]) -> bytes:
     return next(chunks, b"")
-
-
-def _default_name(directory: Path) -> str:
-    """The directory's name in the characters a name may have."""
-    return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower())[:63].strip("-._") or "model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from edgeshard.client.arguments import checked, checked_tokens
 from edgeshard.domain.errors import InvalidArgumentError
@@ -12,15 +12,18 @@ from edgeshard.domain.generation import GenerateOptions, Generation, OptionField
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
     """The request behind these options. Raises InvalidArgumentError naming the first field that is wrong."""
+    options = _by_keyword(options)
     check_options(options)
     sampling = _given(Sampling, options)
     # Asking for the best tokens implies asking for the chosen one.
     if sampling.get("top_logprobs", 0) > 0:
         sampling["logprobs"] = True
+    # A limit that nobody asked for must not fail a prompt.
+    own = {"clip_new_tokens": "max_new_tokens" not in options} | _given(Generation, options)
     generation = Generation(
         prompt=prompt if isinstance(prompt, str) else checked_tokens("prompt", prompt),
         sampling=Sampling(**sampling),
-        **_given(Generation, options),
+        **own,
     )
     generation.validate()
     for field, texts in (("prompt", (generation.prompt,)), ("stop", generation.stop_strings)):
@@ -39,6 +42,24 @@ def check_options(options: GenerateOptions) -> None:
             raise InvalidArgumentError(f"{name} is not an option; the options are {known}", field=name)
     checked("request_id", options.get("request_id", ""), str)
     checked("timeout_s", options.get("timeout_s"), float | None)
+
+
+_KEYWORDS = {
+    item.option.alias: item.keyword
+    for item in (*option_fields(Generation), *option_fields(Sampling))
+    if item.option.alias
+}
+
+
+def _by_keyword(options: GenerateOptions) -> GenerateOptions:
+    """The options with their own names in place of aliases."""
+    named: dict[str, Any] = {}
+    for name, value in options.items():
+        keyword = _KEYWORDS.get(name, name)
+        if keyword in named:
+            raise InvalidArgumentError(f"{name} is given twice: as {keyword} too", field=keyword)
+        named[keyword] = value
+    return cast("GenerateOptions", named)
 
 
 def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -> dict[str, Any]:

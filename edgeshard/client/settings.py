@@ -32,7 +32,8 @@ class Access:
             check_secure(self.target, self.tls, "coordinator")  # beyond loopback there is no choice
             raise DeniedError(
                 f"there are no credentials for the site at {self.target}: join it with edgectl join TOKEN, give "
-                "--tls-ca, --tls-cert and --tls-key, or --plaintext for a site on this machine that has no TLS",
+                "--tls-ca, --tls-cert and --tls-key, or --plaintext for a site on this machine that has no TLS; "
+                "`edgectl serve MODEL` starts a new one",
                 field="tls-cert",
                 reason="TLS_REQUIRED",
             )

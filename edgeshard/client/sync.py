@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -24,14 +25,17 @@ from edgeshard.domain.generation import GenerateOptions, GenerationEvent
 from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
-    from edgeshard.client.models import Progress
+    from edgeshard.client.models import Adding, Progress
 
 Result = TypeVar("Result")
+_HEARS_S = 0.5
 
 
 class SyncClient:
@@ -187,8 +191,14 @@ class SyncClient:
     def stored_model(self, name: str) -> StoredModel:
         return self._run(self._client.stored_model(name))
 
-    def add_model(self, directory: Path | str, name: str | None = None, progress: Progress | None = None) -> Digest:
-        return self._run(self._client.add_model(directory, name, progress))
+    def add_model(
+        self,
+        source: Path | str,
+        name: str | None = None,
+        progress: Progress | None = None,
+        adding: Adding | None = None,
+    ) -> Digest:
+        return self._run(self._client.add_model(source, name, progress, adding))
 
     def delete_model(self, name: str) -> None:
         self._run(self._client.delete_model(name))
@@ -205,6 +215,14 @@ class SyncClient:
     ) -> Deployment:
         return self._run(self._client.deploy(spec, wait, timeout_s, on_change))
 
+    def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        return self._run(self._client.wait_ready(name, timeout_s, on_change))
+
     def deployments(self) -> tuple[Deployment, ...]:
         return self._run(self._client.deployments())
 
@@ -213,6 +231,20 @@ class SyncClient:
 
     def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
         self._run(self._client.delete_deployment(name, wait, timeout_s))
+
+    def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        return self._run(
+            self._client.replan(name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=on_change)
+        )
 
     def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         return self._run(self._client.trace(name, seconds))
@@ -223,15 +255,23 @@ class SyncClient:
     def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
         return self._run(self._client.audit(limit))
 
+    def events(self, limit: int = 100, follow: bool = False) -> Generator[SiteEvent, None, None]:
+        yield from self._iterate(self._client.events(limit, follow))
+
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
         turn = asyncio.Lock()
+        step: asyncio.Task[Any] | None = None
 
         async def next_item() -> Result | None:
+            nonlocal step
+            step = asyncio.current_task()
             async with turn:
                 return await anext(items, None)
 
         async def close() -> None:
+            if step is not None:
+                step.cancel()  # the interrupt may have come before anybody waited for it, who would have done so
             async with turn:
                 await items.aclose()
 
@@ -244,6 +284,10 @@ class SyncClient:
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
         try:
+            # Of a Ctrl-C that came just before it began to wait, Python hears when it next stops waiting.
+            while not future.done():
+                with suppress(TimeoutError):
+                    return future.result(_HEARS_S)
             return future.result()
         except BaseException:
             # Ctrl-C while waiting must not leave the call running behind the caller's back.

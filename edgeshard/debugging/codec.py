@@ -16,7 +16,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
@@ -128,8 +128,11 @@ class _Forms:
 
     def _union(self, members: tuple[Any, ...], where: str) -> _Form:
         union = _Union(where)
+        words = [member for member in members if _words(member)]
         for member in members:
-            union.add(get_origin(member) or member, self.of(member, where))
+            if member not in words[1:]:
+                form = _one_of(words) if member in words and len(words) > 1 else self.of(member, where)
+                union.add(get_origin(member) or member, form)
         return _Form(union.encode, union.decode)
 
     def _tuple(self, arguments: tuple[Any, ...], where: str) -> _Form:
@@ -207,6 +210,25 @@ class _Union:
         if form is None:
             raise ValueError(f"{self._where}: {tag} is none of {self._tagged.keys()}")
         return form.decode(plain)
+
+
+def _words(kind: Any) -> tuple[str, ...]:
+    """The texts of a type that has a few: of a Literal or of an enumeration."""
+    if get_origin(kind) is Literal:
+        return tuple(word for word in get_args(kind) if isinstance(word, str))
+    return tuple(member.value for member in kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else ()
+
+
+def _one_of(kinds: list[Any]) -> _Form:
+    """Of types of different words, which a text tells apart."""
+
+    def decode(plain: Any) -> Any:
+        for kind in kinds:
+            if plain in _words(kind):
+                return plain if get_origin(kind) is Literal else kind(plain)
+        raise ValueError(f"{plain!r} is none of {[word for kind in kinds for word in _words(kind)]}")
+
+    return _Form(lambda value: str(decode(str(value))), decode)
 
 
 def _fields(kind: Any) -> tuple[str, ...]:

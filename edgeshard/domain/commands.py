@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.device import DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -293,4 +294,6 @@ class CommandResult:
     trace: StageTrace | None = None
 
 
-AgentMessage = ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected
+AgentMessage = (
+    ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected | Condition
+)

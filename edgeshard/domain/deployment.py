@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeshard.domain.device import StageStatus
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.placement import ExplicitStage, Placement, parse_layers
@@ -28,22 +28,24 @@ Positive = Annotated[int, Field(ge=1, le=2**31)]
 class DeploymentSpec(BaseModel):
     """The unit of `edgectl deploy`: a model, its source box and how it is to run.
 
-    `layers` places it by hand; without it the coordinator chooses. `max_context` 0 means the model's own limit.
-    `concurrency` requests of `max_context` tokens fit the KV pool at once; with `kv_overcommit` twice as many are
-    admitted, and the youngest is set back when memory runs out. `prompt_tokens` and `new_tokens` are typical lengths of
-    a prompt and an answer, which it is planned for; None: those of its traffic so far. `prefix_cache` shares the KV of
-    equal beginnings among a client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that
-    are generating. `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it
-    runs. `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`. On a box with quantised weights
-    the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of `standby` keep
-    weights of others' layers in memory, to take them over; with "auto" alone the coordinator chooses them.
+    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. `max_context` 0
+    means the model's own limit. `concurrency` requests of `max_context` tokens fit the KV pool at once; with
+    `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out. `prompt_tokens` and
+    `new_tokens` are typical lengths of a prompt and an answer, which it is planned for; None: those of its traffic so
+    far. `prefix_cache` shares the KV of equal beginnings among a client's requests. `max_inter_token_latency_s` keeps
+    prompts from holding up requests that are generating. `micro_batches` is how many decode steps are in flight at
+    once; with 0 the head chooses while it runs. `quantisation` is by box, "*" for those not named, such as `{"*" =
+    "int8"}`; without it a model that is stored as small integers stays so, and "none" makes it whole. On a box with
+    quantised weights the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of
+    `standby` keep weights of others' layers in memory, to take them over; with "auto" alone the coordinator chooses
+    them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     name: str
     model: str
-    source: str
+    source: str = ""
     privacy: Literal["open", "source-only"] = "open"
     objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = "auto"
     dtype: DType = DType.BFLOAT16
@@ -62,7 +64,7 @@ class DeploymentSpec(BaseModel):
     exclude: tuple[str, ...] = ()
     standby: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    quantisation: dict[str, IntegerFormat] = Field(default_factory=dict)
+    quantisation: dict[str, IntegerFormat | Literal["none"]] = Field(default_factory=dict)
     head_quantisation: Literal["int8", "int4", "none"] | None = None
     layers: tuple[ExplicitStage, ...] = ()
 
@@ -73,28 +75,83 @@ class DeploymentSpec(BaseModel):
     def quantisation_of(self, node: str) -> Quantisation | None:
         """How this box keeps its weights; None for the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
-        return None if blocks is None else Quantisation.of(blocks, self.head_quantisation)
+        return None if blocks in (None, WHOLE_HEAD) else Quantisation.of(IntegerFormat(blocks), self.head_quantisation)
+
+    def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
+        """With the weights on these boxes as the model is stored, where this spec says nothing of them."""
+        if stored_as is None or self.quantisation or not nodes:
+            return self
+        blocks, head = dict.fromkeys(nodes, stored_as.blocks), stored_as.head or WHOLE_HEAD
+        return self.model_copy(update={"quantisation": blocks, "head_quantisation": str(head)})
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
-    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`.
+    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first box is the source.
 
-    Raises InvalidArgumentError naming the field, also for a key that does not exist.
+    Raises InvalidArgumentError naming the field, also for a key that does not exist. Where several fields are wrong in
+    themselves its message has all of them, and its field is the first.
     """
+    mistakes = spec_mistakes(values)
+    if mistakes:
+        raise joined_mistakes(mistakes)
+    spec = _spec_of(values)
+    _check_together(spec)
+    return spec
+
+
+def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
+    """What is wrong with single fields of a mapping, in no more words than each needs."""
+    try:
+        _spec_of(values)
+    except InvalidArgumentError as error:
+        found = [error]
+    except ValidationError as error:
+        found = [_mistake(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+    else:
+        found = []
+    wrong = {mistake.field for mistake in found}
+    for name in ("name", "model", "source"):
+        text = values.get(name)
+        if isinstance(text, str) and name not in wrong and (text or name != "source"):
+            try:
+                check_name(text, name)
+            except InvalidArgumentError as error:
+                found.append(error)
+    return found
+
+
+def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidArgumentError:
+    name = ".".join(str(part) for part in where) or "spec"
+    match kind:
+        case "extra_forbidden":
+            what = "is not a known field"
+        case "missing":
+            what = "is missing"
+        case _:
+            what = message.lower()
+    return InvalidArgumentError(f"{name}: {what}", field=name, reason="INVALID_SPEC")
+
+
+def joined_mistakes(mistakes: Sequence[InvalidArgumentError], separator: str = "; ") -> InvalidArgumentError:
+    """All of them as one error, that of the first field."""
+    message = separator.join(mistake.message for mistake in mistakes)
+    return InvalidArgumentError(message, field=mistakes[0].field, reason=mistakes[0].reason)
+
+
+def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
     values = dict(values)
     if isinstance(values.get("layers"), str):
         values["layers"] = parse_layers(values["layers"])
     if isinstance(values.get("standby"), str):
         values["standby"] = tuple(name.strip() for name in values["standby"].split(","))
-    try:
-        spec = DeploymentSpec.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "spec"
-        what = "is not a known field" if first["type"] == "extra_forbidden" else first["msg"].lower()
-        raise InvalidArgumentError(f"{name}: {what}", field=name, reason="INVALID_SPEC") from None
-    for field_name in ("name", "model", "source"):
-        check_name(getattr(spec, field_name), field_name)
+    spec = DeploymentSpec.model_validate(values)
+    if spec.layers and not spec.source:
+        return spec.model_copy(update={"source": str(spec.layers[0].node)})
+    return spec
+
+
+def _check_together(spec: DeploymentSpec) -> None:
+    """What fields say of each other. Raises InvalidArgumentError naming one of them."""
     if spec.privacy == "source-only":
         raise InvalidArgumentError(
             "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"
@@ -120,7 +177,6 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
             field="standby",
             reason="INVALID_SPEC",
         )
-    return spec
 
 
 def _check_lengths(spec: DeploymentSpec) -> None:
@@ -161,6 +217,15 @@ class DeploymentPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectHop:
+    """A link of a pipeline that carries nothing although its connection stands, as its sender says."""
+
+    from_stage: int
+    to_stage: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """A deployment as the coordinator reports it."""
 
@@ -174,3 +239,4 @@ class Deployment:
     traffic: Traffic = NO_TRAFFIC
     outlook: Outlook | None = None
     """None unless it was asked for, and where no request was seen."""
+    suspects: tuple[SuspectHop, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
 from edgeshard.domain.model import LayerRange
 
@@ -102,7 +103,8 @@ class Node:
     `huge_pages` is None while the box is away, and where its system does not tell.
 
     Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
-    it to boxes that layers can be placed on.
+    it to boxes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
+    it is away.
     """
 
     node_id: NodeId
@@ -118,6 +120,7 @@ class Node:
     starting: bool = False
     unknown_profiles: int = 0
     unknown_links: int = 0
+    condition: Condition | None = None
 
     @property
     def placeable(self) -> bool:

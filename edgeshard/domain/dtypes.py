@@ -26,6 +26,10 @@ class DType(StrEnum):
             raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
 
 
+STORED_GROUP = 32
+"""Inputs of a row that share a scale in a model that is stored as small integers."""
+
+
 class IntegerFormat(StrEnum):
     """A matrix as small integers, with a scale for each group of inputs."""
 
@@ -42,17 +46,26 @@ class IntegerFormat(StrEnum):
 
     @property
     def group(self) -> int:
-        """Consecutive inputs of a row that share a scale."""
+        """Consecutive inputs of a row that share a scale, where a box rounds the weights itself."""
         return 64 if self is IntegerFormat.INT8 else 32
 
-    def matrix_bytes(self, rows: int, columns: int) -> int:
+    def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
         """Bytes of a matrix of this many outputs and inputs: its integers and the scales, 2 bytes each."""
         bits = 8 if self is IntegerFormat.INT8 else 4
-        return rows * (-(-columns * bits // 8) + 2 * -(-columns // self.group))
+        return rows * (-(-columns * bits // 8) + 2 * -(-columns // (group or self.group)))
+
+    @property
+    def stored_block_bytes(self) -> int:
+        """Bytes of `STORED_GROUP` inputs of a row where a model is stored so.
+
+        A float16 scale, then a byte for each integer; or 16 bytes, which have inputs 0 to 15 in their low nibbles and
+        16 to 31 in the high ones, each integer + 8. (Q8_0 and Q4_0 of llama.cpp.)
+        """
+        return 34 if self is IntegerFormat.INT8 else 18
 
 
 WHOLE_HEAD = "none"
-"""What is written for an LM head that keeps the dtype."""
+"""What is written for weights, or for an LM head, that keep the dtype."""
 
 
 class Quantisation(StrEnum):

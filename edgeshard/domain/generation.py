@@ -28,6 +28,9 @@ STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
 GUIDE_LIMIT_BYTES = 128 << 10
 """Of a guide's text, in UTF-8."""
+PROMPT_LOGPROBS_LIMIT = 1 << 20
+"""Log-probabilities of one prompt, those of the likeliest tokens included: head and coordinator keep some 100 bytes of
+each until the client has them."""
 PROMPT_LOGPROBS_POSITIONS = 256
 """The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
 
@@ -38,7 +41,7 @@ class Option:
 
     `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
     its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
-    keyword's, None where it has none.
+    keyword's, None where it has none. `alias` is another name by which both take it.
     """
 
     help: str
@@ -48,6 +51,7 @@ class Option:
     above: float | None = None
     keyword: str = ""
     flag: str | None = ""
+    alias: str = ""
 
     @property
     def rule(self) -> str:
@@ -154,29 +158,34 @@ class Generation:
         metavar="N",
         low=0,
         high=2**31,
-        flag="max_tokens",
+        alias="max_tokens",
     )
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: tuple[int, ...] = _option((), "Tokens that end the answer.", flag=None)
     stop_strings: tuple[str, ...] = _option(
-        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop"
+        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop", alias="stop_strings"
     )
     ignore_eos: bool = _option(False, "Go on past the end of the text.")
     priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
     prompt_logprobs: bool = _option(False, "Report the log-probabilities of the prompt's own tokens.")
     guide: Guide | None = _option(None, "What the answer must be.", flag=None)  # noqa: RUF009 (a field, as the others)
+    clip_new_tokens: bool = _option(
+        False,
+        "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.",
+        flag=None,
+    )
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
         _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
         check_prompt_size(self.prompt)
         _check_bounds(self)
-        _require(all(self.stop_strings), "stop_strings", "must not hold an empty string")
-        _require(len(self.stop_strings) <= 16, "stop_strings", "holds more than 16 strings")
+        _require(all(self.stop_strings), "stop", "must not hold an empty string")
+        _require(len(self.stop_strings) <= 16, "stop", "holds more than 16 strings")
         longest = max(map(text_bytes, self.stop_strings), default=0)
         _require(
             longest <= STOP_LIMIT_BYTES,
-            "stop_strings",
+            "stop",
             f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8",
         )
         _require(
@@ -229,6 +238,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     prompt_logprobs: bool
     guide: Guide | None
+    clip_new_tokens: bool
     request_id: str
     timeout_s: float | None
 
@@ -329,7 +339,8 @@ class Token:
     """One generated token. `position` is absolute: the prompt's length for the first.
 
     `text` is the text that it completes: it is empty while a character or a possible stop string is incomplete.
-    `logprob` is 0 unless the request asked for it.
+    `logprob` is 0 unless the request asked for it. `at_s` is when it came back to the head, in seconds of the head's
+    own steady clock: differences mean something between tokens of one head alone. 0 where it was not told.
     """
 
     position: int
@@ -338,6 +349,7 @@ class Token:
     logprob: float = 0.0
     top: tuple[TokenLogprob, ...] = ()
     timings: tuple[StageTiming, ...] = ()
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,14 @@ class HeadPromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadAdmitted:
+    """The request waits no more: it has a place and KV memory. Nothing but metrics is made of it."""
+
+    request_id: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class HeadToken:
     """A token and, with the last one, why the request ends and the text held back until then."""
 
@@ -116,4 +124,6 @@ class HeadFailed:
     failure: EdgeShardError
 
 
-HeadMessage = HeadHello | HeadAccepted | HeadPromptLogprobs | HeadToken | HeadTokens | HeadFinished | HeadFailed
+HeadMessage = (
+    HeadHello | HeadAccepted | HeadAdmitted | HeadPromptLogprobs | HeadToken | HeadTokens | HeadFinished | HeadFailed
+)

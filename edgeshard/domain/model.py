@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import STORED_GROUP, DType, IntegerFormat
 from edgeshard.domain.ids import Digest, ModelName
 
 
@@ -47,12 +47,17 @@ Unit = int | Part
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a checkpoint. `name` is the checkpoint's own; `sha256` is of its raw little-endian bytes."""
+    """One tensor of a checkpoint. `name` is the checkpoint's own; `sha256` is of its raw little-endian bytes.
+
+    A matrix may be stored as small `integers`, in blocks of `STORED_GROUP` inputs (`IntegerFormat.stored_block_bytes`);
+    `dtype` is then the one that holds their products with the scales exactly, float32.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     sha256: Digest
+    integers: IntegerFormat | None = None
 
     @property
     def element_count(self) -> int:
@@ -60,6 +65,8 @@ class TensorInfo:
 
     @property
     def stored_bytes(self) -> int:
+        if self.integers is not None:
+            return self.element_count // STORED_GROUP * self.integers.stored_block_bytes
         return self.element_count * self.dtype.itemsize
 
 
@@ -100,11 +107,16 @@ class ModelManifest:
         canonical = {
             "architecture": self.architecture,
             "config": self.config_json,
-            "tensors": sorted([t.name, t.dtype.value, list(t.shape), t.sha256] for t in self.tensors),
+            "tensors": sorted(_canonical(tensor) for tensor in self.tensors),
             "files": sorted([f.name, f.size, f.sha256] for f in self.files),
         }
         text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
         return Digest(hashlib.sha256(text.encode()).hexdigest())
+
+
+def _canonical(tensor: TensorInfo) -> list[object]:
+    integers = [] if tensor.integers is None else [tensor.integers.value]
+    return [tensor.name, tensor.dtype.value, list(tensor.shape), tensor.sha256, *integers]
 
 
 def units_of_stage(layers: LayerRange, layer_count: int) -> frozenset[Unit]:

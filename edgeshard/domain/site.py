@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 
@@ -55,6 +57,40 @@ class ModelRegistration:
     registered: bool
     manifest_digest: Digest
     missing: tuple[MissingBlob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file of the coordinator's own machine, as the client that names it sees it.
+
+    `head_sha256` is of its first 64 KiB: who knows that can read the file.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    head_sha256: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model on the coordinator's own machine. The manifest has no digests yet; `places` are (index of a file, offset)
+    of its tensors, then of its small files."""
+
+    manifest: ModelManifest
+    files: tuple[LocalFile, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAdding:
+    """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at the end."""
+
+    hashed: int
+    total: int
+    manifest_digest: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +169,8 @@ class Site:
     profiles: tuple[StoredProfile, ...]
     config: Mapping[str, Any]
     traffic: Traffic = NO_TRAFFIC
+    coordinator: Condition | None = None
+    """What the coordinator says of its own machine."""
 
     def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
         """Each box's with weights kept so."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
@@ -62,6 +62,29 @@ def validity_of(certificate_pem: bytes) -> Validity:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     # One of somebody else's need not be backdated.
     return Validity(begins + BACKDATED if begins + BACKDATED < ends else begins, ends)
+
+
+def is_signed_by(chain_pem: bytes, authorities_pem: bytes) -> bool:
+    """Whether the first certificate of a chain leads to one of these authorities. Raises ValueError for other bytes."""
+    leaf, *between = x509.load_pem_x509_certificates(chain_pem)
+    authorities = x509.load_pem_x509_certificates(authorities_pem)
+    for _ in range(len(between) + 1):
+        if leaf in authorities or any(_is_issuer(authority, leaf) for authority in authorities):
+            return True
+        above = [certificate for certificate in between if _is_issuer(certificate, leaf)]
+        if not above:
+            return False
+        leaf = above[0]
+        between.remove(leaf)
+    return False
+
+
+def _is_issuer(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (*UNREADABLE, InvalidSignature):
+        return False
+    return True
 
 
 def is_of_key(certificate_pem: bytes, key_pem: bytes) -> bool:

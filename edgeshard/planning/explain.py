@@ -12,6 +12,7 @@ from edgeshard.planning.plan import CutPrediction, PlanResult
 from edgeshard.planning.problem import Objective
 from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.scoring import score
+from edgeshard.planning.shortage import GIB
 
 _SMALL_SHARE = 0.02
 
@@ -70,8 +71,8 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
     memory = tightest.memory
     lines.append(
-        f"Fullest box: {tightest.node} with {memory.needed / 1e9:.1f} of {memory.usable / 1e9:.1f} GB "
-        f"({memory.weights / 1e9:.1f} weights, {memory.kv / 1e9:.2f} KV)."
+        f"Fullest box: {tightest.node} with {memory.needed / GIB:.1f} of {memory.usable / GIB:.1f} GiB "
+        f"({memory.weights / GIB:.1f} weights, {memory.kv / GIB:.2f} KV)."
     )
     detour = _detour(result)
     if detour:

@@ -23,7 +23,7 @@ from edgeshard.planning.instance import Cut
 from edgeshard.planning.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, predict, result_of
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.scoring import violations
-from edgeshard.planning.shortage import Shortage, gigabytes
+from edgeshard.planning.shortage import Shortage, gibibytes
 
 _NAMES_SHOWN = 4
 _ROUNDING = 1e-12
@@ -259,7 +259,7 @@ def _why_not(problem: PlanProblem, node: ClusterNode, memory: MemoryUse) -> str:
     if problem.min_nodes > 1:
         return f"min_nodes is {problem.min_nodes}"
     if memory.needed > memory.usable:
-        return f"{gigabytes(memory.needed - memory.usable)} short"
+        return f"{gibibytes(memory.needed - memory.usable)} short"
     return f"max_share is {problem.max_share.get(node.name, 1.0):g}"
 
 

@@ -45,12 +45,9 @@ class Matrices:
         )
 
     @classmethod
-    def of(cls, rows: int, columns: int) -> Matrices:
-        return cls(
-            rows * columns,
-            IntegerFormat.INT8.matrix_bytes(rows, columns),
-            IntegerFormat.INT4.matrix_bytes(rows, columns),
-        )
+    def of(cls, shape: ModelShape, rows: int, columns: int) -> Matrices:
+        int8, int4 = (kind.matrix_bytes(rows, columns, shape.group_of(kind)) for kind in IntegerFormat)
+        return cls(rows * columns, int8, int4)
 
     def weight_bytes(self, parameters: int, dtype: DType, integers: IntegerFormat | None) -> int:
         """Bytes of `parameters` elements, of which these are the ones that may be small integers."""
@@ -167,7 +164,7 @@ class _Sums:
         name = HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name
         # Which tensors become integers is the same for every format; how many bytes they take then, is not.
         packed = integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
-        matrices = Matrices.of(*tensor.shape) if packed else Matrices()
+        matrices = Matrices.of(shape, *tensor.shape) if packed else Matrices()
         self.parameters += elements
         self.matrices += matrices
         self.largest = max(self.largest, elements)

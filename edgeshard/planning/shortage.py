@@ -13,6 +13,7 @@ from edgeshard.planning.instance import Instance
 from edgeshard.planning.scoring import SLACK
 
 GB = 1e9
+GIB = 1 << 30
 _NODE_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 _SYSTEM_BYTES = 3e9
 """What a hypothetical box keeps for its system, as the catalogue's boxes of 16 GB and more do."""
@@ -51,7 +52,7 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
         need = instance.stage_bytes + instance.embed_bytes + float(instance.layer_bytes[0])
         need += instance.head_bytes * instance.head_on_source
         short = need - float(instance.capacity_bytes[costs.source])
-        lacking = f"source {source} is {gigabytes(short)} short for the embedding and one layer"
+        lacking = f"source {source} is {gibibytes(short)} short for the embedding and one layer"
         text = f"{lacking}; use a source with more memory"
         return Shortage("source_memory", short, "bytes", text)
     allowed = _limited(room, instance)
@@ -89,7 +90,7 @@ def too_slow(fastest_s: float, limit_s: float) -> Shortage:
 def node_room_text(names: Sequence[str], needs: Sequence[float], rooms: Sequence[float]) -> str:
     """Which boxes a fixed placement overfills, for baselines."""
     short = [(name, need - room) for name, need, room in zip(names, needs, rooms, strict=True) if need > room]
-    return ", ".join(f"{name} is {gigabytes(amount)} short" for name, amount in short)
+    return ", ".join(f"{name} is {gibibytes(amount)} short" for name, amount in short)
 
 
 def _room(instance: Instance) -> _Room:
@@ -148,7 +149,7 @@ def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shorta
     hints = [_one_more_node(costs, instance, missing, homeless)]
     if costs.problem.dtype is DType.FLOAT32 and _fits_in_half(costs, load):
         hints.append("bfloat16 would fit as it is")
-    text = f"{gigabytes(short)} short: {_layers(missing)} of {instance.layers} find no room; {', or '.join(hints)}"
+    text = f"{gibibytes(short)} short: {_layers(missing)} of {instance.layers} find no room; {', or '.join(hints)}"
     return Shortage("memory", short, "bytes", text)
 
 
@@ -175,6 +176,6 @@ def _layers(count: int) -> str:
     return "1 layer" if count == 1 else f"{count} layers"
 
 
-def gigabytes(size: float) -> str:
-    """`3.1 GB`, `12.0 MB`."""
-    return f"{size / GB:.1f} GB" if size >= 0.05 * GB else f"{size / 1e6:.1f} MB"
+def gibibytes(size: float) -> str:
+    """`3.1 GiB`, `12.0 MiB`: as everything of edgectl. Only boxes one might buy go by what their makers call them."""
+    return f"{size / GIB:.1f} GiB" if size >= 0.05 * GIB else f"{size / (1 << 20):.1f} MiB"

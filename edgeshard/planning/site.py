@@ -68,7 +68,7 @@ class SiteCluster:
     starting: tuple[NodeName, ...] = ()
 
 
-def site_cluster(
+def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked of it
     nodes: Iterable[SiteNode],
     links: Iterable[MeasuredLink],
     profiles: Mapping[NodeId, ComputeProfile],
@@ -78,8 +78,10 @@ def site_cluster(
     quantisation: Quantisation | None = None,
     source: str,
     exclude: Collection[str] = (),
+    others: Mapping[NodeId, ComputeProfile] = MappingProxyType({}),
 ) -> SiteCluster:
-    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by box.
+    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by box; a box that
+    has none, and that no data sheet is known of, counts as one that would take as long for a model of `others`.
 
     Boxes that are away, still starting or in `exclude` are left out. Raises NotFoundError or UnavailableError for a
     source that is not there, InvalidArgumentError for boxes that cannot run small integers, FailedPreconditionError
@@ -91,6 +93,11 @@ def site_cluster(
         _check_processors(usable, quantisation)
     measured = {node.node_id: profiles[node.node_id] for node in usable if node.node_id in profiles}
     recognised = {node.node_id: recognise(node.facts) for node in usable}
+    recognised |= {
+        node.node_id: _figures(others[node.node_id], recognised[node.node_id])
+        for node in usable
+        if node.node_id in others and node.node_id not in measured
+    }
     unknown = [node.name for node in usable if recognised[node.node_id] is None and node.node_id not in measured]
     if unknown:
         raise FailedPreconditionError(

@@ -21,7 +21,7 @@ from edgeshard.planning.plan import PlanResult, plan, predict
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.replicas import BoxAlone, Replicas, boxes_alone, replicas
 from edgeshard.planning.search import search_rate
-from edgeshard.planning.shortage import gigabytes
+from edgeshard.planning.shortage import gibibytes
 from edgeshard.planning.spare import kinds_of
 
 CLEARLY = 0.05
@@ -196,7 +196,7 @@ def _by_memory(problem: PlanProblem, boxes: Sequence[BoxAlone], better: str, oth
 
     if not wins(sizes[-1]):
         return "Boxes with too little memory for the whole model would have too little for any plan."
-    return f"{better} if no box had more than {gigabytes(_first(sizes, wins))} to use."
+    return f"{better} if no box had more than {gibibytes(_first(sizes, wins))} to use."
 
 
 def _lacking(boxes: Sequence[BoxAlone]) -> str:
@@ -204,7 +204,7 @@ def _lacking(boxes: Sequence[BoxAlone]) -> str:
     if not short:
         return ""
     more = f" and {len(short) - _NAMES_SHOWN} more" if len(short) > _NAMES_SHOWN else ""
-    shown = ", ".join(f"{box.node} ({gigabytes(box.short_bytes)})" for box in short[:_NAMES_SHOWN])
+    shown = ", ".join(f"{box.node} ({gibibytes(box.short_bytes)})" for box in short[:_NAMES_SHOWN])
     return f"Too little memory for the whole model: {shown}{more}."
 
 

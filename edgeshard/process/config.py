@@ -85,6 +85,9 @@ class DaemonSettings(BaseSettings):
     tls_cert: Path | None = Field(default=None, description="PEM file of this process's certificate")
     tls_key: Path | None = Field(default=None, description="PEM file of this process's key")
     plaintext: bool = Field(default=False, description="speak without TLS, on loopback alone: anyone there may call")
+    metrics_listen: str | None = Field(
+        default=None, description="HOST:PORT where Prometheus reads /metrics: over TLS where there is, else on loopback"
+    )
     ready_file: Path | None = Field(default=None, description="file to write once the daemon serves")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 

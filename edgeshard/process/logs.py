@@ -41,6 +41,13 @@ def stderr_is_journal() -> bool:
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
+def tell_ready(text: str) -> None:
+    """One line for whoever started this daemon by hand. A log that programs read has lines of its own."""
+    if sys.stderr.isatty() and not stderr_is_journal():
+        sys.stderr.write(f"ready: {text}\n")
+        sys.stderr.flush()
+
+
 def report_failure(error: EdgeShardError) -> None:
     """Say on stderr why this daemon cannot go on."""
     prefix = f"<{_JOURNAL_ERROR}>" if stderr_is_journal() else ""
@@ -68,7 +75,9 @@ def configure_logging(level: str) -> None:
     terminal = sys.stderr.isatty()
     # A pretty traceback shows local variables, and a prompt may be one of them: plain ones only.
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        structlog.dev.ConsoleRenderer(
+            colors=not os.environ.get("NO_COLOR"), exception_formatter=structlog.dev.plain_traceback
+        )
         if terminal
         else structlog.processors.JSONRenderer()
     )

@@ -25,6 +25,17 @@ def outgoing_address(towards: str = "192.0.2.1") -> str:
         return "::1" if family is socket.AF_INET6 else _any_address()
 
 
+def is_of_this_machine(host: str) -> bool:
+    """Whether `host` is an address of this machine, or a name of one: a socket can be bound to it."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+            return True
+    except OSError:
+        return False
+
+
 def _any_address() -> str:
     """Of the first interface that has one, apart from loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

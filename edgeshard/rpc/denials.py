@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from edgeshard.domain.errors import DeniedError
@@ -24,12 +24,16 @@ class Denials:
 
     def check(self, context: Any, principal: Principal) -> None:
         """Raise DeniedError for a caller whose certificate was revoked."""
+        self.check_certificate(principal, lambda: context.auth_context()["x509_pem_cert"][0])
+
+    def check_certificate(self, principal: Principal, pem: Callable[[], bytes]) -> None:
+        """The same for a principal that showed this certificate."""
         accepted = self._accepted.get(principal)
         if accepted is None:
             return
         from edgeshard.identity.certificates import serial_of  # only a site that revokes needs it
 
-        if serial_of(context.auth_context()["x509_pem_cert"][0]) not in accepted:
+        if serial_of(pem()) not in accepted:
             raise DeniedError(
                 f"the certificate of {principal} was revoked; an operator lets it in again with edgectl token create",
                 field="certificate",

@@ -13,7 +13,13 @@ from typing import Any
 import grpc
 import structlog
 
-from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnauthenticatedError,
+)
 from edgeshard.domain.identity import Principal, Role
 
 log = structlog.get_logger()
@@ -53,10 +59,23 @@ class TlsFiles:
         self.principal()
 
     def check(self) -> None:
-        """As `check_form`; raise FailedPreconditionError, too, for a certificate that expired, and for a clock that is
-        before the site's authority was made."""
+        """As `check_form`; raise UnauthenticatedError, too, for a certificate of another authority, and
+        FailedPreconditionError for one that expired and for a clock that is before the site's authority was made."""
         self.check_form()
+        self._check_signed()
         self._check_times()
+
+    def _check_signed(self) -> None:
+        """Whoever is called ends the handshake without a word, and can tell nobody which certificate it refused."""
+        from edgeshard.identity.certificates import is_signed_by
+
+        if not is_signed_by(read_pem(self.cert, "tls-cert"), read_pem(self.ca, "tls-ca")):
+            raise UnauthenticatedError(
+                f"--tls-cert {self.cert} is not of the authority in --tls-ca {self.ca}, and the site refuses it: give "
+                "files that belong together, or join again with a token of edgectl token create",
+                field="tls-cert",
+                reason="OTHER_AUTHORITY",
+            )
 
     def _check_times(self) -> None:
         from edgeshard.identity.authority import now
@@ -193,12 +212,21 @@ def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
     return tls
 
 
+LIKE = "127.0.0.1:7600"
+
+
 def split_address(address: str, field: str = "address") -> tuple[str, int]:
     """(host, port) of `host:port` or `[v6]:port`; raises InvalidArgumentError."""
+    scheme, is_url, rest = address.partition("://")
+    if is_url:
+        raise InvalidArgumentError(
+            f"{field} {address!r} is a URL; give HOST:PORT without {scheme}://, such as {rest.rstrip('/') or LIKE}",
+            field=field,
+        )
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgumentError(f"{field} {address!r} is not HOST:PORT, such as 127.0.0.1:7600", field=field)
+        raise InvalidArgumentError(f"{field} {address!r} is not HOST:PORT, such as {LIKE}", field=field)
     return host, int(port)
 
 

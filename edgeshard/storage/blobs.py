@@ -1,30 +1,29 @@
 """A directory of content-addressed files, with uploads and downloads that can be resumed.
 
 A blob lies at `sha256/ab/<digest>`; while it arrives, at `<digest>.partial` beside that. It gets its name only after
-its bytes matched the digest and were synced, so a file named by a digest was correct when it was written.
+its bytes matched the digest and were synced, so a file named by a digest was correct when it was written. Blobs of a
+model that was on the same disk lie in its own files (`edgeshard/storage/linked.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.storage.files import naming_full_disk, sync
+from edgeshard.storage.linked import BlobLocation, LinkedFiles
 
 CHUNK_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
 _PARTIAL = ".partial"
-TEMPORARY = ".tmp"
-"""The end of the name of a file that is being written to take another's place."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -44,9 +43,18 @@ class BlobDirectory:
 
     def __init__(self, root: Path) -> None:
         self._root = root / "sha256"
+        self.linked = LinkedFiles(root / "linked")
+        # The sha256 of what has arrived of a blob and how much that is, so that it need not be read again for it.
+        self._hashed: dict[Digest, tuple[int, Any]] = {}
+
+    def locate(self, digest: Digest) -> BlobLocation | None:
+        """Where the bytes of a complete blob lie, None when it is not there."""
+        path = self.path(digest)
+        size = _size(path)
+        return self.linked.find(digest) if size is None else BlobLocation(path, 0, size)
 
     def path(self, digest: Digest) -> Path:
-        """Where the blob lies when it is complete. Raises InvalidArgumentError unless `digest` is a sha256."""
+        """Its own file, when it has one and is complete. Raises InvalidArgumentError unless `digest` is a sha256."""
         return self._root / check_digest(digest)[:2] / digest
 
     def partial_path(self, digest: Digest) -> Path:
@@ -58,7 +66,8 @@ class BlobDirectory:
 
     def size(self, digest: Digest) -> int | None:
         """Bytes of a complete blob, None when it is not there."""
-        return _size(self.path(digest))
+        location = self.locate(digest)
+        return None if location is None else location.size
 
     def received(self, digest: Digest) -> int:
         """Bytes of the partial file, 0 when there is none."""
@@ -67,7 +76,8 @@ class BlobDirectory:
     def truncate(self, digest: Digest, size: int) -> None:
         """Make the partial file, and cut it to `size` bytes, which must not be more than it has."""
         path = self.partial_path(digest)
-        with _naming_full_disk(path):
+        self._hashed[digest] = (0, hashlib.sha256())
+        with naming_full_disk(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -78,9 +88,13 @@ class BlobDirectory:
     def write(self, digest: Digest, offset: int, data: bytes) -> None:
         """Put `data` at `offset` of the partial file. Raises ResourceExhaustedError when the disk is full."""
         path = self.partial_path(digest)
-        with _naming_full_disk(path), path.open("r+b") as file:
+        with naming_full_disk(path), path.open("r+b") as file:
             file.seek(offset)
             file.write(data)
+        hashed, sha256 = self._hashed.get(digest, (-1, None))
+        if hashed == offset:
+            sha256.update(data)
+            self._hashed[digest] = (offset + len(data), sha256)
 
     def commit(self, digest: Digest, size: int) -> None:
         """Verify the partial file, sync it and give it its name.
@@ -88,28 +102,33 @@ class BlobDirectory:
         Raises DataLossError, and removes the partial file, when its length or its sha256 is wrong.
         """
         path, partial = self.path(digest), self.partial_path(digest)
-        if _size(partial) != size or sha256_of(partial) != digest:
+        hashed, sha256 = self._hashed.pop(digest, (-1, None))
+        found = _size(partial)
+        if found != size or (sha256.hexdigest() if hashed == size else sha256_of(partial)) != digest:
             partial.unlink(missing_ok=True)
             raise DataLossError(f"the bytes received for blob {digest} do not match its sha256", field="sha256")
-        with _naming_full_disk(partial):
+        with naming_full_disk(partial):
             sync(partial)
             partial.rename(path)
             sync(path.parent)
 
     def is_intact(self, digest: Digest, size: int) -> bool:
         """Whether the complete blob is there with `size` bytes that match its digest; reads all of it."""
-        path = self.path(digest)
+        location = self.locate(digest)
         try:
-            return _size(path) == size and sha256_of(path) == digest
-        except FileNotFoundError:
+            return location is not None and location.size == size and sha256_at(location) == digest
+        except OSError:
             return False
 
     def read(self, digest: Digest, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset`. Raises NotFoundError when there is no such blob."""
+        location = self.locate(digest)
+        if location is None:
+            raise missing_blob(digest)
         try:
-            with self.path(digest).open("rb") as file:
-                file.seek(offset)
-                return file.read(length)
+            with location.path.open("rb") as file:
+                file.seek(location.offset + offset)
+                return file.read(min(length, location.size - offset))
         except FileNotFoundError:
             raise missing_blob(digest) from None
 
@@ -117,17 +136,20 @@ class BlobDirectory:
         """Mark the blob as used now."""
         os.utime(self.path(digest))
 
-    def remove(self, digest: Digest) -> None:
-        """Remove the blob and what has arrived of it; nothing happens when it is not there."""
-        self.path(digest).unlink(missing_ok=True)
-        self.forget_received(digest)
+    def remove(self, *digests: Digest) -> None:
+        """Remove blobs and what has arrived of them; nothing happens to those that are not there."""
+        for digest in digests:
+            self.path(digest).unlink(missing_ok=True)
+            self.forget_received(digest)
+        self.linked.remove(digests)
 
     def forget_received(self, digest: Digest) -> None:
         """Remove what has arrived of a blob that is not complete."""
+        self._hashed.pop(digest, None)
         self.partial_path(digest).unlink(missing_ok=True)
 
     def files(self) -> Iterator[BlobFile]:
-        """Every blob, complete or partial; files of other names are passed over."""
+        """Every blob with a file of its own, complete or partial; files of other names are passed over."""
         for path in sorted(self._root.glob("??/*")):
             name = path.name.removesuffix(_PARTIAL)
             if path.is_symlink() or not path.is_file() or not name.startswith(path.parent.name):
@@ -167,34 +189,18 @@ def missing_blob(digest: Digest) -> NotFoundError:
 
 
 def sha256_of(path: Path) -> Digest:
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
+    return sha256_at(BlobLocation(path, 0, path.stat().st_size))
+
+
+def sha256_at(location: BlobLocation) -> Digest:
+    """Of what is there; of less when the file ends before."""
+    sha256, remaining = hashlib.sha256(), location.size
+    with location.path.open("rb") as file:
+        file.seek(location.offset)
+        while chunk := file.read(min(_HASH_CHUNK_BYTES, remaining)):
             sha256.update(chunk)
+            remaining -= len(chunk)
     return Digest(sha256.hexdigest())
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file's text so that after a crash or an error it has either the old or the new one."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    with _naming_full_disk(path):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            sync(temporary)
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(path.parent)
 
 
 async def in_thread(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -210,34 +216,6 @@ async def in_thread(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.
         if not task.cancelled():
             task.exception()
         raise
-
-
-@contextmanager
-def _naming_full_disk(path: Path) -> Iterator[None]:
-    """A full disk as a typed error that names the directory; other errors of the system pass."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise full_disk(path, path.name) from None
-
-
-def free_bytes(path: Path) -> int:
-    """Of the disk that a file is on or will be on: what this process may use of it."""
-    while not path.exists():
-        path = path.parent
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
-
-
-def full_disk(path: Path, what: str) -> ResourceExhaustedError:
-    return ResourceExhaustedError(
-        f"the disk of {path.parent} is full ({free_bytes(path)} bytes are free), so {what} cannot be written; free "
-        "space or move --state-dir",
-        field="state-dir",
-        reason="DISK_FULL",
-    )
 
 
 def _size(path: Path) -> int | None:

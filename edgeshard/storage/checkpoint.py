@@ -12,13 +12,13 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgeshard.architectures import check_manifest, parse_config, unit_of
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, IntegerFormat
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -29,6 +29,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object
+from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 Progress = Callable[[int, int], None]
@@ -75,7 +76,10 @@ _NOT_HASHED = Digest("0" * 64)
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name."""
+    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name.
+
+    `integers`: the bytes are those blocks, of numbers that `stored_dtype` holds.
+    """
 
     name: str
     stored_dtype: str
@@ -83,6 +87,7 @@ class StoredTensor:
     file: Path
     offset: int
     size: int
+    integers: IntegerFormat | None = None
 
     @property
     def dtype(self) -> DType:
@@ -120,15 +125,6 @@ class Checkpoint:
         return parse_json_object(self.config_json, _CONFIG)
 
 
-@dataclass(frozen=True, slots=True)
-class BlobLocation:
-    """`size` bytes at `offset` of a local file."""
-
-    path: Path
-    offset: int
-    size: int
-
-
 def open_checkpoint(directory: Path) -> Checkpoint:
     """The checkpoint in `directory`, single-file or sharded, with every header checked.
 
@@ -139,16 +135,28 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     tensor) for a truncated file.
     """
     model = ModelDirectory.at(directory)
-    config_json = decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+    config_json = read_config_json(model)
     parse_config(parse_json_object(config_json, _CONFIG))
+    return Checkpoint(model.root, config_json, stored_tensors(model), small_files(model))
+
+
+def read_config_json(model: ModelDirectory) -> str:
+    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for what is no text."""
+    return decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
+
+
+def stored_tensors(model: ModelDirectory) -> tuple[StoredTensor, ...]:
+    """All tensors of a directory, whatever they are for. Raises as `open_checkpoint` does."""
     if model.has(_SINGLE):
-        tensors = read_header(model.file(_SINGLE), _SINGLE)
-    elif model.has(_INDEX):
-        tensors = _read_shards(model)
-    else:
-        raise _no_weights(model.root)
-    files = tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
-    return Checkpoint(model.root, config_json, tensors, files)
+        return read_header(model.file(_SINGLE), _SINGLE)
+    if model.has(_INDEX):
+        return _read_shards(model)
+    raise _no_weights(model.root)
+
+
+def small_files(model: ModelDirectory) -> tuple[StoredFile, ...]:
+    """The files of a directory that travel with the model, each of its form."""
+    return tuple(_small_file(model, name) for name in SMALL_FILES if model.has(name))
 
 
 def _small_file(model: ModelDirectory, name: str) -> StoredFile:
@@ -174,15 +182,27 @@ def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None 
     Everything that can be refused without reading the weights is refused first. `progress` is called from the calling
     thread. Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or tensor at fault.
     """
+    draft = draft_manifest(name, checkpoint)
+    return hash_manifest(draft, item_locations(checkpoint, draft), progress)
+
+
+def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
+    """The manifest without digests: what can be said before the weights are read. Raises as `build_manifest` does."""
     model_name = ModelName(check_name(name, "name"))
     config = checkpoint.config
     architecture = parse_config(config).architecture
     needed = [tensor for tensor in checkpoint.tensors if unit_of(architecture, tensor.name, config) is not None]
-    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED) for t in needed)
+    tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED, t.integers) for t in needed)
     files = tuple(FileInfo(f.name, f.size, _NOT_HASHED) for f in checkpoint.files)
     draft = ModelManifest(model_name, architecture, checkpoint.config_json, tensors, files)
     check_manifest(draft)
+    return draft
 
+
+def hash_manifest(
+    draft: ModelManifest, locations: Sequence[BlobLocation], progress: Progress | None = None
+) -> ModelManifest:
+    """The draft with the sha256 of what lies at `locations`: of its tensors, then of its small files."""
     total = draft.stored_bytes
     done = 0
 
@@ -196,29 +216,33 @@ def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None 
                 progress(done, total)
         return Digest(sha256.hexdigest())
 
+    count = len(draft.tensors)
+    names = [f"tensor {t.name}" for t in draft.tensors] + [f"file {f.name}" for f in draft.files]
     # Stable order of files and offsets, so that a spinning disk reads forward.
-    digests = {
-        tensor.name: digest_of(_location(tensor), f"tensor {tensor.name}")
-        for tensor in sorted(needed, key=lambda t: (t.file, t.offset))
-    }
+    order = sorted(
+        range(len(names)), key=lambda index: (index >= count, locations[index].path, locations[index].offset)
+    )
+    digests = {index: digest_of(locations[index], names[index]) for index in order}
     return replace(
         draft,
-        tensors=tuple(replace(tensor, sha256=digests[tensor.name]) for tensor in tensors),
-        files=tuple(
-            replace(info, sha256=digest_of(BlobLocation(file.path, 0, file.size), f"file {file.name}"))
-            for info, file in zip(files, checkpoint.files, strict=True)
-        ),
+        tensors=tuple(replace(tensor, sha256=digests[index]) for index, tensor in enumerate(draft.tensors)),
+        files=tuple(replace(file, sha256=digests[count + index]) for index, file in enumerate(draft.files)),
     )
+
+
+def item_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> list[BlobLocation]:
+    """Where on this machine the bytes of the manifest's tensors, then of its small files, lie."""
+    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
+    files = {file.name: file for file in checkpoint.files}
+    return [_location(tensors[info.name]) for info in manifest.tensors] + [
+        BlobLocation(files[info.name].path, 0, info.size) for info in manifest.files
+    ]
 
 
 def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Digest, BlobLocation]:
     """Where on this machine the bytes of every blob of the manifest lie."""
-    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
-    files = {file.name: file for file in checkpoint.files}
-    locations = {info.sha256: _location(tensors[info.name]) for info in manifest.tensors}
-    for file in manifest.files:
-        locations[file.sha256] = BlobLocation(files[file.name].path, 0, file.size)
-    return locations
+    digests = [tensor.sha256 for tensor in manifest.tensors] + [file.sha256 for file in manifest.files]
+    return dict(zip(digests, item_locations(checkpoint, manifest), strict=True))
 
 
 def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:

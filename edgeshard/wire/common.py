@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeshard.domain.condition import Condition, Support
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
@@ -155,6 +156,7 @@ def node_to_wire(node: Node) -> pb.Node:
         starting=node.starting,
         unknown_profiles=node.unknown_profiles,
         unknown_links=node.unknown_links,
+        condition=condition_to_wire(node.condition) if node.condition is not None else None,
     )
 
 
@@ -173,4 +175,52 @@ def node_from_wire(message: pb.Node) -> Node:
         starting=message.starting,
         unknown_profiles=message.unknown_profiles,
         unknown_links=message.unknown_links,
+        condition=condition_from_wire(message.condition) if message.HasField("condition") else None,
     )
+
+
+def condition_to_wire(condition: Condition) -> pb.Condition:
+    return pb.Condition(
+        version=condition.version,
+        utc_s=condition.utc_s,
+        cores=condition.cores,
+        cpu_quota=condition.cpu_quota,
+        memory_total_bytes=condition.memory_total_bytes,
+        memory_available_bytes=condition.memory_available_bytes,
+        swap_used_bytes=condition.swap_used_bytes,
+        disk_total_bytes=condition.disk_total_bytes,
+        disk_free_bytes=condition.disk_free_bytes,
+        disk_write_bps=condition.disk_write_bps,
+        huge_pages=condition.huge_pages,
+        kernels=condition.kernels,
+        cuda=condition.cuda,
+        certificate_ends_s=condition.certificate_ends_s,
+        certificate_due_s=condition.certificate_due_s,
+        clock_ahead_s=condition.clock_ahead_s,
+    )
+
+
+def condition_from_wire(message: pb.Condition) -> Condition:
+    """What this version does not know of kernels and CUDA counts as unknown."""
+    return Condition(
+        version=message.version,
+        utc_s=message.utc_s,
+        cores=message.cores,
+        cpu_quota=message.cpu_quota,
+        memory_total_bytes=message.memory_total_bytes,
+        memory_available_bytes=message.memory_available_bytes,
+        swap_used_bytes=message.swap_used_bytes,
+        disk_total_bytes=message.disk_total_bytes,
+        disk_free_bytes=message.disk_free_bytes,
+        disk_write_bps=message.disk_write_bps,
+        huge_pages=message.huge_pages,
+        kernels=_support(message.kernels),
+        cuda=_support(message.cuda),
+        certificate_ends_s=message.certificate_ends_s,
+        certificate_due_s=message.certificate_due_s,
+        clock_ahead_s=message.clock_ahead_s,
+    )
+
+
+def _support(text: str) -> Support:
+    return Support(text) if text in set(Support) else Support.UNKNOWN

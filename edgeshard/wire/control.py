@@ -28,6 +28,7 @@ from edgeshard.domain.commands import (
     Term,
     TraceSteps,
 )
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.heartbeats import check_stage_count
 from edgeshard.domain.ids import (
@@ -44,6 +45,8 @@ from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.trace import check_seconds
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.common import (
+    condition_from_wire,
+    condition_to_wire,
     dtype_from_wire,
     dtype_to_wire,
     facts_from_wire,
@@ -326,6 +329,8 @@ def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
                 why=message.why,
             )
             return pb.ControlRequest(suspected=suspected)
+        case Condition():
+            return pb.ControlRequest(condition=condition_to_wire(message))
         case _:
             assert_never(message)
 
@@ -356,6 +361,8 @@ def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
                 link.recovered,
                 link.why,
             )
+        case "condition":
+            return condition_from_wire(message.condition)
         case _:
             return None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import Epoch, NodeId, NodeName
+from edgeshard.domain.ids import Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.loss import Loss, Pause
 from edgeshard.domain.placement import ExplicitStage, LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.replan import Replan, ReplanCall, ReplanReason
 from edgeshard.domain.step_cost import StageCost
 from edgeshard.domain.traffic import Lengths, Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2
@@ -23,6 +24,8 @@ from edgeshard.wire.status import from_failure, to_failure
 
 _DEPLOYMENT_PHASES = {phase: getattr(admin_pb2, f"DEPLOYMENT_PHASE_{phase.name}") for phase in DeploymentPhase}
 _DEPLOYMENT_PHASES_BACK = {number: phase for phase, number in _DEPLOYMENT_PHASES.items()}
+_REPLAN_REASONS = {reason: getattr(admin_pb2, f"REPLAN_REASON_{reason.name}") for reason in ReplanReason}
+_REPLAN_REASONS_BACK = {number: reason for reason, number in _REPLAN_REASONS.items()}
 # Fields of a spec that are the same on the wire; None is absent there.
 _SPEC_SCALARS = (
     "privacy",
@@ -274,7 +277,16 @@ def deployment_to_wire(deployment: Deployment) -> admin_pb2.Deployment:
         active_requests=deployment.active_requests,
         traffic=traffic_to_wire(deployment.traffic),
         outlook=_outlook_to_wire(deployment.outlook) if deployment.outlook is not None else None,
+        suspects=[suspect_hop_to_wire(hop) for hop in deployment.suspects],
     )
+
+
+def suspect_hop_to_wire(hop: SuspectHop) -> admin_pb2.SuspectHop:
+    return admin_pb2.SuspectHop(from_stage=hop.from_stage, to_stage=hop.to_stage, why=hop.why)
+
+
+def suspect_hop_from_wire(message: admin_pb2.SuspectHop) -> SuspectHop:
+    return SuspectHop(message.from_stage, message.to_stage, message.why)
 
 
 def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
@@ -288,4 +300,37 @@ def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
         active_requests=message.active_requests,
         traffic=traffic_from_wire(message.traffic),
         outlook=_outlook_from_wire(message.outlook) if message.HasField("outlook") else None,
+        suspects=tuple(suspect_hop_from_wire(hop) for hop in message.suspects),
+    )
+
+
+def replan_call_to_wire(call: ReplanCall) -> admin_pb2.ReplanRequest:
+    return admin_pb2.ReplanRequest(
+        operation_id=call.operation_id, name=call.name, dry_run=call.dry_run, force=call.force
+    )
+
+
+def replan_call_from_wire(message: admin_pb2.ReplanRequest) -> ReplanCall:
+    return ReplanCall(message.name, message.dry_run, message.force, OperationId(message.operation_id))
+
+
+def replan_to_wire(replan: Replan) -> admin_pb2.ReplanResponse:
+    return admin_pb2.ReplanResponse(
+        current=placement_to_wire(replan.current),
+        found=placement_to_wire(replan.found),
+        expected=_prediction_to_wire(replan.expected) if replan.expected is not None else None,
+        gain=replan.gain,
+        reason=_REPLAN_REASONS[replan.reason],
+        note=replan.note,
+    )
+
+
+def replan_from_wire(message: admin_pb2.ReplanResponse) -> Replan:
+    return Replan(
+        current=placement_from_wire(message.current),
+        found=placement_from_wire(message.found),
+        expected=_prediction_from_wire(message.expected) if message.HasField("expected") else None,
+        gain=message.gain if message.HasField("gain") else None,
+        reason=_REPLAN_REASONS_BACK[message.reason],
+        note=message.note,
     )

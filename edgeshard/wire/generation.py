@@ -183,6 +183,7 @@ def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                     logprob=event.logprob,
                     top=top_to_wire(event.top),
                     timings=timings_to_wire(event.timings),
+                    at_s=event.at_s,
                 )
             )
         case Finished():
@@ -211,6 +212,7 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
             logprob=token.logprob,
             top=top_from_wire(token.top),
             timings=timings_from_wire(token.timings),
+            at_s=token.at_s,
         )
     return finished_from_wire(message.finished)
 

@@ -11,6 +11,7 @@ from edgeshard.domain.head import (
     CancelRequest,
     ForgetRequest,
     HeadAccepted,
+    HeadAdmitted,
     HeadCommand,
     HeadFailed,
     HeadFinished,
@@ -109,6 +110,9 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
                 request_id=message.request_id, epoch=message.epoch, prompt_tokens=message.prompt_tokens
             )
             return pb.AttachRequest(accepted=accepted)
+        case HeadAdmitted():
+            admitted = pb.HeadAdmitted(request_id=message.request_id, epoch=message.epoch)
+            return pb.AttachRequest(admitted=admitted)
         case HeadFinished():
             finished = pb.HeadFinished(
                 request_id=message.request_id,
@@ -133,7 +137,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return _token_from_wire(message.token)
         case "tokens":
             shared = timings_from_wire(message.tokens.timings)
-            return HeadTokens(tuple(_token_from_wire(token, shared) for token in message.tokens.tokens))
+            tokens, at_s = message.tokens.tokens, message.tokens.at_s
+            return HeadTokens(tuple(_token_from_wire(token, shared, at_s) for token in tokens))
         case "prompt_logprobs":
             scored = message.prompt_logprobs
             logprobs = prompt_logprobs_from_wire(scored.prompt_logprobs)
@@ -145,6 +150,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "accepted":
             accepted = message.accepted
             return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))
+        case "admitted":
+            return HeadAdmitted(RequestId(message.admitted.request_id), Epoch(message.admitted.epoch))
         case "finished":
             finished = message.finished
             reason = reason_from_wire(finished.reason)
@@ -157,14 +164,17 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
 
 
 def _tokens_to_wire(tokens: Sequence[HeadToken]) -> pb.HeadTokens:
-    """Tokens of one step have its timings in common; a token of another step has its own."""
+    """Tokens of one step have its timings and its time in common; a token of another step has its own."""
     common = tokens[0].token.timings if all(message.token.timings for message in tokens) else ()
+    at_s = tokens[0].token.at_s if all(message.token.at_s for message in tokens) else 0.0
     return pb.HeadTokens(
-        tokens=[_token_to_wire(message, common) for message in tokens], timings=timings_to_wire(common)
+        tokens=[_token_to_wire(message, common, at_s) for message in tokens],
+        timings=timings_to_wire(common),
+        at_s=at_s,
     )
 
 
-def _token_to_wire(message: HeadToken, common: tuple[StageTiming, ...] = ()) -> pb.HeadToken:
+def _token_to_wire(message: HeadToken, common: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> pb.HeadToken:
     token = message.token
     return pb.HeadToken(
         request_id=message.request_id,
@@ -177,10 +187,11 @@ def _token_to_wire(message: HeadToken, common: tuple[StageTiming, ...] = ()) -> 
         timings=() if token.timings == common else timings_to_wire(token.timings),
         finish_reason=None if message.finish_reason is None else reason_to_wire(message.finish_reason),
         final_text=message.final_text,
+        at_s=0.0 if token.at_s == at_s else token.at_s,
     )
 
 
-def _token_from_wire(message: pb.HeadToken, common: tuple[StageTiming, ...] = ()) -> HeadToken:
+def _token_from_wire(message: pb.HeadToken, common: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> HeadToken:
     token = Token(
         position=message.position,
         token=message.token,
@@ -188,6 +199,7 @@ def _token_from_wire(message: pb.HeadToken, common: tuple[StageTiming, ...] = ()
         logprob=message.logprob,
         top=top_from_wire(message.top),
         timings=timings_from_wire(message.timings) or common,
+        at_s=message.at_s or at_s,
     )
     reason = reason_from_wire(message.finish_reason) if message.finish_reason else None
     return HeadToken(RequestId(message.request_id), Epoch(message.epoch), token, reason, message.final_text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Finished, StageTiming, Token
+from edgeshard.domain.generation import Finished, Token
 from edgeshard.domain.listening import GenerationEnd, Heard, ListenerHello, ListenerMessage, TokensRead
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.generation import (
@@ -56,17 +56,17 @@ def heard_from_wire(message: pb.ListenResponse) -> Heard:
 
 
 def _steps(tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
-    """[begin, end) of each run of tokens with the same timings: those of a step."""
+    """[begin, end) of each run of tokens with the same time and timings: those of a step."""
     begin = 0
     for index in range(1, len(tokens) + 1):
-        if index == len(tokens) or not _same(tokens[index].timings, tokens[begin].timings):
+        if index == len(tokens) or not _same(tokens[index], tokens[begin]):
             yield begin, index
             begin = index
 
 
-def _same(some: tuple[StageTiming, ...], others: tuple[StageTiming, ...]) -> bool:
+def _same(some: Token, other: Token) -> bool:
     # The head's message of a step gives all its tokens one tuple, so comparing values is rare.
-    return some is others or some == others
+    return some.at_s == other.at_s and (some.timings is other.timings or some.timings == other.timings)
 
 
 def _step_to_wire(heard: Heard, begin: int, end: int) -> pb.StepTokens:
@@ -80,6 +80,7 @@ def _step_to_wire(heard: Heard, begin: int, end: int) -> pb.StepTokens:
         logprobs=[token.logprob for token in tokens] if has_logprobs else (),
         tops=[pb.TopLogprobs(top=top_to_wire(token.top)) for token in tokens] if has_tops else (),
         timings=timings_to_wire(tokens[0].timings),
+        at_s=tokens[0].at_s,
     )
 
 
@@ -92,7 +93,10 @@ def _step_from_wire(step: pb.StepTokens) -> list[Token]:
     logprobs = step.logprobs if step.logprobs else repeat(0.0, count)
     tops = [top_from_wire(top.top) for top in step.tops] if step.tops else repeat((), count)
     columns = zip(step.positions, step.tokens, step.texts, logprobs, tops, strict=True)
-    return [Token(position, token, text, logprob, top, timings) for position, token, text, logprob, top in columns]
+    at_s = step.at_s
+    return [
+        Token(position, token, text, logprob, top, timings, at_s) for position, token, text, logprob, top in columns
+    ]
 
 
 def generation_end_to_wire(end: GenerationEnd) -> pb.GenerationEnd:

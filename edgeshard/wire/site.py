@@ -23,6 +23,8 @@ from edgeshard.domain.site import (
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2, profile_pb2
 from edgeshard.wire.common import (
+    condition_from_wire,
+    condition_to_wire,
     dtype_from_wire,
     dtype_to_wire,
     node_from_wire,
@@ -163,6 +165,7 @@ def site_to_wire(site: Site) -> pb.GetSiteResponse:
         profiles=[stored_profile_to_wire(profile) for profile in site.profiles],
         config_json=json.dumps(dict(site.config)).encode() if site.config else b"",
         traffic=traffic_to_wire(site.traffic),
+        coordinator=condition_to_wire(site.coordinator) if site.coordinator is not None else None,
     )
 
 
@@ -174,6 +177,7 @@ def site_from_wire(message: pb.GetSiteResponse) -> Site:
         profiles=tuple(stored_profile_from_wire(profile) for profile in message.profiles),
         config=_config_from_wire(message.config_json),
         traffic=traffic_from_wire(message.traffic),
+        coordinator=condition_from_wire(message.coordinator) if message.HasField("coordinator") else None,
     )
 
 

@@ -10,10 +10,19 @@ import re
 from google.protobuf import json_format
 
 from edgeshard.architectures import check_manifest, parse_config
+from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
-from edgeshard.domain.site import BlobHeader, BlobRange, MissingBlob, ModelRegistration
+from edgeshard.domain.site import (
+    BlobHeader,
+    BlobRange,
+    LocalAdding,
+    LocalFile,
+    LocalModel,
+    MissingBlob,
+    ModelRegistration,
+)
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
@@ -31,7 +40,9 @@ def manifest_to_wire(manifest: ModelManifest) -> pb.Manifest:
         architecture=manifest.architecture,
         config_json=manifest.config_json,
         tensors=[
-            pb.ManifestTensor(name=t.name, dtype=dtype_to_wire(t.dtype), shape=t.shape, sha256=t.sha256)
+            pb.ManifestTensor(
+                name=t.name, dtype=dtype_to_wire(t.dtype), shape=t.shape, sha256=t.sha256, integers=t.integers or ""
+            )
             for t in manifest.tensors
         ],
         files=[pb.ManifestFile(name=f.name, size=f.size, sha256=f.sha256) for f in manifest.files],
@@ -65,6 +76,12 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
 
     Raises UnsupportedModelError, InvalidArgumentError or DataLossError naming the field or the tensor.
     """
+    check_form(manifest)
+    return blob_sizes(manifest_items(manifest))
+
+
+def check_form(manifest: ModelManifest) -> None:
+    """What can be said of a manifest without its digests. Raises as `validate_manifest` does."""
     shape = parse_config(manifest.config)
     if manifest.architecture != shape.architecture:
         raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json says {shape.architecture}")
@@ -78,7 +95,6 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
         if file.name not in SMALL_FILES:
             raise _invalid(file.name, f"is not a file of a model; those are {', '.join(SMALL_FILES)}")
         check_file_size(file.name, file.size)
-    return blob_sizes(manifest_items(manifest))
 
 
 def manifest_to_json(manifest: ModelManifest) -> str:
@@ -112,6 +128,52 @@ def model_registration_from_wire(message: pb.RegisterModelResponse) -> ModelRegi
     )
 
 
+def local_model_to_wire(model: LocalModel) -> pb.AddLocalModelRequest:
+    return pb.AddLocalModelRequest(
+        manifest=manifest_to_wire(model.manifest),
+        files=[
+            pb.LocalFile(
+                path=file.path,
+                device=file.device,
+                inode=file.inode,
+                size=file.size,
+                modified_ns=file.modified_ns,
+                head_sha256=file.head_sha256,
+            )
+            for file in model.files
+        ],
+        places=[pb.LocalPlace(file=file, offset=offset) for file, offset in model.places],
+    )
+
+
+def local_model_from_wire(message: pb.AddLocalModelRequest) -> LocalModel:
+    """Raises InvalidArgumentError for a manifest that cannot be."""
+    manifest = manifest_from_wire(message.manifest)
+    files = tuple(
+        LocalFile(
+            path=file.path,
+            device=file.device,
+            inode=file.inode,
+            size=file.size,
+            modified_ns=file.modified_ns,
+            head_sha256=check_digest(file.head_sha256, "files.head_sha256"),
+        )
+        for file in message.files
+    )
+    return LocalModel(manifest, files, tuple((place.file, place.offset) for place in message.places))
+
+
+def local_adding_to_wire(adding: LocalAdding) -> pb.AddLocalModelResponse:
+    return pb.AddLocalModelResponse(
+        hashed=adding.hashed, total=adding.total, manifest_digest=adding.manifest_digest or ""
+    )
+
+
+def local_adding_from_wire(message: pb.AddLocalModelResponse) -> LocalAdding:
+    digest = Digest(message.manifest_digest) if message.manifest_digest else None
+    return LocalAdding(message.hashed, message.total, digest)
+
+
 def blob_header_to_wire(header: BlobHeader) -> pb.BlobHeader:
     return pb.BlobHeader(sha256=header.digest, size=header.size, offset=header.offset)
 
@@ -140,6 +202,7 @@ def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
         dtype=dtype_from_wire(message.dtype, message.name),
         shape=tuple(message.shape),
         sha256=check_digest(message.sha256, message.name),
+        integers=IntegerFormat.parse(message.integers, message.name) if message.integers else None,
     )
 
 

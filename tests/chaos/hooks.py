@@ -142,7 +142,8 @@ def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each so
     from edgeshard_coordinator.control.persistence import StateStore
     from edgeshard_coordinator.store import models
 
-    from edgeshard.storage.blobs import BlobDirectory, write_atomically
+    from edgeshard.storage.blobs import BlobDirectory
+    from edgeshard.storage.files import write_atomically
 
     phases: dict[str, str] = {}
 
@@ -152,10 +153,10 @@ def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each so
 
     def saving(save: Callable[..., Any]) -> Callable[..., Any]:
         def hooked(store: StateStore, record: Any, *rest: Any) -> None:
-            transition = kind(record, record.phase_on_disk.value)
+            transition = kind(record, record.on_disk.phase.value)
             trap.hit(Moment(Place.BEFORE_SAVE, what=transition))
             save(store, record, *rest)
-            phases[record.name] = record.phase_on_disk.value
+            phases[record.name] = record.on_disk.phase.value
             trap.hit(Moment(Place.AFTER_SAVE, what=transition))
 
         return hooked

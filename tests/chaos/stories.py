@@ -145,6 +145,7 @@ class Story:
             "delete",
             "delete twice",
             "delete while waiting",
+            "replan",
         }
 
     @property
@@ -152,7 +153,9 @@ class Story:
         return self._name.startswith("delete")
 
     async def prepare(self) -> None:
-        if self.begins_ready:
+        if self._name == "replan":
+            await self._deploy_planned()
+        elif self.begins_ready:
             await self._site.client.deploy(spec_of(TRIED), timeout_s=LIMIT_S)
         match self._name:
             case "deploy, a box dies loading":
@@ -194,6 +197,8 @@ class Story:
                 await insist("Deploy", admin_pb2.DeployRequest(spec=spec_to_wire(spec_of(TRIED))))
                 await self._operator.phase([Phase.LOADING if self._name.endswith("loading") else Phase.ACTIVATING])
                 await insist("DeleteDeployment", delete)
+            case "replan":
+                await insist("Replan", admin_pb2.ReplanRequest(name=TRIED, force=True))
             case "delete while waiting":
                 await self._restart(without="d")
                 await insist("DeleteDeployment", delete)
@@ -271,6 +276,8 @@ class Story:
             problems.append(f"{STEADY} was {before.deployments[STEADY]} and is {after.deployments.get(STEADY)}")
         if self._name == "the coordinator restarts" and after.deployments.get(TRIED) != before.deployments[TRIED]:
             problems.append(f"{TRIED} was {before.deployments[TRIED]} and is {after.deployments.get(TRIED)}")
+        if self._name == "replan":
+            problems += await self._expect_on("cde")
         if self._name == "a model is added" and OTHER_MODEL not in after.models:
             problems.append("the model that was added is not there")
         if self._name == "a model is deleted" and OTHER_MODEL in after.models:
@@ -292,6 +299,27 @@ class Story:
         except TimeoutError:
             return [f"{TRIED} did not become {', '.join(str(phase) for phase in phases)}"]
         return []
+
+    async def _expect_on(self, names: str) -> list[str]:
+        """The tried deployment is on these boxes."""
+        stages = (await self._site.client.deployment(TRIED)).placement.stages
+        there = "".join(stage.node_name for stage in stages)
+        return [] if there == names else [f"{TRIED} was to be on boxes {names} and is on {there}"]
+
+    async def _deploy_planned(self) -> None:
+        """For boxes c and d, while e is away, which is there again afterwards."""
+        site = self._site
+        await site.daemons["e"].kill()
+
+        async def away() -> bool:
+            return not any(node.connected for node in await site.client.nodes() if node.name == "e")
+
+        await site.until(away, LIMIT_S)
+        planned = spec_of(TRIED).model_copy(update={"layers": (), "exclude": ("a", "b")})
+        await site.client.deploy(planned, timeout_s=LIMIT_S)
+        await site.daemons["e"].start()
+        await site.daemons["e"].wait_ready()
+        await site.until(self._whole, LIMIT_S)
 
     async def _restart(self, without: str = "") -> None:
         """The coordinator is killed and started again; at the same time a box is killed."""

@@ -82,6 +82,7 @@ WRITES = (
     Write("waiting->activating", "the coordinator restarts", (Phase.WAITING, Trigger.ADOPTED)),
     Write("activating->ready", "the coordinator restarts"),
     Write("waiting->loading", "coordinator and box restart", (Phase.WAITING, Trigger.NODES_BACK)),
+    Write("ready->loading", "replan", (Phase.READY, Trigger.MOVE)),
     Write("ready->deleting", "delete", (Phase.READY, Trigger.DELETE)),
     Write("deleting->gone", "delete"),
     Write("deleting->deleting", "delete twice"),

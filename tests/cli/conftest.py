@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,3 +34,11 @@ def edgectl(site: Any) -> Edgectl:
         return CliRunner().invoke(app, ["--coordinator", site.address, *arguments], input=stdin)
 
     return invoke
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port of loopback on which nobody listens, and nobody else can meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,10 @@ class Terminal:
 
     def until(self, text: str) -> str:
         """What came since the last call, up to this text."""
-        deadline = time.monotonic() + 60
-        while text not in self.read:
-            left = deadline - time.monotonic()
-            assert left > 0 and select.select([self._main], [], [], left)[0], f"no {text!r} in {self.read!r}"
-            try:
-                self.read += os.read(self._main, 4096).decode(errors="replace")
-            except OSError:
-                raise AssertionError(f"it ended without {text!r}: {self.read!r}") from None
+        try:
+            assert self.has(text, time.monotonic() + 60), f"no {text!r} in {self.read!r}"
+        except OSError:
+            raise AssertionError(f"it ended without {text!r}: {self.read!r}") from None
         before, _, self.read = self.read.partition(text)
         return before
 
@@ -84,6 +81,26 @@ class Terminal:
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
+
+    def interrupt_until(self, done: Callable[[float], bool]) -> None:
+        """As often as it takes: of a Ctrl-C between prompt and waiting, Python hears with the next key alone."""
+        for _ in range(6):
+            self.interrupt()
+            if done(time.monotonic() + 10):
+                return
+        raise AssertionError(f"it does not hear Ctrl-C: {self.read!r}")
+
+    def has(self, text: str, deadline: float) -> bool:
+        while text not in self.read:
+            if not select.select([self._main], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+            self.read += os.read(self._main, 4096).decode(errors="replace")
+        return True
+
+    def has_ended(self, deadline: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(deadline - time.monotonic())
+        return self.process.returncode is not None
 
     def end(self) -> int:
         return self.process.wait(60)
@@ -133,9 +150,10 @@ def test_ctrl_c_stops_the_answer_alone_and_at_the_prompt_leaves(terminal: Termin
     terminal.until("!")
     terminal.until(">>> ")
     assert messages(site)[1] == [("user", "Hello"), ("assistant", "Once upon"), ("user", "Go on")]
-    terminal.interrupt()
+    terminal.interrupt_until(lambda deadline: terminal.has("once more", deadline))
+    terminal.until("leaves)")
     terminal.until(">>> ")
-    terminal.interrupt()
+    terminal.interrupt_until(terminal.has_ended)
     assert terminal.end() == 0
 
 

@@ -84,7 +84,6 @@ def test_half_of_the_tls_options_exits_2() -> None:
         ["generate", "tales", "--prompt", "x", "--temperature", "-1"],
         ["generate", "tales", "--prompt", "x", "--top-p", "2"],
         ["deploy", "tales"],
-        ["deploy", "tales", "--model", "m"],
         ["deploy", "tales", "--model", "m", "--source", "a", "--layers", "a=4"],
         ["deploy", "tales", "--model", "m", "--source", "a", "--dtype", "int7"],
         ["deploy", "../tales", "--model", "m", "--source", "a"],

@@ -76,6 +76,14 @@ def test_two_guides_and_a_file_that_is_not_there_are_refused_by_their_options(ed
     assert not site.sent(inference_pb2.GenerateRequest)
 
 
+def test_aliases_of_options_and_no_limit_of_its_own(edgectl: Any, site: Any) -> None:
+    edgectl("generate", "tales", "--prompt", "x", "--max-new-tokens", "9", "--stop-strings", "end")
+    edgectl("generate", "tales", "--prompt", "x")
+    first, second = (request.generation for request in site.sent(inference_pb2.GenerateRequest))
+    assert (first.max_new_tokens, first.clip_new_tokens, list(first.stop_strings)) == (9, False, ["end"])
+    assert (second.max_new_tokens, second.clip_new_tokens) == (128, True)
+
+
 def test_a_dash_reads_the_prompt_from_stdin(edgectl: Any, site: Any) -> None:
     edgectl("generate", "tales", "--prompt", "-", stdin="There was\nonce ")
     assert site.sent(inference_pb2.GenerateRequest)[0].generation.prompt == "There was\nonce "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -87,3 +89,15 @@ def test_a_table_wider_than_the_terminal_keeps_one_line_a_row(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[1].count("a long cell a long cell a long cell") == 6
+
+
+def test_a_narrow_terminal_gets_folded_cells_and_a_pipe_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns: list[Column[str]] = [Column("NAME", lambda text: text), Column("DETAIL", lambda text: "word " * 30)]
+    for terminal, wide, longest in ((True, False, 80), (True, True, 200), (False, False, 200)):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=terminal, width=80 if terminal else 1000, color_system=None)
+        monkeypatch.setattr("edgeshard.cli.output.stdout_console", lambda console=console: console)
+        print_table(table(["a"], columns), wide)
+        lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+        assert max(map(len, lines)) <= longest
+        assert (len(lines) > 2) is (longest == 80), "a row of several lines where there is no room, and only there"

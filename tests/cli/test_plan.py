@@ -196,7 +196,7 @@ def test_what_if() -> None:
 def test_what_if_makes_an_infeasible_one_feasible() -> None:
     arguments = [word for n in range(4, 13) for word in ("--exclude", f"agx-{n}")]
     short = run(*arguments, "-o", "json", model="llama2-70b")
-    assert short.exit_code == 1 and "GB short" in json.loads(short.stdout)["shortage"]["text"]
+    assert short.exit_code == 1 and "GiB short" in json.loads(short.stdout)["shortage"]["text"]
     assert "no plan:" in short.stderr
     enough = data(*arguments, "--what-if", "+2 h200", model="llama2-70b")
     assert enough["feasible"] and not enough["before"]["feasible"]

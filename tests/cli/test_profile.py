@@ -138,6 +138,7 @@ def test_ctrl_c_leaves_and_says_that_measuring_goes_on(measured: Any) -> None:
             assert process.wait(60) == 130
             said = process.stderr.read()
             assert b"the boxes go on measuring" in said and b"Traceback" not in said
+            assert b"restarting a box's agent" in said
         finally:
             process.kill()
 

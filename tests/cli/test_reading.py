@@ -217,7 +217,7 @@ def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edge
     )
     assert "answers of 100 tokens on average, half up to 128" in text
     assert "8.00 s a request for one request of 3000 tokens in and 100 out" in text
-    assert "a=0:9: 2.00 s a request, 75 % less; delete it and deploy it again" in text and "--prompt" not in text
+    assert "a=0:9: 2.00 s a request, 75 % less; `edgectl replan tales` moves it there" in text
     with_outlook(site, better, prompt_tokens=5, layers=layers)
     text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
     assert "deploy it again without layers with --prompt-tokens 3000 --new-tokens 100" in text

@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "stops": ({"stop": ["x", 7]}, "stop"),
     "stop_tokens": ({"stop_tokens": "2"}, "stop_tokens"),
     "large stop_tokens": ({"stop_tokens": [2**40]}, "stop_tokens"),
+    "guide": ({"guide": "json"}, "guide"),
     "request_id": ({"request_id": 7}, "request_id"),
     "timeout_s": ({"timeout_s": "1"}, "timeout_s"),
     "an unknown option": ({"max_length": 9}, "max_length"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent,
 
 
 def build(site: Any, times_s: list[float], **options: Any) -> Completion:
-    events = site.story()
+    return build_of(site.story(), times_s, **options)
+
+
+def build_of(events: list[Any], times_s: list[float], **options: Any) -> Completion:
     started, tokens, finished = events[0], events[1:-1], events[-1]
     builder = CompletionBuilder(100.0, **options)
     builder.add(started, 100.1)
@@ -28,6 +32,23 @@ def test_times_are_measured_from_the_call(site: Any) -> None:
     assert completion.inter_token_latency_s == pytest.approx(0.25)
     assert completion.tokens_per_s == pytest.approx(4.0)
     assert completion.total_s == pytest.approx(9.0)
+
+
+def test_the_rate_is_the_heads_where_tokens_come_in_a_lump(site: Any) -> None:
+    events = site.story()
+    for index, token in enumerate(events[1:-1]):
+        events[1 + index] = replace(token, at_s=5000.0 + 0.5 * index)
+    assert build_of(events, [103.0] * 5).tokens_per_s == pytest.approx(2.0)
+
+
+def test_another_heads_clock_is_not_compared(site: Any) -> None:
+    """The third token comes from another box, whose clock began long before or long after; the arrivals tell."""
+    for origin_s in (9e6, 3.0):
+        events = site.story()
+        for index, at_s in enumerate((500.0, 500.5, origin_s, origin_s + 0.5, origin_s + 1.0)):
+            events[1 + index] = replace(events[1 + index], at_s=at_s)
+        completion = build_of(events, [101.0, 101.5, 103.0, 103.5, 104.0])
+        assert completion.inter_token_latency_s == pytest.approx(3.0 / 4)
 
 
 def test_a_single_token_has_no_latency_between_tokens(site: Any) -> None:

@@ -70,6 +70,26 @@ def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch
         assert site.cancelled.wait(60)
 
 
+def test_an_interrupt_before_anybody_waits_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is on its way already, and nothing would come of it."""
+    site.hold_after(0)
+    begin, interrupts = asyncio.run_coroutine_threadsafe, [KeyboardInterrupt()]
+
+    def interrupted(work: Any, loop: Any) -> Any:
+        future = begin(work, loop)
+        if interrupts:
+            raise interrupts.pop()
+        return future
+
+    with SyncClient(site.address) as client:
+        events = client.generate("tales", "Once")
+        next(events)
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(events)
+        assert site.cancelled.wait(60)
+
+
 async def test_it_works_inside_a_running_event_loop(site: Any) -> None:
     with SyncClient(site.address) as client:
         assert client.served_models()[0].deployment == "tales"

@@ -10,9 +10,11 @@ from typing import Any, get_type_hints
 import pytest
 
 from edgeshard.cli.generate import generate
+from edgeshard.cli.generation_options import UNSET
 from edgeshard.client.options import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import (
+    GUIDE_LIMIT_BYTES,
     PROMPT_LIMIT_BYTES,
     PROMPT_LIMIT_TOKENS,
     STOP_LIMIT_BYTES,
@@ -46,7 +48,8 @@ def test_edgectl_takes_every_option_that_has_a_flag() -> None:
     flags = {item.option.flag or item.keyword: item for item in OPTIONS if item.option.flag is not None}
     assert {name for name, parameter in parameters.items() if name in flags} == set(flags)
     for name, item in flags.items():
-        assert parameters[name].default == (None if isinstance(item.default, tuple) else item.default)
+        unset = isinstance(item.default, tuple) or name in UNSET
+        assert parameters[name].default == (None if unset else item.default)
         assert item.option.help
 
 
@@ -63,6 +66,21 @@ def test_a_keyword_argument_reaches_its_field(item: OptionField) -> None:
     generation = generation_of("x", {item.keyword: value_of(item)})  # type: ignore[misc]
     owner = generation if item in option_fields(Generation) else generation.sampling
     assert getattr(owner, item.name) == value_of(item)
+
+
+@pytest.mark.parametrize("item", [item for item in OPTIONS if item.option.alias], ids=lambda item: item.name)
+def test_an_alias_is_the_same_option_and_not_a_second_one(item: OptionField) -> None:
+    generation = generation_of("x", {item.option.alias: value_of(item)})  # type: ignore[misc]
+    assert getattr(generation, item.name) == value_of(item)
+    with pytest.raises(InvalidArgumentError, match="given twice") as refused:
+        generation_of("x", {item.keyword: value_of(item), item.option.alias: value_of(item)})  # type: ignore[misc]
+    assert refused.value.field == item.keyword
+
+
+def test_only_a_limit_that_nobody_asked_for_is_clipped() -> None:
+    assert generation_of("x", {}).clip_new_tokens
+    assert not generation_of("x", {"max_new_tokens": 128}).clip_new_tokens
+    assert generation_of("x", {"max_new_tokens": 128, "clip_new_tokens": True}).clip_new_tokens
 
 
 @pytest.mark.parametrize("item", [item for item in OPTIONS if item.option.rule], ids=lambda item: item.name)
@@ -91,7 +109,7 @@ TOO_LARGE: dict[str, tuple[str, Generation, Generation]] = {
     ),
     "tokens": ("prompt", Generation((1,) * PROMPT_LIMIT_TOKENS), Generation((1,) * (PROMPT_LIMIT_TOKENS + 1))),
     "a stop string": (
-        "stop_strings",
+        "stop",
         Generation("x", stop_strings=("x" * STOP_LIMIT_BYTES,)),
         Generation("x", stop_strings=("y", "\N{EURO SIGN}" * (STOP_LIMIT_BYTES // 3 + 1))),
     ),
@@ -121,3 +139,25 @@ def test_the_largest_requests_and_their_prompts_tokens_fit_a_message() -> None:
         generation.validate()
         assert is_sendable(head_command_to_wire(StartRequest(RequestId("r" * 128), generation)))
     assert is_sendable(head_message_to_wire(HeadAccepted(RequestId("r" * 128), Epoch(2**63), tokens)))
+
+
+@pytest.mark.parametrize(
+    ("generation", "field"),
+    [
+        (Generation("x", guide=Guide(GuideKind.JSON_OBJECT, "{}")), "guide"),
+        (Generation("x", guide=Guide(GuideKind.GRAMMAR, " ")), "guide"),
+        (Generation("x", guide=Guide(GuideKind.REGEX, "\N{EURO SIGN}" * (GUIDE_LIMIT_BYTES // 3 + 1))), "guide"),
+        (Generation("x", ignore_eos=True, guide=Guide(GuideKind.JSON_OBJECT)), "ignore_eos"),
+        (Generation("x", max_new_tokens=0), "max_new_tokens"),
+    ],
+)
+def test_what_contradicts_a_guide_or_has_no_tokens_is_refused_by_name(generation: Generation, field: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        generation.validate()
+    assert refused.value.field == field
+
+
+def test_the_largest_guide_fits_a_message_and_no_tokens_go_with_prompt_logprobs() -> None:
+    generation = Generation("x", 0, prompt_logprobs=True, guide=Guide(GuideKind.REGEX, "x" * GUIDE_LIMIT_BYTES))
+    generation.validate()
+    assert is_sendable(head_command_to_wire(StartRequest(RequestId("r"), generation)))

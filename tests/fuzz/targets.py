@@ -37,6 +37,9 @@ from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role
 from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
 from edgeshard.identity.authority import Authority, key_digest, new_key, now, request_for
 from edgeshard.identity.certificates import bundle_of, ders_of
+from edgeshard.importing.gguf_config import checkpoint_name, config_of
+from edgeshard.importing.gguf_file import read_gguf
+from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.lab import parse_lab
 from edgeshard.planning.shapes import model_from_config
@@ -237,6 +240,46 @@ def _safetensors(shapes: Mapping[str, tuple[int, ...]] = _SHAPES) -> bytes:
         end += size
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def _gguf(data: bytes) -> None:
+    path = _scratch("model.gguf")
+    path.write_bytes(data)
+    file = read_gguf(path)
+    config_of(file)
+    for name in file.tensors:
+        checkpoint_name(file, name)
+    tokenizer_files(file, [])
+
+
+def _gguf_seed() -> bytes:
+    """A llama of one layer without its weights, with a tokenizer of SentencePiece's kind."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def many(kind: int, values: list[bytes]) -> bytes:
+        return struct.pack("<IIQ", 9, kind, len(values)) + b"".join(values)
+
+    number = struct.Struct("<II")
+    entries = {
+        "general.architecture": struct.pack("<I", 8) + text("llama"),
+        "llama.block_count": number.pack(4, 1),
+        "llama.embedding_length": number.pack(4, 32),
+        "llama.context_length": number.pack(4, 64),
+        "llama.feed_forward_length": number.pack(4, 32),
+        "llama.attention.head_count": number.pack(4, 2),
+        "llama.attention.layer_norm_rms_epsilon": struct.pack("<If", 6, 1e-5),
+        "tokenizer.ggml.model": struct.pack("<I", 8) + text("llama"),
+        "tokenizer.ggml.tokens": many(8, [text(token) for token in ("<unk>", "a", "b", "ab")]),
+        "tokenizer.ggml.scores": many(6, [struct.pack("<f", score) for score in (0, -1, -2, -3)]),
+        "tokenizer.ggml.token_type": many(5, [struct.pack("<i", kind) for kind in (2, 1, 1, 1)]),
+        "tokenizer.ggml.eos_token_id": number.pack(4, 0),
+    }
+    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 32, 4, 8, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(entries))
+    header += b"".join(text(key) + value for key, value in entries.items()) + tensor
+    return header + bytes(-len(header) % 32) + bytes(4 * 34)
 
 
 def _header(data: bytes) -> None:
@@ -506,6 +549,7 @@ def _made() -> dict[str, Target]:
     every.add("frame", _frames, *_frame_seeds())
     every.add("header", _header, _safetensors(), words=(b'"F4"', b'"dtype"', b'"data_offsets"', b"__metadata__"))
     every.add("config", _config, _json(TINY), *(_json(dict(config)) for config in KNOWN_MODELS.values()))
+    every.add("gguf", _gguf, _gguf_seed(), words=(b"GGUF", b"tokenizer.ggml.tokens", b"llama.block_count"))
     message = _manifest_message()
     every.add("manifest", _manifest, message.SerializeToString())
     every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))

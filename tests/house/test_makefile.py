@@ -22,6 +22,7 @@ TARGETS = (
     "help",
     "fuzz",
     "setup",
+    "clients",
     "demo",
     "test",
     "retest",
@@ -124,11 +125,23 @@ class Checkout:
         """The status, what was called, and what stands on stderr."""
         calls = self.root / "calls"
         calls.write_text("")
+        done = self.run(**extra)
+        return done.returncode, calls.read_text().splitlines(), done.stderr
+
+    def run(self, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Set-up, with nobody at a terminal."""
         command = [sys.executable, str(self.root / "tools" / "setup_environment.py")]
         left_out = ("TORCH_INDEX_URL", "EDGESHARD_UNLOCKED")
         environment = {key: value for key, value in os.environ.items() if key not in left_out} | extra
-        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=60)
-        return done.returncode, calls.read_text().splitlines(), done.stderr
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
 
 @pytest.fixture
@@ -234,3 +247,66 @@ def test_editors_are_told_what_the_formatter_holds(project: dict[str, Any]) -> N
     parser.read_string("[DEFAULT]\n" + (ROOT / ".editorconfig").read_text())
     assert parser["*.{py,pyi,cpp,h}"]["max_line_length"] == str(project["tool"]["ruff"]["line-length"])
     assert parser["Makefile"]["indent_style"] == "tab"
+
+
+CUDA_BUILD = '{"install": [{"metadata": {"version": "2.13.0", "requires_dist": ["nvidia-nccl-cu13==2; linux"]}}]}'
+
+
+def test_setup_says_what_it_does_before_it_does_it(checkout: Checkout) -> None:
+    """Also where its output is a pipe, which Python would fill first."""
+    process = checkout.run()
+    said = [line for line in process.stdout.splitlines() if line.startswith("setup: ")]
+    assert said[0] == "setup: installing pip" and said[1] == "setup: installing torch==2.13.0+cpu"
+    assert said[-1].startswith("setup: done")
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"), [("file:///cpu", "--index-url file:///cpu torch=="), ("", "--no-deps torch==2.13.0")]
+)
+def test_without_a_driver_a_terminal_is_asked_before_cuda_is_fetched(
+    setup_environment: ModuleType,
+    project: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    taken: str,
+) -> None:
+    asked: list[str] = []
+    ran: list[str] = []
+    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
+    monkeypatch.setattr(setup_environment, "NVIDIA_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(setup_environment, "torch_build", lambda _: ("torch==2.13.0", True))
+    monkeypatch.setattr(setup_environment, "run", lambda *command: ran.append(" ".join(command)))
+
+    def reply(prompt: str) -> str:
+        asked.append(prompt)
+        return answer
+
+    monkeypatch.setattr("builtins.input", reply)
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": staticmethod(lambda: True)}))
+    setup_environment.take_torch(project, "pip")
+    assert len(asked) == 1 and len(ran) == 1 and taken in ran[0]
+    assert "2.9 GB" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", type("Pipe", (), {"isatty": staticmethod(lambda: False)}))
+    setup_environment.take_torch(project, "pip")
+    assert len(asked) == 1, "nobody is there to ask"
+    monkeypatch.setattr(setup_environment, "torch_build", lambda _: ("torch==2.13.0+cpu", False))
+    setup_environment.take_torch(project, "pip")
+    assert ran[-1] == "pip --no-deps torch==2.13.0+cpu"
+
+
+def test_a_build_that_brings_cuda_is_told_by_what_it_needs(checkout: Checkout) -> None:
+    python = checkout.root / ".venv" / "bin" / "python"
+    python.write_text(FAKE_PYTHON.replace(REPORT, CUDA_BUILD))
+    process = checkout.run()
+    assert "setup: installing torch==2.13.0 (2.9 GB to fetch, 5.3 GB on disk)" in process.stdout
+
+
+def test_make_setup_looks_at_the_kernels_each_time(tmp_path: Path) -> None:
+    """A compiler that was installed later is no file that make could see."""
+    finished = tmp_path / "stamp"
+    finished.touch()
+    command = ["make", "--dry-run", f"STAMP={finished}", "setup"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("tools/setup_environment.py") == 1

@@ -314,7 +314,7 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
     result = plan(problem_of(cluster))
     assert result.shortage is not None and result.shortage.constraint == "memory"
     text = result.shortage.text
-    assert bottleneck(result) == text and "GB short" in text and "find no room" in text
+    assert bottleneck(result) == text and "GiB short" in text and "find no room" in text
     words = text.partition("one more ")[2].split()
     # What it says would do, does; half of that does not.
     size = float(words[0]) * 1e9

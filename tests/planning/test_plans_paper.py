@@ -64,7 +64,7 @@ def test_7b() -> None:
 
 def test_13b() -> None:
     rows = table("llama2-13b")
-    assert not rows["edge-solo"].feasible and "GB short" in rows["edge-solo"].reason
+    assert not rows["edge-solo"].feasible and "GiB short" in rows["edge-solo"].reason
     assert not rows["cloud-edge-even"].feasible, "in fp32 half of it, with the head, is more than 22 GB"
     assert milliseconds(rows["edgeshard"]) == pytest.approx(172, rel=0.06)
     costs = Costs(paper("llama2-13b"))

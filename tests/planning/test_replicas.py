@@ -176,7 +176,7 @@ def test_boxes_that_cannot_hold_the_model_are_left_out_and_named() -> None:
     problem = problem_of(cluster_of(device("a", 12), device("b", 5), device("c", 12)), concurrency=4)
     found = replicas(problem)
     assert set(shares(found)) == {"a", "c"}
-    assert "left out: b (" in found.reason and "GB short" in found.reason
+    assert "left out: b (" in found.reason and "GiB short" in found.reason
     nobody = rows_of(problem_of(cluster_of(device("a", 5), device("b", 6))))
     for name in ("whole-fastest", "replicas"):
         row = nobody[name]
@@ -206,7 +206,7 @@ def test_limits_of_a_problem_hold_for_replicas() -> None:
     assert set(shares(replicas(replace(problem, max_nodes=2)))) == {"a", "c"}
     assert shares(replicas(replace(problem, max_nodes=1))) == {"c": 8}
     for limit, words in (
-        ({"reserve": {"c": 5 * LAYER}}, "GB short"),
+        ({"reserve": {"c": 5 * LAYER}}, "GiB short"),
         ({"max_share": {"c": 0.5}}, "max_share is 0.5"),
         ({"head_on_source": True}, "may see no token"),
     ):
@@ -330,7 +330,7 @@ def test_the_verdict_says_which_memory_would_change_it() -> None:
     problem = problem_of(cluster_of(device("a", 14), device("b", 14)), concurrency=8)
     text = verdict(problem, compare(problem))
     words = text.partition("Splitting would be better if no box had more than ")[2]
-    size = 1e9 * float(words.partition(" GB to use.")[0])
+    size = 2**30 * float(words.partition(" GiB to use.")[0])
     total = problem.cluster.nodes[0].device.usable_bytes
 
     def wins(usable: float) -> bool:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import structlog
+from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.debugging.private import PRIVATE_KEYS
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.process.config import load_settings, parse_bytes, parse_duration, write_ready_file
-from edgeshard.process.logs import configure_logging, debug_logged
+from edgeshard.process.logs import configure_logging, debug_logged, tell_ready
 
 
 def load(*arguments: str) -> CoordinatorSettings:
@@ -171,3 +172,21 @@ def test_a_size_of_hundreds_of_digits_is_no_size(text: str) -> None:
     """Neither a number that Python refuses to read nor one that is no float."""
     with pytest.raises(InvalidArgumentError, match="is not a size"):
         parse_bytes(text, "memory")
+
+
+@pytest.mark.parametrize("text", ["1", "4096", "15MiB"])
+def test_so_little_memory_is_a_unit_forgotten(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"--memory: .*at least 16MiB, with its unit") as info:
+        load_settings(AgentSettings, "edgeshard-agent", ["--name", "a", "--state-dir", "s", "--memory", text])
+    assert info.value.field == "memory"
+
+
+@pytest.mark.parametrize(("terminal", "said"), [(True, "ready: box a serves\n"), (False, "")])
+def test_a_terminal_is_told_that_the_daemon_is_ready(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, said: str
+) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    tell_ready("box a serves")
+    assert stderr.getvalue() == said

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
-from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError, UnauthenticatedError
 from edgeshard.domain.identity import Role
 from edgeshard.identity.authority import Authority, now
+from edgeshard.identity.certificates import is_signed_by
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles, check_secure, tls_from_options
 from tests.support.identities import Identities
@@ -95,3 +102,31 @@ def test_loopback_may_be_plaintext(address: str) -> None:
 async def test_a_channel_beyond_loopback_is_refused_before_it_dials() -> None:
     with pytest.raises(DeniedError):
         open_channel("192.0.2.1:7600", None)
+
+
+def test_a_certificate_of_another_authority_is_named_by_its_own_process(tmp_path: Path) -> None:
+    """Whoever is called can only hang up."""
+    ours, theirs = (Identities(tmp_path, site).of(Role.AGENT, "a") for site in ("ours", "theirs"))
+    mixed = TlsFiles(ours.ca, theirs.cert, theirs.key)
+    for credentials in (mixed.channel_credentials, mixed.server_credentials):
+        with pytest.raises(UnauthenticatedError, match="is not of the authority in --tls-ca") as caught:
+            credentials()
+        assert caught.value.reason == "OTHER_AUTHORITY"
+    both = tmp_path / "both.pem"
+    both.write_bytes(theirs.ca.read_bytes() + ours.ca.read_bytes())
+    TlsFiles(both, ours.cert, ours.key).channel_credentials()
+
+
+def test_a_chain_may_lead_to_the_authority() -> None:
+    """An authority of one's own may sign by another certificate in between."""
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("root", "between", "other", "leaf")}
+
+    def certificate(name: str, issuer: str) -> bytes:
+        subject, by = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer))
+        builder = x509.CertificateBuilder(by, subject, keys[name].public_key(), 7, now(), now() + timedelta(days=1))
+        return builder.sign(keys[issuer], SHA256()).public_bytes(Encoding.PEM)
+
+    root, between, leaf = certificate("root", "root"), certificate("between", "root"), certificate("leaf", "between")
+    assert is_signed_by(leaf + between, root) and is_signed_by(leaf, between)
+    assert not is_signed_by(leaf, root), "the one in between is missing"
+    assert not is_signed_by(leaf + certificate("other", "root"), root)

@@ -27,6 +27,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     "ControlResponse release": {},
     "AttachRequest hello": {},
     "AttachRequest accepted": {},
+    "AttachRequest admitted": {},
     "AttachRequest token": {},
     "AttachRequest tokens": {},
     "AttachRequest finished": {},
@@ -49,6 +50,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "InferenceServiceCancelResponse": _ANSWER,
     "DeployRequest": _CALL,
     "DeployResponse": _ANSWER,
+    "ReplanRequest": _CALL,
+    "ReplanResponse": _ANSWER,
     "DeleteDeploymentRequest": _CALL,
     "DeleteDeploymentResponse": _ANSWER,
     "GetDeploymentRequest": _CALL,
@@ -57,6 +60,8 @@ MESSAGES: dict[str, dict[str, str]] = {
     "ControlResponse trace": {},
     "ControlResponse dump": {},
     "ControlRequest dump": {},
+    "ListEventsRequest": _ONCE,
+    "ListEventsResponse": _STREAM,
     "TraceRequest": _ONCE,
     "TraceResponse": _STREAM,
     "DumpRequest": _ONCE,
@@ -85,6 +90,7 @@ _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
 _APART = "chat templates and tokenizers are in a process of their own, with tests of its own"
 ABSENT = {
     "ControlRequest progress": _MEASURED,
+    "ControlRequest condition": "of machines, and there are none here",
     "ControlResponse measure": _MEASURED,
     "ControlResponse probe": _MEASURED,
     "ReportProfileRequest": _MEASURED,
@@ -99,6 +105,8 @@ ABSENT = {
     "DeleteModelResponse": _STORED,
     "RegisterModelRequest": _STORED,
     "RegisterModelResponse": _STORED,
+    "AddLocalModelRequest": _STORED,
+    "AddLocalModelResponse": _STORED,
     "PutBlobRequest": _STORED,
     "PutBlobResponse": _STORED,
     "GetManifestRequest": _STORED,
@@ -123,6 +131,8 @@ ABSENT = {
     "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
     "ListAuditRequest": _WRITTEN,
     "ListAuditResponse": _WRITTEN,
+    "AttachRequest prompt_logprobs": "nobody here asks for a prompt's log-probabilities",
+    "GenerateResponse prompt_logprobs": "nobody here asks for a prompt's log-probabilities",
     "RenderChatRequest": _APART,
     "RenderChatResponse": _APART,
     "TokenizeRequest": _APART,
@@ -137,7 +147,7 @@ ABSENT = {
 EVENTS = (
     "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
-    "DeploymentForgotten", "Replanned", "Ticked",
+    "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
 """What the coordinator's state is told of a deployment or of its boxes. There are no measurements here."""
 _FORGOTTEN = "only what is being deleted is forgotten"
@@ -147,6 +157,7 @@ NEVER: dict[tuple[str, str], str] = {
 """Phases in which an event cannot come, and why."""
 _ATTACHED = "a head is taken only while it is awaited; the phase must change between two turns of the loop"
 _REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
+_MOVES = "asked for while it is ready; the phase must change while the placement is found"
 _REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
 RARE: dict[tuple[str, str], str] = {
     ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
@@ -158,6 +169,7 @@ RARE: dict[tuple[str, str], str] = {
     ("ready", "Replanned"): _REPLANNED,
     ("failed", "Replanned"): _REPLANNED,
     ("deleting", "Replanned"): _REPLANNED,
+    **{(str(phase), "ReplanRequested"): _MOVES for phase in Phase if phase is not Phase.READY},
     ("loading", "LinkReported"): _REPORTED,
     ("activating", "LinkReported"): _REPORTED,
     ("failed", "LinkReported"): _REPORTED,

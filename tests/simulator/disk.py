@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard_coordinator.core.deployments import restored_record
@@ -60,7 +60,7 @@ class SimStore:
 
     async def save(self, record: DeploymentRecord) -> None:
         def write() -> None:
-            self._disk.deployments[record.name] = replace(record, phase=record.phase_on_disk)
+            self._disk.deployments[record.name] = record.on_disk
             for operation in record.operations:
                 self._disk.operations.setdefault(operation.operation_id, operation)
 

@@ -32,6 +32,7 @@ SELDOM = (
     "cancel",
     "List",
     "Plan",
+    "Replan",
     "GetNode",
     "GetSite",
     "race",

@@ -14,6 +14,7 @@ from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 from edgeshard.domain.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.replan import ReplanReason
 from tests.simulator.loop import Process, SimClock
 from tests.simulator.model import VOCABULARY, answer
 from tests.simulator.site import COORDINATOR
@@ -146,6 +147,7 @@ class Visitor:
             "GetSite": lambda: client.site("tiny"),
             "ListModels": client.stored_models,
             "ServiceListModels": client.served_models,
+            "ListEvents": self._events,
             "Trace trace": lambda: client.trace(name, 0.3),
             "Dump dump": lambda: client.dump(3.0),
         }
@@ -160,6 +162,10 @@ class Visitor:
                 self.world.watch.hold(error.reason != "INTERNAL", f"a look met {error.message}")
             await asyncio.sleep(self._dice.uniform(0.0, 1.0))
         self.open = 0
+
+    async def _events(self) -> None:
+        told = [event async for event in self.client.events(20)]
+        self.world.note(f"events: {len(told)}")
 
 
 class Operator:
@@ -190,6 +196,9 @@ class Operator:
         if again is not None:
             self.wanted.discard(name)
         self._spawn(self._delete(name, again))
+
+    def replan(self, name: DeploymentName) -> None:
+        self._spawn(self._replan(name))
 
     def _spawn(self, work: Any) -> None:
         self.busy += 1
@@ -225,6 +234,21 @@ class Operator:
                     except EdgeShardError:
                         pass
             await asyncio.sleep(self._dice.uniform(0.2, 0.6))
+
+    async def _replan(self, name: DeploymentName) -> None:
+        """Until it moved, or need not."""
+        world, dice = self.world, self._dice
+        for _ in range(8):
+            try:
+                if name in self.wanted and not world.on_another_disk:
+                    found = await self.client.replan(name, force=True, dry_run=dice.random() < 0.2, wait=False)
+                    world.note(f"replan {name}: {found.reason}")
+                    if found.reason is not ReplanReason.WOULD_MOVE:
+                        return
+            except EdgeShardError as error:
+                world.note(f"replan {name}: {error.reason} {error.message}")
+                world.watch.hold(error.reason != "INTERNAL", f"a replan met {error.message}")
+            await asyncio.sleep(dice.uniform(0.1, 0.8))
 
     async def _clear(self, name: DeploymentName) -> None:
         """Delete one that failed. Where the disk did not hear that it did, it may have been tried again meanwhile."""

@@ -27,6 +27,7 @@ from edgeshard_coordinator.core.events import (
     HeadDetached,
     LinkReported,
     Replanned,
+    ReplanRequested,
     SaveFailed,
     StandbyPlanned,
 )
@@ -54,7 +55,7 @@ def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
             name = suspected.deployment
         case DeleteRequested(name) | HeadAttached(_, name) | HeadDetached(name) | DeploymentSaved(name):
             pass
-        case SaveFailed(name) | DeploymentForgotten(name) | Replanned(name):
+        case SaveFailed(name) | DeploymentForgotten(name) | Replanned(name) | ReplanRequested(name):
             pass
         case ActionIssued() | DeployRequested() | StandbyPlanned():
             return ()

@@ -7,6 +7,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -170,8 +171,11 @@ class World:
         dice = self.dice
         count = dice.choice((3, 4, 4, 4))
         self.names = ("a", "b", "c", "d")[:count]
+        # From dice of its own, whether it is planned, and planned again when its last box has come.
+        moves = random.Random(f"moves {self.seed}")
+        planned = moves.random() < (1.0 if self.fates.wants("Replan") else 0.15)
         self.start_boss()
-        for name in self.names:
+        for name in self.names[: -1 if planned else None]:
             self.start_box(name)
         shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
         layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
@@ -181,11 +185,15 @@ class World:
         if dice.random() < (1.0 if self.fates.wants("standby") else 0.2):
             tale["standby"] = ("auto",)
         self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
+        if planned:
+            del self.specs[0]["layers"]
         if dice.random() < 0.15:
             self.specs.append({**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2})
         self.operator = Operator(self, random.Random(f"operator {self.seed}"))
         for spec in self.specs:
             self.operator.process.call_later(dice.uniform(0.3, 1.0), self.operator.deploy, spec)
+        if planned:
+            self._move_later(moves)
         apps = 3 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 2, 3))
         for number in range(apps):
             asks = random.Random(f"app {self.seed} {number}")
@@ -195,6 +203,19 @@ class World:
             self.apps.append(Visitor(self, random.Random(f"visitor {self.seed}")))
         if not self.quiet:
             plan(self)
+
+    def _move_later(self, dice: random.Random) -> None:
+        """The last box comes, and the first deployment is to move there; later it is asked to once more."""
+        late, at = self.names[-1], dice.uniform(1.2, 3.0)
+
+        def come() -> None:
+            if late not in self.boxes:
+                self.start_box(late)
+
+        assert self.operator is not None
+        self.loop.call_global(at, come, context=Context())
+        for delay_s in (dice.uniform(0.1, 1.0), dice.uniform(2.0, 4.5)):
+            self.operator.process.call_later(at + delay_s, self.operator.replan, DeploymentName("tale"))
 
     def calm(self) -> None:
         """Nothing goes wrong from now on, and whoever was down comes up."""

@@ -11,7 +11,8 @@ import pytest
 
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.ids import Digest
-from edgeshard.storage.blobs import BlobDirectory, write_atomically
+from edgeshard.storage.blobs import BlobDirectory
+from edgeshard.storage.files import write_atomically
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = Digest(hashlib.sha256(CONTENT).hexdigest())

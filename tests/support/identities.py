@@ -42,6 +42,13 @@ class Identities:
         return self.of(Role.OPERATOR if name in ("operator", "stranger") else Role.AGENT, name)
 
 
+def trusting_both(files: TlsFiles, other: TlsFiles) -> TlsFiles:
+    """Files of a process that trusts another site's authority too, so that it sees no mistake in dialling it."""
+    both = files.ca.with_name(f"both-{other.ca.parent.name}.pem")
+    both.write_bytes(files.ca.read_bytes() + other.ca.read_bytes())
+    return TlsFiles(both, files.cert, files.key)
+
+
 def tls_options(files: TlsFiles) -> list[str]:
     """The options of a daemon or of edgectl."""
     return ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]

@@ -37,7 +37,9 @@ from edgeshard.domain.profile import (
     LinkProfile,
     MeasuredLink,
 )
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.site import StoredLink, UnknownFigures
+from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.trace import StageTrace
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.proto.v1 import (
@@ -53,10 +55,17 @@ from edgeshard.wire.audit import audit_entry_to_wire
 from edgeshard.wire.chat import chat_prompt_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire, traffic_to_wire
+from edgeshard.wire.deployment import (
+    deployment_to_wire,
+    placement_to_wire,
+    replan_to_wire,
+    spec_from_wire,
+    traffic_to_wire,
+)
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
 from edgeshard.wire.site import stored_link_to_wire, unknown_figures_to_wire
+from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
 from edgeshard.wire.trace import trace_to_wire
 
@@ -148,6 +157,8 @@ class ScriptedSite:
     models: list[admin_pb2.StoredModel] = field(default_factory=list)
     failures: dict[str, EdgeShardError] = field(default_factory=dict)
     states: list[Deployment] = field(default_factory=list)
+    on_deploy: list[Deployment] = field(default_factory=list)
+    """The states from the next call of Deploy on, where there are any."""
     gone_after_delete: bool = True
     script: list[GenerationEvent | Hold] = field(default_factory=story)
     profiles: list[admin_pb2.StoredProfile] = field(default_factory=list)
@@ -158,7 +169,9 @@ class ScriptedSite:
     traces: list[StageTrace] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
+    events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
+    replan: Replan | None = None
     traffic: Traffic = NO_TRAFFIC
     requests: list[Any] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
@@ -171,6 +184,10 @@ class ScriptedSite:
     deployment_in = staticmethod(deployment)
     stage_status = staticmethod(stage_status)
     told = staticmethod(told)
+
+    @staticmethod
+    def stored_model(name: str) -> admin_pb2.StoredModel:
+        return stored_model(name)
 
     def measured(self, quantisation: Quantisation | None = None, **block_s: float) -> None:
         """Boxes were measured for the model an hour ago, and all links between boxes two minutes ago."""
@@ -294,6 +311,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def Deploy(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "Deploy", request, context)
+        if self.site.on_deploy:
+            self.site.states, self.site.on_deploy = self.site.on_deploy, []
         state = replace(self.site.next_state(), spec=spec_from_wire(request.spec))
         return admin_pb2.DeployResponse(deployment=deployment_to_wire(state))
 
@@ -309,6 +328,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         except NotFoundError as error:
             return fail(context, error)
 
+    def Replan(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "Replan", request, context)
+        assert self.site.replan is not None
+        return replan_to_wire(self.site.replan)
+
     def Trace(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         answer(self.site, "Trace", request, context)
         for trace in self.site.traces:
@@ -322,6 +346,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     def ListAudit(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListAudit", request, context)
         return admin_pb2.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in self.site.audit])
+
+    def ListEvents(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        answer(self.site, "ListEvents", request, context)
+        events = [admin_pb2.ListEventsResponse(event=site_event_to_wire(event)) for event in self.site.events]
+        yield from until_gone(self.site, events + [Hold(for_ever=True)] * request.follow, context)
 
     def DeleteDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "DeleteDeployment", request, context)

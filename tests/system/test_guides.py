@@ -39,7 +39,10 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three stages on four boxes, and the whole model on the fourth."""
     directory = tmp_path_factory.mktemp("guides")
     nodes = ("a", "b", "c", "d")
-    async with LocalCluster(directory, nodes, threads=1) as cluster, Client(cluster.address) as client:
+    async with (
+        LocalCluster(directory, nodes, threads=1, startup_timeout_s=180) as cluster,
+        Client(cluster.address) as client,
+    ):
         await client.add_model(DEMO_MODEL, "tales")
         await client.deploy(parse_spec(SPEC))
         await client.deploy(parse_spec({**SPEC, "name": "whole", "source": "d", "layers": "d=0:12"}))

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from rich.text import Text
+from textual.widgets import DataTable
 
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
+from edgeshard.cli.top import look
+from edgeshard.cli.top_view import TopView
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.model import LayerRange
@@ -126,3 +130,21 @@ async def test_a_newer_trace_ends_an_older_one(site: tuple[str, Client]) -> None
     with pytest.raises(AbortedError) as replaced:
         await older
     assert replaced.value.reason == "TRACE_REPLACED"
+
+
+async def test_the_live_view_shows_what_the_stages_do(site: tuple[str, Client]) -> None:
+    address, client = site
+    app = TopView(lambda: look(client), address, 0.1)
+    async with streams(client), app.run_test(size=(110, 40)) as pilot, asyncio.timeout(60):
+        stages: DataTable[Text] = app.query_one("#stages", DataTable)
+
+        def rates() -> list[float]:
+            rows = [[cell.plain for cell in stages.get_row_at(number)] for number in range(stages.row_count)]
+            return [float(row[5]) if row[5] != "-" else 0.0 for row in rows]
+
+        while len(rates()) < 2 or min(rates()) <= 0:
+            await pilot.pause(0.1)
+        assert [stages.get_row_at(number)[2].plain for number in range(2)] == ["a", "b"]
+        boxes: DataTable[Text] = app.query_one("#boxes", DataTable)
+        assert boxes.row_count == 2 and boxes.get_row_at(0)[1].plain == "connected"
+        await pilot.press("q")

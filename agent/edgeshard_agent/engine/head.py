@@ -21,11 +21,18 @@ from edgeshard.domain.errors import (
     InternalError,
     InvalidArgumentError,
 )
-from edgeshard.domain.generation import FinishReason, Generation, Guide, Token
+from edgeshard.domain.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
 from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import ReturnedStep
-from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import (
+    Entry,
+    HeadOutput,
+    Journal,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestRefused,
+)
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.guides.guides import Guides
@@ -196,7 +203,9 @@ class Head:
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
+            generation = self._clipped(generation, len(prompt))
             self._check(generation, prompt)
+            entry.start = start = replace(entry.start, generation=generation)
             if (slices := self._epoch.slices) is not None:
                 await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
             if self._journal.find(request_id) is not entry:
@@ -252,10 +261,11 @@ class Head:
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:
-            taken = self._scheduler.on_result(step.number, step.result, self._now())
+            now = self._now()
+            taken = self._scheduler.on_result(step.number, step.result, now)
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._say_all(self._scheduler.events(taken))
+            self._say_all(self._scheduler.events(taken, now))
         except InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -277,6 +287,8 @@ class Head:
             # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
+        for request_id in self._scheduler.newly_admitted():
+            self._say(RequestAdmitted(request_id))
 
     def _say(self, event: HeadOutput | RequestFailed) -> None:
         output = RequestRefused(event.request_id, event.error) if isinstance(event, RequestFailed) else event
@@ -299,12 +311,27 @@ class Head:
             said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
         return said
 
+    def _clipped(self, generation: Generation, prompt_count: int) -> Generation:
+        """With no more new tokens than there is room for, where the request says so; with one at least."""
+        if not generation.clip_new_tokens:
+            return generation
+        most = max(1, min(self._limits.max_new_tokens, self._limits.max_context - prompt_count))
+        return replace(generation, max_new_tokens=min(generation.max_new_tokens, most))
+
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
             raise InvalidArgumentError(
                 f"prompt holds a token id outside 0 to {self._limits.vocab_size - 1}",
                 field="prompt",
                 reason="TOKEN_OUT_OF_RANGE",
+            )
+        figures = len(prompt) * (1 + generation.sampling.top_logprobs)
+        if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
+            raise InvalidArgumentError(
+                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs each are "
+                f"{figures} figures; at most {PROMPT_LOGPROBS_LIMIT} are given: ask for fewer top_logprobs",
+                field="prompt_logprobs",
+                reason="TOO_MANY_LOGPROBS",
             )
         if generation.max_new_tokens > self._limits.max_new_tokens:
             raise InvalidArgumentError(

@@ -24,12 +24,17 @@ class RequestAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAdmitted:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRefused:
     request_id: RequestId
     error: EdgeShardError
 
 
-HeadOutput = PromptScored | TokenOut | RequestEnd | RequestAccepted | RequestRefused
+HeadOutput = PromptScored | TokenOut | RequestEnd | RequestAccepted | RequestAdmitted | RequestRefused
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.step import StepPlan
 from edgeshard.domain.trace import MOST_RECORDS, StepRecord
+from edgeshard.metrics.histogram import STEP_S, Histogram
 
 BUSY_WINDOW_S = 1.0
 
@@ -28,6 +29,24 @@ class BusyMeter:
         if now - self._newer[0] >= BUSY_WINDOW_S:
             self._older, self._newer = self._newer, (now, self._busy_s)
         return found
+
+
+class StepCounts:
+    """How long the steps of a stage took, waited, and let it idle: histograms of seconds."""
+
+    def __init__(self) -> None:
+        self.steps = Histogram(STEP_S)
+        self.waits = Histogram(STEP_S)
+        self.bubbles = Histogram(STEP_S)
+        self._ended_s: float | None = None
+
+    def ran(self, arrived_s: float, began_s: float, ended_s: float) -> None:
+        """A step was computed; times are those of one clock."""
+        self.steps.add(ended_s - began_s)
+        self.waits.add(max(0.0, began_s - arrived_s))
+        if self._ended_s is not None:
+            self.bubbles.add(max(0.0, arrived_s - self._ended_s))
+        self._ended_s = ended_s
 
 
 class StepRecorder:

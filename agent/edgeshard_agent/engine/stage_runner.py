@@ -22,7 +22,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
-from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
+from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
 from edgeshard_agent.engine.running import StepOnThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageModel
@@ -99,6 +99,7 @@ class StageRunner:
         self._steps_done = 0
         self._tokens_done = 0
         self._busy = BusyMeter(clock.now())
+        self.counts = StepCounts()
         self._on_thread: StepOnThread | None = None
         self.recorder: StepRecorder | None = None
         self.part_bytes: Callable[[], int] = lambda: PART_BYTES
@@ -201,6 +202,7 @@ class StageRunner:
         self._steps_done += 1
         self._tokens_done += step.plan.token_count
         self._busy.add(ran.ended_s - ran.began_s)
+        self.counts.ran(arrived_s, ran.began_s, ran.ended_s)
         if self.recorder is not None:
             self.recorder.ran(step.number, step.plan, arrived_s, ran.began_s, ran.ended_s)
 

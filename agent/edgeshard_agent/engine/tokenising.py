@@ -19,7 +19,7 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from edgeshard.domain.generation import check_prompt_size, text_bytes
+from edgeshard.domain.generation import Generation, check_prompt_size, text_bytes
 from edgeshard.domain.head import StartRequest
 from edgeshard_agent.scheduler.fairness import ServedTokens
 
@@ -91,7 +91,7 @@ class Tokenising:
                 reason="NO_TOKENIZER",
             )
         size = text_bytes(prompt)
-        self._check_fits(tokenizer, size, start.generation.max_new_tokens)
+        self._check_fits(tokenizer, size, _least_new_tokens(start.generation))
         self._arrivals += 1
         text = _Text(prompt, size, start.client, start.generation.priority, self._arrivals, has_left)
         self._served_bytes.open(text.client)
@@ -159,6 +159,11 @@ class Tokenising:
             else:
                 text.tokens.set_result(work.result())
         self._begin(tokenizer)
+
+
+def _least_new_tokens(generation: Generation) -> int:
+    """So many must have room beside the prompt."""
+    return min(1, generation.max_new_tokens) if generation.clip_new_tokens else generation.max_new_tokens
 
 
 class Decoding:

@@ -17,7 +17,7 @@ from edgeshard.wire.frames import Frame, FrameContract
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.head import Epoch as HeadEpoch
 from edgeshard_agent.engine.head import Head, HeadLimits
-from edgeshard_agent.engine.recording import StepRecorder
+from edgeshard_agent.engine.recording import StepCounts, StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.hosting.around import HostServices, LoadedModel
 from edgeshard_agent.lab.shaping import EmulatedLink
@@ -55,6 +55,7 @@ class HostedStage:
         )
         if (sender := self._sender) is not None:
             self._runner.part_bytes = lambda: sender.part_bytes
+        self._receiver: LinkReceiver | None = None
         self._recorder: StepRecorder | None = None
         self._stream: HeadStream | None = None
         self._stopped = False
@@ -64,7 +65,8 @@ class HostedStage:
         self._runner.start()
         if self._sender is not None:
             prepare = self.prepare
-            self._around.servicer.open(prepare.deployment, prepare.stage, self._make_receiver())
+            self._receiver = self._make_receiver()
+            self._around.servicer.open(prepare.deployment, prepare.stage, self._receiver)
             self._sender.start()
 
     async def activate(self) -> None:
@@ -104,6 +106,21 @@ class HostedStage:
             requests_waiting=stats.waiting,
             micro_batches=stats.micro_batches,
         )
+
+    @property
+    def counts(self) -> StepCounts:
+        """Of its steps, since the epoch began here."""
+        return self._runner.counts
+
+    @property
+    def sender(self) -> LinkSender | None:
+        """Its link to the next stage; None where it is the only one."""
+        return self._sender
+
+    @property
+    def received_bytes(self) -> int:
+        """Payload of the frames that came over the link into it."""
+        return 0 if self._receiver is None else self._receiver.received_bytes
 
     def running(self) -> RunningStep | None:
         """The step that computes now, with what the placement's costs say that it takes."""

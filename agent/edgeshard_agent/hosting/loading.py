@@ -119,7 +119,7 @@ class StageLoader:
         guides: Guides | None,
     ) -> StageModel:
         return StageModel.load(
-            CachedTensorSource(fetched.pin.path, fetched.wanted),
+            CachedTensorSource(fetched.pin.location, fetched.wanted),
             fetched.manifest.config,
             prepare.placed.layers,
             dtype=prepare.spec.dtype,
@@ -143,7 +143,7 @@ class StageLoader:
     ) -> StageWeights:
         check_weights(parse_config(fetched.manifest.config), self._device, quantisation_of(command))
         return StageWeights.load(
-            CachedTensorSource(fetched.pin.path, fetched.wanted),
+            CachedTensorSource(fetched.pin.location, fetched.wanted),
             fetched.manifest.config,
             layers,
             dtype=command.spec.dtype,
@@ -174,7 +174,7 @@ class _Fetched:
     @property
     def paths(self) -> dict[str, Path]:
         """Of the head's files, by their names."""
-        return {file.name: self.pin.path(file.sha256) for file in self.files}
+        return {file.name: self.pin.location(file.sha256).path for file in self.files}
 
 
 async def _for_head(

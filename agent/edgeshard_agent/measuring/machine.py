@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 from importlib.metadata import version
@@ -13,6 +12,7 @@ import psutil
 from edgeshard import __version__
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.process.machine import usable_cores
 
 # Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
 RESERVE_BYTES = 512 << 20
@@ -24,7 +24,7 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     Of an accelerator, model and memory are missing. Raises InvalidArgumentError for what is neither.
     """
     kind = device.partition(":")[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     software = f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
     if kind == "cuda":
         return DeviceFacts(kind, "", cores, 0, 0, False, software)
@@ -63,27 +63,3 @@ def _processor_name() -> str:
 def has_cores_of_its_own() -> bool:
     """Whether this process may run on some of the machine's cores only, as the operator pinned it."""
     return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-
-
-def has_cpu_quota(root: Path = Path("/")) -> bool:
-    """Whether a control group of this process, or one around it, limits its processor time; `root` is for tests."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return False
-    return any(_limited(root / "sys/fs/cgroup", *line.split(":", 2)[1:]) for line in groups if line.count(":") >= 2)
-
-
-def _limited(mounted: Path, controllers: str, group: str) -> bool:
-    """`controllers` is empty for cgroup v2."""
-    if controllers and "cpu" not in controllers.split(","):
-        return False
-    mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
-    here = mounted / group.lstrip("/")
-    for directory in (here, *here.parents):
-        if not directory.is_relative_to(mounted):
-            break
-        with contextlib.suppress(OSError):
-            if (directory / name).read_text(encoding="ascii").split()[0].isdecimal():
-                return True
-    return False

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from edgeshard.architectures.record import BlockStyle
-from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard_agent.model.attention import Rotary, StepAttention
-from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -52,7 +51,7 @@ class BlockOptions:
     head_dim: int
     hidden_size: int
     window: int | None = None
-    integers: IntegerFormat | None = None
+    integers: Integers | None = None
 
 
 class RmsNorm(nn.Module):

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
-from edgeshard.domain.errors import DataLossError
+from edgeshard.domain.dtypes import STORED_GROUP, IntegerFormat
+from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import TensorInfo
+from edgeshard.storage.linked import BlobLocation
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops import QuantizedWeight, Scheme
 
 
 class CachedTensorSource:
-    """A TensorSource over fetched blobs: `path_of` gives the file of a digest, as `Pin.path` does.
+    """A TensorSource over fetched blobs: `location_of` says where the one of a digest lies, as `Pin.location` does.
 
-    The tensors share their files' pages. The files must stay while a tensor is in use, which the pin sees to; their
+    A tensor with a file of its own shares its pages. That file must stay while the tensor is in use, which the pin sees
+    to. A tensor that lies among others in the file of a model is read: whoever else has that file may write to it. The
     contents were verified when they were fetched.
     """
 
-    def __init__(self, path_of: Callable[[Digest], Path], tensors: Iterable[TensorInfo]) -> None:
-        self._path_of = path_of
+    def __init__(self, location_of: Callable[[Digest], BlobLocation], tensors: Iterable[TensorInfo]) -> None:
+        self._location_of = location_of
         self._tensors = {tensor.name: tensor for tensor in tensors}
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU in its stored dtype, mapped from its file. Raises DataLossError naming it."""
+    def read(self, name: str) -> torch.Tensor | QuantizedWeight:
+        """The tensor on the CPU as it is stored, mapped from its file. Raises DataLossError naming it."""
         info = self._tensors.get(name)
         if info is None:
             raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
@@ -37,18 +42,45 @@ class CachedTensorSource:
         if info.element_count == 0:
             return torch.empty(info.shape, dtype=dtype)
         try:
-            with self._path_of(info.sha256).open("rb") as file:
-                # The file is open for reading only and never changes; a write to the tensor would go to a private copy
-                # of the page. A plainly read-only mapping would turn such a write into a crash of the process.
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
+            location = self._location_of(info.sha256)
+            with location.path.open("rb") as file:
+                whole = location.offset == 0 and os.fstat(file.fileno()).st_size == location.size
+                data = _mapped(file) if whole else _read(file, location)
+        except (OSError, ValueError, NotFoundError) as error:
             raise DataLossError(
                 f"tensor {name} cannot be read from the cache: {error}", field=name, reason="UNREADABLE_TENSOR"
             ) from None
-        if len(mapping) != info.stored_bytes:
+        if len(data) != info.stored_bytes:
             raise DataLossError(
-                f"the cached file of tensor {name} has {len(mapping)} bytes, not {info.stored_bytes}",
+                f"the cached file of tensor {name} has {len(data)} bytes, not {info.stored_bytes}",
                 field=name,
                 reason="TRUNCATED",
             )
-        return torch.frombuffer(mapping, dtype=dtype).view(info.shape)
+        if info.integers is not None:
+            return from_blocks(torch.frombuffer(data, dtype=torch.uint8), info.shape, info.integers)
+        return torch.frombuffer(data, dtype=dtype).view(info.shape)
+
+
+def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFormat) -> QuantizedWeight:
+    """A matrix [rows, columns] from the bytes of its blocks (`IntegerFormat.stored_block_bytes`)."""
+    rows, columns = shape
+    blocks = data.view(rows, columns // STORED_GROUP, integers.stored_block_bytes)
+    scales = blocks[..., :2].contiguous().view(torch.float16).view(rows, -1)
+    packed = blocks[..., 2:]
+    if integers is IntegerFormat.INT8:
+        values = packed.contiguous().view(torch.int8)
+    else:
+        values = torch.cat((packed & 15, packed >> 4), dim=-1).view(torch.int8) - 8
+    return QuantizedWeight(values.view(shape), scales, STORED_GROUP, Scheme(integers))
+
+
+def _mapped(file: BinaryIO) -> mmap.mmap:
+    # The file is open for reading only and never changes; a write to the tensor would go to a private copy of the page.
+    # A plainly read-only mapping would turn such a write into a crash of the process.
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _read(file: BinaryIO, location: BlobLocation) -> memoryview:
+    data = memoryview(bytearray(location.size))
+    file.seek(location.offset)
+    return data[: file.readinto(data)]  # type: ignore[attr-defined]

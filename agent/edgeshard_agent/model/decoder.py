@@ -12,7 +12,8 @@ from edgeshard.architectures import shares_embedding
 from edgeshard.architectures.record import Ends
 from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.modules import StageContext, StageModules
-from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.projection import Projection, whole
+from edgeshard_agent.ops import QuantizedWeight
 
 _EMBEDDING, _HEAD = "embedding", "head"
 """Beside the indices of blocks: what one stage may share with another."""
@@ -61,7 +62,7 @@ class DecoderModules(StageModules):
     def _final_norm(self) -> nn.Module:
         raise NotImplementedError
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor) -> None:
+    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         """Take the tensor of this name in the block of this index."""
         raise NotImplementedError
 
@@ -85,18 +86,24 @@ class DecoderModules(StageModules):
         return not self._has_experts
 
     def accept(self, name: str, value: torch.Tensor) -> None:
+        self._take(name, value)
+
+    def accept_integers(self, name: str, value: QuantizedWeight) -> None:
+        self._take(name, value)
+
+    def _take(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         if name == "lm_head.weight":
             self._fill(self.lm_head, "weight", 0, value)
         elif name == "embed_tokens.weight":
             if hasattr(self, "embed_tokens") and _EMBEDDING not in self._shared_ends:
-                self._assign((name,), value)
+                self._assign((name,), whole(value))
             if self.context.shape.tied and self.context.is_last and _HEAD not in self._shared_ends:
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
             self._accept_in_block(index, inner, value)
         else:  # the final norm
-            self._assign((name,), value)
+            self._assign((name,), whole(value))
 
     @property
     def shareable_blocks(self) -> frozenset[int]:
@@ -137,5 +144,5 @@ class DecoderModules(StageModules):
             del self.layers[index]
         self._ordered = []
 
-    def _fill(self, projection: Projection, kind: str, first_row: int, value: torch.Tensor) -> None:
+    def _fill(self, projection: Projection, kind: str, first_row: int, value: torch.Tensor | QuantizedWeight) -> None:
         projection.fill(kind, first_row, value, self.context.torch_dtype, self.context.device)

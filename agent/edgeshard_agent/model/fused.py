@@ -10,8 +10,9 @@ from edgeshard_agent.model.attention import Rotary, StepAttention
 from edgeshard_agent.model.blocks import Block, BlockOptions, Shapes, make_norm, place_of
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageContext
+from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.ops import NativeBlock
+from edgeshard_agent.ops import NativeBlock, QuantizedWeight
 
 
 class FusedModules(DecoderModules):
@@ -65,14 +66,14 @@ class FusedModules(DecoderModules):
             integers=context.block_integers,
         )
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor) -> None:
+    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         block: Any = self.layers[index]
         path, _, kind = self.context.architecture.place(name).parameter.rpartition(".")
         place = place_of(path, block)
         if place is not None:
             self._fill(block.get_submodule(place[0]), kind, place[1], value)
         else:  # a norm
-            self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), value)
+            self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value))
 
     def _native_blocks(self) -> list[NativeBlock]:
         """The blocks for a single native call; none where any of them has no such form."""

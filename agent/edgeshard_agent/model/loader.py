@@ -21,6 +21,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
 )
 from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.ops import QuantizedWeight
 
 
 class TensorSource(Protocol):
@@ -30,8 +31,8 @@ class TensorSource(Protocol):
         """The checkpoint's own names of all its tensors."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU in its stored dtype, possibly mapped from a file. Raises DataLossError."""
+    def read(self, name: str) -> torch.Tensor | QuantizedWeight:
+        """One tensor on the CPU as it is stored, possibly mapped from a file. Raises DataLossError."""
         ...
 
 
@@ -111,20 +112,24 @@ def load_parameters(
                 reason="MISSING_TENSOR",
             )
         value = source.read(stored[name])
-        if tuple(value.shape) != tensor.shape:
+        numbers = value.values if isinstance(value, QuantizedWeight) else value
+        if tuple(numbers.shape) != tensor.shape:
             raise InvalidArgumentError(
-                f"tensor {stored[name]} has shape {list(value.shape)}, but config.json requires {list(tensor.shape)}",
+                f"tensor {stored[name]} has shape {list(numbers.shape)}, but config.json requires {list(tensor.shape)}",
                 field=stored[name],
                 reason="WRONG_TENSOR_SHAPE",
             )
         try:
-            modules.accept(name, value)
+            if isinstance(value, QuantizedWeight):
+                modules.accept_integers(name, value)
+            else:
+                modules.accept(name, value)
         except (RuntimeError, OSError, MemoryError) as error:
             if not _is_want_of_memory(error):
                 raise
             raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
         held = DType.FLOAT32 if keeps_float32(context.shape, name) else context.dtype
-        loaded += value.numel() * held.itemsize
+        loaded += numbers.numel() * held.itemsize
         if progress is not None:
             progress(loaded)
     left = modules.missing()

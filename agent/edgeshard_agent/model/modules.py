@@ -17,8 +17,9 @@ from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.attention import StepAttention
-from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops import QuantizedWeight
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 
 
@@ -55,14 +56,17 @@ class StageContext:
         return self.layers.end == self.shape.layer_count
 
     @property
-    def block_integers(self) -> IntegerFormat | None:
+    def block_integers(self) -> Integers | None:
         """How matrices of blocks are packed; None for the dtype."""
-        return None if self.quantisation is None else self.quantisation.blocks
+        return self._integers(None if self.quantisation is None else self.quantisation.blocks)
 
     @property
-    def head_integers(self) -> IntegerFormat | None:
+    def head_integers(self) -> Integers | None:
         """How the LM head is packed; None for the dtype."""
-        return None if self.quantisation is None else self.quantisation.head
+        return self._integers(None if self.quantisation is None else self.quantisation.head)
+
+    def _integers(self, chosen: IntegerFormat | None) -> Integers | None:
+        return None if chosen is None else Integers(chosen, self.shape.group_of(chosen))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -96,6 +100,10 @@ class StageModules(nn.Module):
     def accept(self, name: str, value: torch.Tensor) -> None:
         """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file."""
         self._assign((name,), value)
+
+    def accept_integers(self, name: str, value: QuantizedWeight) -> None:
+        """Take a tensor that is stored as integers, as it is where the stage packs it so."""
+        self.accept(name, value.dequantize())
 
     # Weights that are in memory already
 

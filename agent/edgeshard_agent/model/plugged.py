@@ -17,7 +17,8 @@ from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageContext, StageModules
-from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.projection import Projection, whole
+from edgeshard_agent.ops import QuantizedWeight
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class PluggedModules(DecoderModules):
             norm: nn.Module = norm_class(self.context.shape.hidden_size, eps=self._ends.eps)
         return norm
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor) -> None:
+    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         place = self.context.architecture.place(name)
         path, _, leaf = place.parameter.rpartition(".")
         block: Any = self.layers[index]
@@ -139,9 +140,9 @@ class PluggedModules(DecoderModules):
         if isinstance(owner, Projection):
             self._fill(owner, leaf, 0, value)
         elif place.index is not None:
-            self._stack(f"{index}.{place.parameter}", owner, leaf, place, value)
+            self._stack(f"{index}.{place.parameter}", owner, leaf, place, whole(value))
         else:
-            self._set(owner, leaf, self._memory_of(name, value))
+            self._set(owner, leaf, self._memory_of(name, whole(value)))
 
     def _stack(self, key: str, owner: nn.Module, leaf: str, place: Place, value: torch.Tensor) -> None:
         """Copy one expert's tensor into the parameter that holds them all."""

@@ -6,15 +6,24 @@ What a checkpoint keeps as several matrices with one input (q, k and v; gate and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
 from edgeshard.domain.dtypes import IntegerFormat
-from edgeshard_agent.ops import PackedLinear, huge_pages
+from edgeshard_agent.ops import PackedLinear, QuantizedWeight, Scheme, huge_pages
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """How a matrix is packed: small integers, and how many consecutive inputs of a row share a scale."""
+
+    format: IntegerFormat
+    group: int
 
 
 def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -28,15 +37,21 @@ def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch
     return huge_pages.mapped(shape, dtype)
 
 
+def whole(value: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+    """The numbers that integers and their scales stand for, in float32, as they are stored in whole groups."""
+    return value.dequantize() if isinstance(value, QuantizedWeight) else value
+
+
 class Projection(nn.Module):
     """y = x W^T + b, W [rows, columns] made of parts one under the other; packed as `integers` where given.
 
     The memory is taken when the first part arrives; when the last one has, the whole is packed and `weight` is gone.
+    Parts that arrive as integers are packed as they are where all of them fit `integers`.
     On the CPU a row of y depends on its row of x alone, bit for bit. Elsewhere, and for float16, torch multiplies.
     """
 
     def __init__(
-        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: IntegerFormat | None = None
+        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: Integers | None = None
     ) -> None:
         super().__init__()
         self.rows = rows = sum(parts)
@@ -48,6 +63,7 @@ class Projection(nn.Module):
         self._integers = integers
         self._awaited = rows * (2 if bias else 1)
         self._packed: PackedLinear | None = None
+        self._stored: dict[int, QuantizedWeight] = {}
         self._dtype = torch.float32
 
     @property
@@ -56,7 +72,7 @@ class Projection(nn.Module):
         if self._packed is None:
             return 0
         if self._integers is not None:
-            return self._integers.matrix_bytes(self.rows, self.columns)
+            return self._integers.format.matrix_bytes(self.rows, self.columns, self._integers.group)
         return self.rows * self.columns * self._dtype.itemsize
 
     @property
@@ -71,28 +87,68 @@ class Projection(nn.Module):
         assert self.weight is not None
         return embedding(indices, self.weight)
 
-    def fill(self, kind: str, first_row: int, value: torch.Tensor, dtype: torch.dtype, device: str) -> None:
+    def fill(
+        self, kind: str, first_row: int, value: torch.Tensor | QuantizedWeight, dtype: torch.dtype, device: str
+    ) -> None:
         """Copy `value` to the rows from `first_row` on; `kind` is "weight" or "bias"."""
+        if isinstance(value, QuantizedWeight) and self._fits(value, device):
+            self._stored[first_row] = value
+            self._arrived(len(value.values), dtype, device)
+            return
+        numbers = whole(value)
+        self._copy(kind, first_row, numbers, dtype, device)
+        self._arrived(len(numbers), dtype, device)
+
+    def _fits(self, value: QuantizedWeight, device: str) -> bool:
+        integers = self._integers
+        if integers is None or torch.device(device).type != "cpu" or value.group != integers.group:
+            return False
+        return Scheme(integers.format) in (Scheme.INT8, value.scheme)
+
+    def _copy(self, kind: str, first_row: int, value: torch.Tensor, dtype: torch.dtype, device: str) -> None:
         parameter = self.get_parameter(kind)
         if parameter.is_meta:
             memory = _passing_memory(parameter.shape, dtype, device)
             parameter = nn.Parameter(memory, requires_grad=False)
             setattr(self, kind, parameter)
         parameter.data[first_row : first_row + len(value)].copy_(value)
-        self._awaited -= len(value)
-        if self._awaited == 0:
-            self.pack()
+
+    def _arrived(self, rows: int, dtype: torch.dtype, device: str) -> None:
+        self._awaited -= rows
+        if self._awaited:
+            return
+        if self._stored and sum(len(part.values) for part in self._stored.values()) == self.rows:
+            self._pack_stored(dtype)
+            return
+        for first_row, part in self._stored.items():  # beside others that are no integers
+            self._copy("weight", first_row, part.dequantize(), dtype, device)
+        self._stored = {}
+        self.pack()
+
+    def _pack_stored(self, dtype: torch.dtype) -> None:
+        assert self._integers is not None
+        parts = [self._stored[first] for first in sorted(self._stored)]
+        joined = QuantizedWeight(
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.scales for part in parts]),
+            self._integers.group,
+            Scheme(self._integers.format),
+        )
+        bias = None if self.bias is None else self.bias.data.float()
+        self.weight, self._dtype, self._stored = None, dtype, {}
+        self._packed = PackedLinear.pack_stored(joined, self._integers.format, bias)
 
     def pack(self) -> None:
         """Give the filled parameters to the kernels, where there are any for this device and dtype."""
         weight, bias = self.weight, self.bias
         assert weight is not None
-        scheme = self._integers or _CPU_SCHEMES.get(weight.dtype)
+        integers = self._integers
+        scheme = _CPU_SCHEMES.get(weight.dtype) if integers is None else integers.format
         if weight.device.type != "cpu" or scheme is None:
             return
         self.weight = None
         self._dtype = weight.dtype
-        group = None if self._integers is None else self._integers.group
+        group = None if integers is None else integers.group
         self._packed = PackedLinear.pack(weight.data, scheme, None if bias is None else bias.data, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from edgeshard.domain.head import (
     CancelRequest,
     ForgetRequest,
     HeadAccepted,
+    HeadAdmitted,
     HeadFailed,
     HeadFinished,
     HeadHello,
@@ -30,7 +31,7 @@ from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.net.task_group import until_one_ends
 from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
@@ -89,6 +90,8 @@ class HeadStream:
             case RequestAccepted():
                 prompt = tuple(output.prompt_tokens)
                 return HeadAccepted(output.request_id, self._epoch, prompt)
+            case RequestAdmitted():
+                return HeadAdmitted(output.request_id, self._epoch)
             case RequestRefused():
                 return HeadFailed(output.request_id, self._epoch, output.error)
             case RequestEnd():

@@ -23,6 +23,7 @@ from edgeshard.domain.commands import (
     Registration,
     Term,
 )
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, change_between, with_change
@@ -49,6 +50,8 @@ MAX_RETRY_S = 0.5
 # Stage phases change in bursts; one heartbeat for a burst is enough.
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
+CONDITION_INTERVAL_S = 30.0
+"""Between what a box says of its machine. Nobody waits for it."""
 # The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
     {
@@ -91,6 +94,7 @@ class ControlClient:
         huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]],
         on_lost: Callable[[], None] = lambda: None,
         others_share: Callable[[], float] = lambda: 0.0,
+        condition: Callable[[], Condition] | None = None,
     ) -> None:
         self._stub = CoordinatorServiceStub(channel)
         self._target = target
@@ -101,6 +105,7 @@ class ControlClient:
         self._huge_pages = huge_pages
         self._on_lost = on_lost
         self._others_share = others_share
+        self._condition = condition
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -193,7 +198,9 @@ class ControlClient:
         hello = ControlHello(self._registration.node_id, self._registration.incarnation)
         await call.write(agent_message_to_wire(hello))
         try:
-            await until_one_ends(self._read(call), self._write(call), self._send_heartbeats(call))
+            await until_one_ends(
+                self._read(call), self._write(call), self._send_heartbeats(call), self._send_conditions(call)
+            )
         finally:
             call.cancel()
             self._drop_dumps()
@@ -259,6 +266,13 @@ class ControlClient:
             except TimeoutError:
                 pass
             self._changed.clear()
+
+    async def _send_conditions(self, call: Control) -> None:
+        while True:
+            if self._condition is not None:
+                async with self._writing:  # read now, so that its time is that of the message
+                    await call.write(agent_message_to_wire(self._condition()))
+            await asyncio.sleep(CONDITION_INTERVAL_S)
 
     def _heartbeat(self, huge_pages: HugePages | None) -> Heartbeat:
         node_id, incarnation = self._registration.node_id, self._registration.incarnation

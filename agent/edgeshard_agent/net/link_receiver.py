@@ -68,6 +68,8 @@ class LinkReceiver:
         self._repeat = repeat
         self._stream: _Stream | None = None
         self._closed = False
+        self.received_bytes = 0
+        """Payload of all its streams."""
 
     async def serve(self, context: Context) -> None:
         """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError.
@@ -92,6 +94,7 @@ class LinkReceiver:
 
     def _take(self, frame: Frame) -> Accepted:
         accepted = self._reader.accept(frame)
+        self.received_bytes += accepted.payload_bytes
         for step in accepted.steps:
             self._deliver(step)
         if accepted.repeated is not None:

@@ -122,6 +122,9 @@ class LinkSender:
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self.connected = asyncio.Event()
+        self.sent_bytes = 0
+        """Payload that was handed to gRPC, what was sent again included."""
+        self.suspicions = 0
 
     @property
     def part_bytes(self) -> int:
@@ -177,6 +180,7 @@ class LinkSender:
             await asyncio.sleep(TICK_S)
             fault = self._watch.tick(asyncio.get_running_loop().time())
         if fault.is_new:
+            self.suspicions += 1
             log.warning("link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
             self._say(recovered=False, why=fault.why)
         else:
@@ -295,6 +299,7 @@ class LinkSender:
             if self.recorder is not None and frame is frames[-1]:
                 # Before the write: after it the receiver may have the step already, which would misalign the clocks.
                 self.recorder.sent(step)
+            self.sent_bytes += len(frame.payload)
             await _write(call, frame)
 
 

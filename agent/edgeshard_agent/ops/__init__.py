@@ -13,7 +13,7 @@ from edgeshard_agent.ops.idle_spin import idle_spin
 from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena, zeroed
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import native_available
-from edgeshard_agent.ops.quantize import Scheme
+from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "NativeBlock",
     "PackedLinear",
     "PanelArena",
+    "QuantizedWeight",
     "RequestSampler",
     "RowArena",
     "Scheme",

@@ -39,16 +39,20 @@ class PackedLinear:
 
     __slots__ = ("_native", "_reference", "group", "in_features", "out_features", "scheme")
 
-    def __init__(self, weight: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None, group: int) -> None:
+    def __init__(
+        self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
+    ) -> None:
         self.scheme = scheme
         self.group = group
-        self.out_features, self.in_features = weight.shape
+        self.out_features, self.in_features = _matrix(weight).shape
         self._native: _NativeWeight | None = None
         self._reference: _ReferenceWeight | None = None
         if native.native_available():
             self._native = _NativeWeight(weight, scheme, bias, group)
         else:
-            stored = quantize_weight(weight, scheme, group) if scheme.is_quantized else weight
+            stored = weight
+            if scheme.is_quantized and isinstance(weight, torch.Tensor):
+                stored = quantize_weight(weight, scheme, group)
             self._reference = _ReferenceWeight(stored, scheme, bias)
 
     @classmethod
@@ -76,6 +80,15 @@ class PackedLinear:
         joined = weights[0].detach() if len(weights) == 1 else torch.cat([part.detach() for part in weights])
         with _one_thread():
             return cls(joined, chosen, _joined_bias(weights, biases), size)
+
+    @classmethod
+    def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: torch.Tensor | None = None) -> PackedLinear:
+        """The same for integers that there are already, of whole groups; nothing is rounded."""
+        chosen = Scheme.parse(scheme)
+        if chosen is not weight.scheme and chosen is not Scheme.INT8:
+            raise InvalidArgumentError(f"{weight.scheme} values do not fit {chosen}", field="scheme")
+        with _one_thread():
+            return cls(weight, chosen, bias, weight.group)
 
     @property
     def nbytes(self) -> int:
@@ -145,14 +158,21 @@ class _NativeWeight:
 
     __slots__ = ("_address", "_bias", "_function", "_packed", "_padding", "_struct")
 
-    def __init__(self, weight: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None, group: int) -> None:
+    def __init__(
+        self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
+    ) -> None:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
-        out_features, in_features = weight.shape
+        out_features, in_features = _matrix(weight).shape
         step = group or (2 if scheme is Scheme.BFLOAT16 else 1)
         padding = -in_features % step
-        if scheme.is_quantized:
+        half_scales = False
+        if isinstance(weight, QuantizedWeight):
+            self._packed = packing.pack_stored(weight, scheme)
+            self._padding = 0
+            half_scales = weight.scales.dtype is torch.float16
+        elif scheme.is_quantized:
             self._packed = packing.pack_quantized(weight, scheme, group)
             self._padding = 0  # done where rows are rounded to integers
         else:
@@ -169,6 +189,7 @@ class _NativeWeight:
             in_features + padding,
             out_features,
             panels,
+            half_scales,
         )
         self._address = ctypes.addressof(self._struct)
 
@@ -233,6 +254,10 @@ class _ReferenceWeight:
         else:
             result = linear(x, self._weight, None if self._bias is None else self._bias.to(x.dtype))
         out.copy_(result)
+
+
+def _matrix(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+    return weight.values if isinstance(weight, QuantizedWeight) else weight
 
 
 def _check_weights(weights: Sequence[torch.Tensor]) -> None:

@@ -38,6 +38,7 @@ class LinearStruct(ctypes.Structure):
         ("in_padded", c_int32),
         ("out_features", c_int32),
         ("panels", c_int32),
+        ("half_scales", c_int32),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import pad
 
@@ -43,6 +45,19 @@ def pack_quantized(weight: torch.Tensor, scheme: Scheme, group: int) -> torch.Te
     for first in range(0, panels, at_once):
         rows = quantize_weight(weight[first * PANEL : (first + at_once) * PANEL], scheme, group)
         _pack_panels(rows, scheme, packed[first : first + at_once])
+    return packed.view(-1)
+
+
+def pack_stored(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
+    """The same bytes for integers that there are already; `scheme` holds their values."""
+    panels, groups = -(-weight.values.shape[0] // PANEL), weight.scales.shape[1]
+    values_bytes = PANEL * weight.group // (1 if scheme is Scheme.INT8 else 2)
+    packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
+    at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * weight.group))
+    for first in range(0, panels, at_once):
+        rows = slice(first * PANEL, (first + at_once) * PANEL)
+        part = replace(weight, values=weight.values[rows], scales=weight.scales[rows])
+        _pack_panels(part, scheme, packed[first : first + at_once])
     return packed.view(-1)
 
 

@@ -45,12 +45,14 @@ ELEMENTS_AT_ONCE = 1 << 16
 class QuantizedWeight:
     """`values` [out, in] int8 and `scales` [out, groups] bfloat16; group g is the inputs [g * group, (g+1) * group).
 
-    `in` is padded with zeros to whole groups.
+    `in` is padded with zeros to whole groups. A model may be stored so; its `scales` are float16. `scheme` is the
+    narrowest that holds the values.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     group: int
+    scheme: Scheme
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +82,7 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> Quantiz
         padded = torch.nn.functional.pad(weight[rows].float(), (0, -in_features % group)).view(-1, groups, group)
         scales[rows] = _int4_scales(padded) if scheme is Scheme.INT4 else (padded.abs().amax(-1) / 127).bfloat16()
         values[rows] = _rounded(padded, scales[rows], scheme)
-    return QuantizedWeight(values.view(out_features, -1), scales, group)
+    return QuantizedWeight(values.view(out_features, -1), scales, group, scheme)
 
 
 def _int4_scales(grouped: torch.Tensor) -> torch.Tensor:

@@ -160,6 +160,7 @@ class Scheduler:
         self._next_step = 0
         self._returned = 0
         self._counts = _Counts()
+        self._admitted: list[RequestId] = []
 
     @property
     def idle(self) -> bool:
@@ -239,6 +240,13 @@ class Scheduler:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
         if sequence.request_id in self._requests:
             raise AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
+        if sequence.prompt_count + min(1, new_tokens) > self._limits.max_context:
+            raise InvalidArgumentError(
+                f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's context of "
+                f"{self._limits.max_context}; shorten it",
+                field="prompt",
+                reason="CONTEXT_EXCEEDED",
+            )
         if longest > self._limits.max_context:
             raise InvalidArgumentError(
                 f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
@@ -360,8 +368,11 @@ class Scheduler:
         return taken
 
     @staticmethod
-    def events(taken: Iterable[TakenItem]) -> list[HeadEvent]:
-        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result."""
+    def events(taken: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:
+        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result.
+
+        `now` is when it came, in seconds of a steady clock.
+        """
         events: list[HeadEvent] = []
         for item in taken:
             if not isinstance(item, Taken):
@@ -369,7 +380,7 @@ class Scheduler:
                 continue
             sequence, sampled = item.sequence, item.sampled
             text = item.text if item.text is not None else sequence.text.push(sampled.token)
-            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings)
+            token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings, now)
             events.append(TokenOut(sequence.request_id, token))
             if item.reason is not None:
                 events.append(RequestEnd(sequence.request_id, item.reason, sequence.text.finish()))
@@ -442,9 +453,15 @@ class Scheduler:
                 return
             self._waiting.remove(sequence)
             self._running[sequence.number] = self._prefilling[sequence.number] = sequence
+            self._admitted.append(sequence.request_id)
             if shared.blocks:
                 sequence.shared, sequence.scheduled = shared, shared.filled
                 self._counts.prefix_hit_tokens += shared.filled
+
+    def newly_admitted(self) -> list[RequestId]:
+        """The requests that were let in since this was asked last; again after a preemption."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     def _make_room(self, sequence: Sequence) -> bool:
         """See to it that a decode has KV, by preemption if need be; False when it was preempted itself."""

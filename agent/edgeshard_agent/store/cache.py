@@ -14,7 +14,9 @@ import structlog
 from edgeshard.domain.errors import DataLossError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.model import ModelManifest
-from edgeshard.storage.blobs import BlobDirectory, in_thread, write_atomically
+from edgeshard.storage.blobs import BlobDirectory, in_thread, missing_blob
+from edgeshard.storage.files import write_atomically
+from edgeshard.storage.linked import BlobLocation
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 
 log = structlog.get_logger()
@@ -28,11 +30,11 @@ class Pin:
         self._digests = frozenset(digests)
         self._held = True
 
-    def path(self, digest: Digest) -> Path:
-        """The file of a pinned blob."""
+    def location(self, digest: Digest) -> BlobLocation:
+        """Where a pinned blob lies. Raises NotFoundError when a shared store has lost it since."""
         if digest not in self._digests:
             raise KeyError(digest)
-        return self._cache.path(digest)
+        return self._cache.location(digest)
 
     def release(self) -> None:
         if self._held:
@@ -51,13 +53,15 @@ class Pin:
 class BlobCache:
     """Blobs under `directory`, at most `limit_bytes` of them: the least recently used unpinned ones make room.
 
-    Partial downloads count and survive a restart. One process at a time owns the directory.
+    Partial downloads count and survive a restart. One process at a time owns the directory. What lies in `shared`, the
+    coordinator's own store on this machine, is used there: it is neither fetched nor counted.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int) -> None:
+    def __init__(self, directory: Path, limit_bytes: int, shared: BlobDirectory | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._blobs = BlobDirectory(directory / "blobs")
+        self._shared = shared
         self._manifests = directory / "manifests"
         # Bytes by blob, least recently used first. A blob being fetched counts in full from the start.
         self._sizes: OrderedDict[Digest, int] = OrderedDict()
@@ -72,8 +76,12 @@ class BlobCache:
         async with self._making_room:
             await self._evict_until(self.limit_bytes)
 
-    def path(self, digest: Digest) -> Path:
-        return self._blobs.path(digest)
+    def location(self, digest: Digest) -> BlobLocation:
+        """Where a blob that is here lies. Raises NotFoundError where there is none."""
+        found = self._blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
+        if found is None:
+            raise missing_blob(digest)
+        return found
 
     def pin(self, digests: Iterable[Digest]) -> Pin:
         """Keep these blobs, whether they are there already or come later, until the pin is released."""
@@ -103,7 +111,7 @@ class BlobCache:
         if await in_thread(self._blobs.size, digest) is not None:
             log.warning("cached_blob_damaged", digest=digest)
             await self.discard(digest)
-        return False
+        return self._shared is not None and await in_thread(self._shared.is_intact, digest, size)
 
     async def reserve(self, digest: Digest, size: int) -> None:
         """Make room for a blob about to be fetched, which must be pinned.

@@ -12,7 +12,7 @@ from typing import Any
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.audit import MOST_ENTRIES
 from edgeshard.domain.commands import MeasureCompute
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     AbortedError,
@@ -27,13 +27,20 @@ from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import config_hash
 from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.site_event import MOST_EVENTS
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard.wire.audit import audit_entry_to_wire
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.deployment import deployment_to_wire, placement_to_wire, spec_from_wire
+from edgeshard.wire.deployment import (
+    deployment_to_wire,
+    placement_to_wire,
+    replan_call_from_wire,
+    replan_to_wire,
+    spec_from_wire,
+)
 from edgeshard.wire.site import (
     measure_request_from_wire,
     node_details_to_wire,
@@ -41,29 +48,32 @@ from edgeshard.wire.site import (
     site_to_wire,
     stored_model_to_wire,
 )
+from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.trace import trace_to_wire
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
+from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.operations import Operations, answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
+from edgeshard_coordinator.control.replanning import PLACING_ATTEMPTS, Replans
 from edgeshard_coordinator.control.requests import RequestFront
+from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.deployments import new_record
 from edgeshard_coordinator.core.events import DeleteRequested, DeployRequested, MeasureRequested, ModelDeleted
 from edgeshard_coordinator.core.measuring import chosen_nodes
+from edgeshard_coordinator.core.sources import with_source
 from edgeshard_coordinator.core.state import (
     NO_EPOCH,
     DeploymentRecord,
     ServedOperation,
     deployment_view,
 )
-
-PLACING_ATTEMPTS = 5
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -78,6 +88,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         planner: Planner,
         store: StateStore,
         audit: AuditLog,
+        events: SiteEvents,
+        conditions: Conditions,
     ) -> None:
         self._loop = loop
         self._front = front
@@ -89,24 +101,36 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._planner = planner
         self._store = store
         self._audit = audit
+        self._events = events
+        self._conditions = conditions
+        self._replans = Replans(loop, planner, store)
         self.operations = Operations(store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         state, now = self._loop.state, self._loop.now()
-        return pb.ListNodesResponse(nodes=[node_to_wire(node) for node in node_views(state, now)])
+        return pb.ListNodesResponse(
+            nodes=[node_to_wire(self._conditions.with_condition(node)) for node in node_views(state, now)]
+        )
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
         state = self._loop.state
         node = state.find_node(request.node)
         if node is None:
             raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
-        return node_details_to_wire(node_details(state, node, self._models, self._loop.now()))
+        details = node_details(state, node, self._models, self._loop.now())
+        return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
         site = site_details(self._loop.state, self._models, request.model, self._loop.now())
-        return site_to_wire(replace(site, traffic=self._traffic.of_model(ModelName(request.model))))
+        whole = replace(
+            site,
+            nodes=tuple(map(self._conditions.with_condition, site.nodes)),
+            traffic=self._traffic.of_model(ModelName(request.model)),
+            coordinator=self._conditions.own(),
+        )
+        return site_to_wire(whole)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
         """A caller that goes away changes nothing: boxes measure on, and what they report is kept."""
@@ -145,6 +169,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         spec = spec_from_wire(request.spec)
         manifest, _ = self._models.get(spec.model)
+        spec = self._as_stored(spec, manifest)
         return pb.PlanResponse(placement=placement_to_wire(await self._planner.place(self._loop.state, spec, manifest)))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
@@ -193,6 +218,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         outcome = await self.operations.once(request.operation_id, request, work)
         return pb.DeleteDeploymentResponse.FromString(outcome)
 
+    async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
+        """Returns once the move is on disk; the deployment is loading then. A dry run plans only where something is
+        new."""
+        call = replan_call_from_wire(request)
+        name = DeploymentName(call.name)
+        if call.dry_run:
+            return replan_to_wire(await self._replans.look(name, force=call.force))
+
+        async def work(operation: ServedOperation) -> bytes:
+            asked = self._pending(name, operation)
+            if asked is None:
+                asked = await self._replans.move(name, operation, force=call.force)
+            await self._saved(name, asked)
+            return asked.outcome
+
+        return pb.ReplanResponse.FromString(await self.operations.once(call.operation_id, request, work))
+
     async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:
         for trace in await self._traces.take(DeploymentName(request.deployment), request.seconds):
             yield pb.TraceResponse(stage=trace_to_wire(trace))
@@ -209,6 +251,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         entries = await self._audit.newest(request.limit)
         return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries])
 
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Any) -> AsyncIterator[pb.ListEventsResponse]:
+        if request.limit > MOST_EVENTS:
+            raise InvalidArgumentError(f"limit must be at most {MOST_EVENTS}, not {request.limit}", field="limit")
+        if not request.follow:
+            for event in self._events.newest(request.limit):
+                yield pb.ListEventsResponse(event=site_event_to_wire(event))
+            return
+        async with aclosing(self._events.follow(request.limit)) as events:
+            async for event in events:
+                yield pb.ListEventsResponse(event=site_event_to_wire(event))
+
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""
         for attempt in range(1, PLACING_ATTEMPTS + 1):
@@ -219,8 +272,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     field="name",
                 )
             manifest, digest = self._models.get(spec.model)
+            spec = self._as_stored(spec, manifest)
             placement = await self._planner.place(state, spec, manifest)
-            record = new_record(state, _blank_record(spec, digest, placement))
+            record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
             done = replace(operation, outcome=response.SerializeToString())
             try:
@@ -229,8 +283,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 if attempt == PLACING_ATTEMPTS:
                     raise
                 continue
+            self._replans.placed(state, record)
             return done
         raise AssertionError("unreachable")
+
+    def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
+        """Weights that are stored as small integers stay so where a box runs them, which are CPUs."""
+        nodes = self._loop.state.nodes.values()
+        cpus = [node.name for node in nodes if node.facts.kind == "cpu"]
+        which = (EVERY_NODE,) if len(cpus) == len(nodes) else cpus
+        return spec.as_stored(parse_config(manifest.config).stored_as, which)
 
     async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
         """The call with this operation id, begun unless it is there already."""

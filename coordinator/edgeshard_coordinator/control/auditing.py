@@ -28,10 +28,11 @@ _HEALTH = "/grpc.health.v1.Health"
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """`target` is the field of the request that names what it is about, '' for none. `counts` says of an answer whether
-    something was done."""
+    something was done, `asks` of a request whether it wants something done."""
 
     target: str = ""
     counts: Callable[[Any], bool] = lambda _: True
+    asks: Callable[[Any], bool] = lambda _: True
 
     def target_of(self, request: Any) -> str:
         return str(attrgetter(self.target)(request)) if self.target else ""
@@ -42,6 +43,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     f"{_ADMIN}/Profile": Mutation("model"),
     f"{_ADMIN}/Deploy": Mutation("spec.name"),
     f"{_ADMIN}/DeleteDeployment": Mutation("name"),
+    f"{_ADMIN}/Replan": Mutation("name", asks=lambda request: not request.dry_run),
     f"{_ADMIN}/Trace": Mutation("deployment"),
     f"{_ADMIN}/Dump": Mutation(),
     f"{_IDENTITY}/CreateToken": Mutation("id"),
@@ -53,6 +55,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ENROLMENT: Mutation("token_id"),
     # Asked twice for each model: before its blobs are sent, and when all are there.
     f"{_STORE}/RegisterModel": Mutation("manifest.name", lambda answer: answer.registered),
+    f"{_STORE}/AddLocalModel": Mutation("manifest.name"),
 }
 """The server makes the entry."""
 
@@ -73,6 +76,7 @@ READS = frozenset(
         f"{_ADMIN}/GetDeployment",
         f"{_ADMIN}/ListAudit",
         f"{_IDENTITY}/ListKeys",
+        f"{_ADMIN}/ListEvents",
         f"{_STORE}/GetManifest",
         f"{_STORE}/ReadBlob",
         f"{_INFERENCE}/ListModels",
@@ -116,7 +120,9 @@ class CallAudit:
         if isinstance(error, DeniedError):
             mutation = mutation or NOTED.get(method)
             self._note_refusal(context, method, "" if mutation is None else mutation.target_of(request), error)
-        elif mutation is not None and (error is not None or answer is None or mutation.counts(answer)):
+        elif mutation is None or not mutation.asks(request):
+            pass
+        elif error is not None or answer is None or mutation.counts(answer):
             result = OK if error is None else error.reason
             self.note(context, _name(method), mutation.target_of(request), result)
 

@@ -10,6 +10,8 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.commands import Deny
 from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.identity import Principal, Role
+from edgeshard.metrics.exposition import Metrics
+from edgeshard.metrics.own import OwnCondition
 from edgeshard.proto.v1 import (
     admin_pb2_grpc,
     coordinator_pb2_grpc,
@@ -24,6 +26,7 @@ from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
 from edgeshard_coordinator.control.chats import Chats
+from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.executor import ActionExecutor
@@ -32,10 +35,12 @@ from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.identity_service import IdentityServicer
 from edgeshard_coordinator.control.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.loop import StateLoop
+from edgeshard_coordinator.control.metrics import CoordinatorMetrics
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.site_events import SiteEvents
 from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core import eviction
@@ -90,11 +95,18 @@ class Coordinator:
         self._calls = MeasureCalls()
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
         self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
+        self._events = SiteEvents()
+        self.loop.on_change = self._events.note
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
+        self.conditions = Conditions()
         self._agents = CoordinatorServicer(
-            self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted
+            self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted, self.conditions
         )
+        counts = CoordinatorMetrics(
+            self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
+        )
+        self.metrics = Metrics(counts.collect, OwnCondition(lambda: self.conditions.own()).collect)
         self.identities = IdentityServicer(self.loop, self._hub, store, membership, keys)
         self._keys = keys
         if keys is not None:
@@ -104,7 +116,17 @@ class Coordinator:
             membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
         self._admin = AdminServicer(
-            self.loop, self.front, self._calls, self.traces, self.dumps, models, planner, store, self._audit
+            self.loop,
+            self.front,
+            self._calls,
+            self.traces,
+            self.dumps,
+            models,
+            planner,
+            store,
+            self._audit,
+            self._events,
+            self.conditions,
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
@@ -165,6 +187,7 @@ class Coordinator:
         self.front.close(gone)
         self._inference.end_listeners()
         self._calls.close(gone)
+        self._events.close(gone)
         self._hub.close_all()
         await self.chats.close()
         await self._server.stop()

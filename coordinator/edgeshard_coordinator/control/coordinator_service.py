@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.commands import CommandProgress, CommandResult, ControlHello, ControlMessage, Deny, DumpPart
+from edgeshard.domain.condition import Condition
 from edgeshard.domain.errors import (
     EdgeShardError,
     InternalError,
@@ -19,7 +21,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
     WireVersionError,
 )
-from edgeshard.domain.ids import NodeId, OperationId
+from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
@@ -39,6 +41,7 @@ from edgeshard.wire.control import (
 )
 from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.calls import MeasureCalls
+from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.hub import ControlHub, ControlStream
@@ -73,6 +76,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         dumps: Dumps,
         denials: Denials,
         audit: CallAudit,
+        conditions: Conditions,
     ) -> None:
         self._loop = loop
         self._hub = hub
@@ -81,8 +85,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._dumps = dumps
         self._denials = denials
         self._audit = audit
+        self._conditions = conditions
         self.batches = HeartbeatBatches(loop)
         self.closing = False
+        self.suspicions: Counter[DeploymentName] = Counter()
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         # First: in another version the other fields may have another meaning.
@@ -136,6 +142,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if reader is not None:
                 reader.cancel()
             self._hub.discard(connection)
+            self._conditions.left(node_id, connection.number)
             self._loop.post(NodeDisconnected(node_id, connection.number, self._loop.now()))
 
         context.add_done_callback(ended)
@@ -203,8 +210,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 self._dumps.came(connection.node_id, part)
             case LinkSuspected() as link:
                 self._suspected(connection.node_id, link)
+            case Condition() as condition:
+                self._conditions.came(connection.node_id, connection.number, condition)
 
     def _suspected(self, node_id: NodeId, link: LinkSuspected) -> None:
+        if not link.recovered and link.deployment in self._loop.state.deployments:
+            self.suspicions[link.deployment] += 1
         said = log.info if link.recovered else log.warning
         hop = f"{link.from_stage}->{link.to_stage}"
         said(

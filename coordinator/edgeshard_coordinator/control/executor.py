@@ -142,8 +142,9 @@ class ActionExecutor:
         except EdgeShardError as error:
             self._save_failed(record, error)
         else:
-            log.info("deployment_saved", deployment=record.name, phase=record.phase, epoch=record.epoch)
-            self._report(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self._clock.now()))
+            there = record.on_disk
+            log.info("deployment_saved", deployment=record.name, phase=there.phase, epoch=there.epoch)
+            self._report(DeploymentSaved(record.name, record.uid, record.revision, there.epoch, self._clock.now()))
 
     async def _replan(self, action: Replan) -> None:
         state = self._state()

@@ -19,6 +19,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.head import (
     HeadAccepted,
+    HeadAdmitted,
     HeadCommand,
     HeadFailed,
     HeadFinished,
@@ -142,6 +143,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 front.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
             case HeadAccepted():
                 front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
+            case HeadAdmitted():
+                front.on_admitted(attachment, message.request_id, message.epoch)
             case HeadFinished():
                 front.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
             case HeadFailed():

@@ -49,6 +49,8 @@ class StateLoop:
         self._stopped = False
         self.turns = 0
         """Events handled so far; ticks come even when nothing else does."""
+        self.on_change: Callable[[State, State], None] = _unheard
+        """Is told of every state and the one before it."""
         self._rested: State | None = None
         """The newest state in which nothing was due."""
 
@@ -135,6 +137,8 @@ class StateLoop:
             self._ring.record(before, event, event.now, refusal(error))
             raise
         self._ring.record(before, event, event.now)
+        if self.state is not before:
+            self.on_change(before, self.state)
         if debug_logged():
             _say(event)
 
@@ -159,6 +163,10 @@ class StateLoop:
                 self._apply(ActionIssued(action, self.now()))
                 self._executor.perform(action)
         raise InternalError("reconcile does not come to rest", reason="INVARIANT")
+
+
+def _unheard(before: State, after: State) -> None:
+    """Nobody asks for changes."""
 
 
 def _say(event: Event) -> None:

@@ -27,7 +27,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeI
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import ComputeProfile, LinkProfile
 from edgeshard.domain.traffic import Traffic
-from edgeshard.storage.blobs import full_disk
+from edgeshard.storage.files import full_disk
 from edgeshard_coordinator.core.deployments import restored_record
 from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
@@ -373,6 +373,7 @@ def _readable(read: Callable[[str], ResultT], body: str, node_id: str) -> Result
 
 
 def _saved(record: DeploymentRecord) -> _SavedDeployment:
+    record = record.on_disk
     failure = record.failure
     return _SavedDeployment(
         uid=record.uid,
@@ -380,7 +381,7 @@ def _saved(record: DeploymentRecord) -> _SavedDeployment:
         manifest_digest=record.manifest_digest,
         placement=record.placement,
         epoch=record.epoch,
-        phase=record.phase_on_disk,
+        phase=record.phase,
         ever_ready=record.ever_ready,
         failure=_SavedFailure(int(failure.code), failure.reason, failure.field, failure.message) if failure else None,
     )

@@ -11,14 +11,17 @@ from edgeshard.domain.ids import DeploymentName, ModelName, NodeId, NodeName
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import Replan
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.traffic import TrafficBook
+from edgeshard_coordinator.core.afresh import planned_afresh
 from edgeshard_coordinator.core.lengths import typical_request
 from edgeshard_coordinator.core.losses import Repaired, loss_of
 from edgeshard_coordinator.core.placing import Placer, checked_shape, sizes_of
 from edgeshard_coordinator.core.repair import Lost, without_most
+from edgeshard_coordinator.core.sources import place_from_any
 from edgeshard_coordinator.core.standby import choose
 from edgeshard_coordinator.core.state import DeploymentRecord, StandbyChoice, State
 
@@ -34,9 +37,28 @@ class Planner:
         self._solver = Solver()
 
     async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
-        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
+        """A placement, from any source that is best where the spec names none."""
+        traffic, candidates = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model)), state.candidates()
+
+        def place(sourced: DeploymentSpec) -> Placement:
+            return self._placer.place(sourced, manifest, candidates, state.measured, traffic)
+
+        return await self._solver.run(lambda: place(spec) if spec.source else place_from_any(spec, candidates, place))
+
+    async def afresh(self, state: State, record: DeploymentRecord) -> Replan:
+        """The placement of a deployment beside the best one for the boxes of `state`."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        traffic = self._traffic.of(record.name, record.model)
         return await self._solver.run(
-            lambda: self._placer.place(spec, manifest, state.candidates(), state.measured, traffic)
+            lambda: planned_afresh(
+                self._placer,
+                record.spec,
+                manifest,
+                state.candidates(record.name),
+                state.measured,
+                traffic,
+                record.placement,
+            )
         )
 
     async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
@@ -88,15 +110,20 @@ class Planner:
         )
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
-        """A placement without the boxes that are away or failed the deployment, and over no bad link."""
+        """A placement without the boxes that are away or failed the deployment, and over no bad link.
+
+        One that could not move goes back to what it had, whose boxes failed it only with other layers.
+        """
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
         candidates = state.candidates(record.name)
+        broken, avoided = record.placement, record.avoided
+        if record.former is not None:
+            broken = record.former
+            avoided -= {stage.node_id for stage in broken.stages}
 
         def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
-            lost = Lost(record.avoided, frozenset(links))
-            return self._placer.repair(
-                record.spec, manifest, candidates, state.measured, traffic, record.placement, lost
-            )
+            lost = Lost(avoided, frozenset(links))
+            return self._placer.repair(record.spec, manifest, candidates, state.measured, traffic, broken, lost)
 
         return await self._solver.run(lambda: without_most(without, state.bad_links))

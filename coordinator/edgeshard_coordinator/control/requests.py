@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import (
@@ -25,10 +27,14 @@ from edgeshard.domain.generation import Finished, FinishReason, Generation, Prom
 from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard_coordinator.control.quotas import QuotaBook
+from edgeshard_coordinator.control.request_meter import RequestMeter
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord, State
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 BACKLOG_LIMIT = 4096
 """Events a client may fall behind before its request is given up."""
@@ -56,6 +62,18 @@ class Attachment:
         self.outgoing.put_nowait(None)
 
 
+def _refusals_counted(start: Callable[Concatenate[RequestFront, Arguments], Answer]) -> Callable[..., Answer]:
+    @wraps(start)
+    def counted(front: RequestFront, *args: Arguments.args, **options: Arguments.kwargs) -> Answer:
+        try:
+            return start(front, *args, **options)
+        except EdgeShardError as error:
+            front.meter.refused[error.code.name.lower()] += 1
+            raise
+
+    return counted
+
+
 class RequestFront:
     """`state` gives the newest state, `now` seconds of a steady clock. Every method returns at once."""
 
@@ -71,6 +89,7 @@ class RequestFront:
         self.traffic = traffic
         self._now = now
         self._quotas = QuotaBook(quotas, now)
+        self.meter = RequestMeter()
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
@@ -102,6 +121,7 @@ class RequestFront:
         self._last_number += 1
         attachment = Attachment(deployment, epoch, node_id, node_name, self._last_number)
         self._attachments[deployment] = attachment
+        self.meter.head_back(deployment, epoch, self._now())
         instance = self._state().instance
         for item in held:
             if item.request_id not in self._requests and item.instance == instance:
@@ -114,10 +134,11 @@ class RequestFront:
         """The stream is over: its requests are parked. Detaching twice changes nothing."""
         if self._attachments.get(attachment.deployment) is attachment:
             del self._attachments[attachment.deployment]
+            self.meter.head_lost(attachment.deployment, attachment.epoch, self._now())
         for request in list(attachment.requests.values()):
             request.attachment, request.parked_at = None, self._now()
             if request.unread_by_choice:
-                self._remove(request)  # nobody waits for it
+                self._leave(request)  # nobody waits for it
         attachment.requests.clear()
         attachment.close()
 
@@ -133,9 +154,13 @@ class RequestFront:
     def expire(self) -> None:
         """End the requests that have been parked for too long, each with a typed error."""
         now = self._now()
+        deployments = self._state().deployments
+        moving = {name for name, record in deployments.items() if record.former is not None}
         for request in list(self._requests.values()):
             if request.attachment is not None:
                 continue
+            if request.deployment in moving:
+                request.parked_at = now  # an operator wants it so, and what is loaded may be large
             limit = request.parked_at + PARKED_LIMIT_S
             if request.deadline is not None:
                 limit = min(limit, request.deadline - DEADLINE_MARGIN_S)
@@ -167,6 +192,7 @@ class RequestFront:
         if request.prompt_tokens is not None or record is None:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
+        request.times.accepted(len(prompt_tokens))
         if not request.was_admitted:
             self._quotas.charge(request.client, len(prompt_tokens))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
@@ -183,6 +209,11 @@ class RequestFront:
         if not request.unread_by_choice:
             request.deliver(prompt_logprobs)
 
+    def on_admitted(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> None:
+        """The head computes it now. One that comes late changes nothing."""
+        if (request := self._current(attachment, request_id, epoch)) is not None:
+            request.times.admitted(self._now())
+
     def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
         """A token counts once: in the request's epoch, at the position behind its journal. Whether it did."""
         request = self._current(attachment, request_id, epoch)
@@ -190,6 +221,7 @@ class RequestFront:
             self.dropped_messages += 1
             return False
         request.emitted.append(token.token)
+        request.times.token(self._now())
         self._quotas.charge(request.client, 1)
         if request.unread_by_choice:
             return True
@@ -218,6 +250,7 @@ class RequestFront:
         prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
             self.traffic.count(record.name, record.model, prompt_tokens, new_tokens, at_once)
+        request.times.finished(reason, self._now())
         request.deliver(Finished(reason, text, prompt_tokens, new_tokens))
 
     def on_failed(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, failure: EdgeShardError) -> None:
@@ -230,6 +263,7 @@ class RequestFront:
 
     # Clients
 
+    @_refusals_counted
     def start(
         self,
         model: str,
@@ -256,8 +290,8 @@ class RequestFront:
         generation.validate()
         record = self.record_of(model)
         resumed = emitted is not None
-        attachment = self._attachment_of(record, may_wait=resumed)
-        if generation.max_new_tokens > record.spec.max_new_tokens:
+        attachment = self._attachment_of(record, may_wait=resumed or record.former is not None)
+        if generation.max_new_tokens > record.spec.max_new_tokens and not generation.clip_new_tokens:
             raise InvalidArgumentError(
                 f"max_new_tokens {generation.max_new_tokens} is beyond the {record.spec.max_new_tokens} that "
                 f"deployment {record.name} allows",
@@ -281,9 +315,11 @@ class RequestFront:
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )
-        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
+        now = self._now()
+        times = self.meter.began(record.name, client, now, resumed=resumed)
+        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored, times)
         request.was_admitted = was_admitted
-        request.parked_at = self._now()
+        request.parked_at = now
         self._requests[request_id] = request
         self.occupied.set()
         if attachment is not None:
@@ -315,7 +351,7 @@ class RequestFront:
         if self._requests.get(request.request_id) is not request:
             return
         if request.attachment is None:
-            self._remove(request)
+            self._leave(request)
         else:
             self._send_cancel(request)
 
@@ -329,6 +365,7 @@ class RequestFront:
         if request.attachment is None:
             self._remove(request)
             tokens = len(request.prompt_tokens or ()), len(request.emitted)
+            request.times.finished(FinishReason.CANCELLED, self._now())
             request.deliver(Finished(FinishReason.CANCELLED, "", *tokens))
         return True
 
@@ -430,8 +467,13 @@ class RequestFront:
             if request.attachment is not None:
                 request.attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
+    def _leave(self, request: RunningRequest) -> None:
+        request.times.finished(FinishReason.CANCELLED, self._now())
+        self._remove(request)
+
     def _end(self, request: RunningRequest, error: EdgeShardError) -> None:
         self._remove(request)
+        request.times.failed(error)
         request.fail(error)
 
     def _remove(self, request: RunningRequest) -> None:

@@ -12,6 +12,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Finished, Generation, GenerationEvent, PromptLogprobs, Started
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard_coordinator.control.request_meter import RequestTimes
 
 if TYPE_CHECKING:
     from edgeshard_coordinator.control.requests import Attachment
@@ -39,6 +40,7 @@ class RunningRequest:
         emitted: tuple[int, ...] | None = None,
         deadline: float | None = None,
         scored: int = 1,
+        times: RequestTimes | None = None,
     ) -> None:
         self.request_id = request_id
         self.deployment = deployment
@@ -51,6 +53,7 @@ class RunningRequest:
         """The position behind the last one whose prompt log-probability the client has or will have."""
         self._resumed = emitted is not None
         self.deadline = deadline
+        self.times = times or RequestTimes.untold()
         self.was_admitted = False
         """Whether it was let in before, by this run of the coordinator or a former one, and its prompt counted."""
         self.parked_at = 0.0

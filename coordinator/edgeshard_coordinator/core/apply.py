@@ -49,6 +49,7 @@ from edgeshard_coordinator.core.events import (
     NodeRemoved,
     ProfileReported,
     Replanned,
+    ReplanRequested,
     SaveFailed,
     StandbyPlanned,
     Ticked,
@@ -107,6 +108,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return measuring.requested(state, event)
         case DeployRequested():
             return _deploy(state, event)
+        case ReplanRequested():
+            return _replan(state, event)
         case DeleteRequested():
             return _delete(state, event)
         case ModelDeleted():
@@ -164,7 +167,7 @@ def _node_view(node: KnownNode) -> object:
 
 def _memory_view(record: DeploymentRecord) -> object:
     standbys = [(entry.node_id, entry.reserved_bytes) for entry in record.standbys]
-    return record.placement, record.phase is DeploymentPhase.FAILED, standbys
+    return record.placement, record.phase is DeploymentPhase.FAILED, standbys, record.move
 
 
 def _with_record(state: State, record: DeploymentRecord) -> State:
@@ -180,16 +183,31 @@ def _deploy(state: State, event: DeployRequested) -> State:
         raise AlreadyExistsError(
             f"name: there is a deployment {record.name} already; delete it first or choose another name", field="name"
         )
-    if event.snapshot_version != state.version:
-        raise AbortedError(
-            "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
-        )
+    _check_snapshot(state, event.snapshot_version)
     record = replace(record, operations=(event.operation,))
     if event.config is not None:
         shape = config_hash(event.config)
         record = replace(record, shape=shape)
         state = replace(state, configs={**state.configs, shape: event.config})
     return replace(_with_record(state, record), refused=_without(state.refused, event.operation))
+
+
+def _check_snapshot(state: State, version: int) -> None:
+    if version != state.version:
+        raise AbortedError(
+            "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
+        )
+
+
+def _replan(state: State, event: ReplanRequested) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid:
+        raise NotFoundError(f"name: there is no deployment {event.deployment} any more", field="name")
+    deployments.check_movable(record)
+    _check_snapshot(state, event.snapshot_version)
+    state = replace(state, refused=_without(state.refused, event.operation))
+    asked = deployments.asked_to_move(state, record, event.placement)
+    return _with_record(state, replace(asked, operations=(*record.operations, event.operation)))
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
@@ -262,10 +280,13 @@ def _saved(state: State, event: DeploymentSaved) -> State:
         return state
     operations = () if event.revision == record.revision else record.operations
     saving = max(record.saving, event.revision)
-    saved = replace(record, saved=event.revision, saved_epoch=event.epoch, saving=saving, operations=operations)
+    saved = replace(record, saved=event.revision, saving=saving, operations=operations)
     if 0 < record.delete_revision <= event.revision:
         saved = deployments.deleted(saved)
-    return _with_record(state, saved)
+    elif record.move is not None and record.move.revision <= event.revision:
+        saved = deployments.moved(state, saved, event.now)
+    # The disk is ahead where it has the epoch of a move that is off meanwhile.
+    return _with_record(state, replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
 
 
 def _save_failed(state: State, event: SaveFailed) -> State:
@@ -284,6 +305,7 @@ def _save_failed(state: State, event: SaveFailed) -> State:
         save_after=event.now + event.retry_after_s,
         operations=(),
         delete_revision=0,
+        move=None,
     )
     return _with_record(state, retry)
 

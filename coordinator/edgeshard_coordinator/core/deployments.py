@@ -7,13 +7,20 @@ from dataclasses import replace
 from edgeshard.domain.commands import CommandKey, CommandKind
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.device import StagePhase, StageStatus
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import Epoch, NodeName
 from edgeshard.domain.placement import Placement
 from edgeshard_coordinator.core.events import Replanned
 from edgeshard_coordinator.core.state import (
     DeploymentRecord,
     EndedService,
+    Move,
     Progress,
     State,
     fresh_progress,
@@ -150,7 +157,9 @@ def wants_replan(state: State, record: DeploymentRecord) -> bool:
     """Whether a waiting deployment is to go on without the boxes that are lost or failed it."""
     if any(stage.node_id in state.awaited for stage in record.placement.stages):
         return False
-    return bool(missing_nodes(state, record) or record.avoided or crosses_bad_link(state, record))
+    # One that could not move goes back.
+    wrong = missing_nodes(state, record) or record.avoided or crosses_bad_link(state, record)
+    return bool(wrong) or record.former is not None
 
 
 def crosses_bad_link(state: State, record: DeploymentRecord) -> bool:
@@ -166,7 +175,8 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     if event.version != state.version:
         return replace(record, planned_for=-1)
     if isinstance(event.found, Placement):
-        return _load(state, replace(record, placement=event.found), Trigger.REPLANNED, event.now)
+        found = replace(record, placement=event.found, former=None)
+        return _load(state, found, Trigger.REPLANNED, event.now)
     failure = record.failure
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
@@ -182,8 +192,8 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
 
 def _step_activating(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     if record.activated.done and record.attachment:
-        ready = replace(record, ever_ready=True, failure=None, failed_attempts=0, deadline=None, avoided=frozenset())
-        return _moved(ready, Trigger.HEAD_READY)
+        well = replace(record, failure=None, failed_attempts=0, deadline=None, avoided=frozenset(), former=None)
+        return _moved(replace(well, ever_ready=True), Trigger.HEAD_READY)
     # While boxes are awaited their heads are away like them.
     if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = DeadlineError(
@@ -200,8 +210,8 @@ def _activating(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
 
 
 def _moved(record: DeploymentRecord, trigger: Trigger) -> DeploymentRecord:
-    """Every change of phase is a new revision, so that it reaches the disk."""
-    return replace(record, phase=next_phase(record.phase, trigger), revision=record.revision + 1)
+    """Every change of phase is a new revision, so that it reaches the disk. A move that is not there yet is off."""
+    return replace(record, phase=next_phase(record.phase, trigger), revision=record.revision + 1, move=None)
 
 
 def _load_again(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
@@ -213,10 +223,19 @@ def _load_again(state: State, record: DeploymentRecord, now: float) -> Deploymen
 
 def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) -> DeploymentRecord:
     """The next epoch of the record's placement."""
+    return _moved(_begun(state, record, next_epoch(state, record), now), trigger)
+
+
+def next_epoch(state: State, record: DeploymentRecord) -> Epoch:
+    return Epoch(max(record.epoch + 1, state.first_epoch(record.name)))
+
+
+def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> DeploymentRecord:
+    """The record's placement at `epoch`, with everything still to do."""
     fresh = fresh_progress(record.placement)
-    again = replace(
+    return replace(
         record,
-        epoch=Epoch(max(record.epoch + 1, state.first_epoch(record.name))),
+        epoch=epoch,
         prepared=fresh,
         released=fresh,
         activated=Progress(),
@@ -227,7 +246,6 @@ def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) 
         loaded_bytes=0,
         deadline=now + state.timings.load_timeout_s,
     )
-    return _moved(again, trigger)
 
 
 def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: float) -> DeploymentRecord:
@@ -257,7 +275,49 @@ def deleted(record: DeploymentRecord) -> DeploymentRecord:
     # One that was ready may have requests that wait for its next epoch.
     ended = replace(record, ended=EndedService(record.epoch, gone)) if record.ever_ready else _ended(record, gone)
     phase = next_phase(record.phase, Trigger.DELETE)
-    return replace(ended, phase=phase, attachment=0, deadline=None, delete_revision=0)
+    return replace(ended, phase=phase, attachment=0, deadline=None, delete_revision=0, move=None, former=None)
+
+
+def check_movable(record: DeploymentRecord) -> None:
+    """Raise FailedPreconditionError for a deployment that can never move, UnavailableError for one that cannot now."""
+    name = record.name
+    if record.spec.layers:
+        raise FailedPreconditionError(
+            f"layers: deployment {name} was placed by hand, with --layers, and stays there; delete it and deploy it "
+            "again without --layers to have it planned",
+            field="layers",
+            reason="PLACED_BY_HAND",
+        )
+    if record.phase in (Phase.FAILED, Phase.DELETING) or record.delete_revision:
+        phase = Phase.DELETING if record.delete_revision else record.phase
+        raise FailedPreconditionError(
+            f"name: deployment {name} is {phase}; only one that is ready can move", field="name", reason="NOT_READY"
+        )
+    if record.phase is not Phase.READY or record.move is not None:
+        doing = record.phase if record.move is None else "about to move"
+        raise UnavailableError(
+            f"name: deployment {name} is {doing}; ask again when it is ready",
+            field="name",
+            reason="DEPLOYMENT_NOT_READY",
+            retry_after_s=1.0,
+        )
+
+
+def asked_to_move(state: State, record: DeploymentRecord, placement: Placement) -> DeploymentRecord:
+    """It goes on as it is until the disk has the move, so that a disk that refuses changes nothing."""
+    revision = record.revision + 1
+    return replace(record, move=Move(placement, next_epoch(state, record), revision), revision=revision)
+
+
+def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
+    """The disk has the move: its epoch begins. No new revision, since the disk has this one."""
+    move = record.move
+    assert move is not None
+    why = UnavailableError(
+        f"deployment {record.name} moves to other boxes", field="model", reason="MOVED", retry_after_s=1.0
+    )
+    going = replace(_ended(record, why), placement=move.placement, former=record.placement, move=None)
+    return replace(_begun(state, going, move.epoch, now), phase=next_phase(record.phase, Trigger.MOVE))
 
 
 def answered(

@@ -100,6 +100,19 @@ class DeployRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplanRequested:
+    """The deployment `uid` is to go on with a placement that was found from the state of `snapshot_version`; on a newer
+    state it is refused. It takes effect when it is on disk."""
+
+    deployment: DeploymentName
+    uid: str
+    placement: Placement
+    snapshot_version: int
+    operation: ServedOperation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteRequested:
     """It takes effect when it is on disk."""
 
@@ -221,6 +234,7 @@ Event = (
     | ProfileReported
     | MeasureRequested
     | DeployRequested
+    | ReplanRequested
     | DeleteRequested
     | ModelDeleted
     | CommandAnswered

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, Quantisation
 from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -217,7 +217,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
             field="max_context",
             reason="CONTEXT_TOO_LONG",
         )
-    if spec.quantisation:
+    if set(spec.quantisation.values()) - {WHOLE_HEAD}:
         check_quantisation(shape.architecture)
     return shape
 

@@ -49,7 +49,7 @@ from edgeshard_coordinator.core.placing import (
     sizes_of,
     usable_nodes,
 )
-from edgeshard_coordinator.core.repair import MOST_SPARES, Lost, cold_layers, survivors, ways
+from edgeshard_coordinator.core.repair import MOST_SPARES, Lost, cold_layers, moved_bits, survivors, ways
 
 _MIXED = "boxes that keep their weights in different ways are not planned together"
 
@@ -127,7 +127,7 @@ class PlanningPlacer:
         best = min(found, key=lambda placement: _cost(placement, broken, candidates), default=None)
         if best is None:
             best = self._without(spec, manifest, usable, _without_links(measured, lost), traffic, lost)
-        return replace(best, note=f"{best.note} {_moved_bits(broken, best, candidates)}".strip())
+        return replace(best, note=f"{best.note} {moved_bits(broken, best, candidates)}".strip())
 
     def _without(
         self,
@@ -363,16 +363,6 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
         f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
         "where two are nearly equally likely."
     )
-
-
-def _moved_bits(broken: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
-    """Whether the boxes that take over compute the bits of those that are lost."""
-    prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
-    before, after = ({stage.node_id for stage in placement.stages} for placement in (broken, found))
-    told = {prints.get(node_id, "") for node_id in before | after}
-    if len(told) == 1 and "" not in told:
-        return "Answers go on with the same bits."
-    return "Other boxes compute other bits: an answer may go on with another token where two are nearly equally likely."
 
 
 def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:

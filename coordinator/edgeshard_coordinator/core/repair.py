@@ -98,6 +98,16 @@ def cold_layers(
     ]
 
 
+def moved_bits(former: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
+    """Whether the boxes of a placement compute the bits of the one before, in words."""
+    prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
+    before, after = ({stage.node_id for stage in placement.stages} for placement in (former, found))
+    told = {prints.get(node_id, "") for node_id in before | after}
+    if len(told) == 1 and "" not in told:
+        return "Answers go on with the same bits."
+    return "Other boxes compute other bits: an answer may go on with another token where two are nearly equally likely."
+
+
 def _indices(layers: LayerRange | None) -> frozenset[int]:
     return frozenset() if layers is None else frozenset(range(layers.first, layers.end))
 

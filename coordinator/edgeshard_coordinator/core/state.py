@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeshard.domain.commands import NO_TERM, Term
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
@@ -189,6 +189,16 @@ class Standby:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Another placement that an operator had found: the deployment goes on with it, at `epoch`, once `revision` is on
+    disk."""
+
+    placement: Placement
+    epoch: Epoch
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentRecord:
     """A deployment, what was asked of its boxes for the current epoch, and what of it is on disk.
 
@@ -236,6 +246,9 @@ class DeploymentRecord:
     """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
     delete_revision: int = 0
     """From this revision on the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
+    move: Move | None = None
+    former: Placement | None = None
+    """What it had before it moved, until it is ready with what it has: it goes back where that fails. Not on disk."""
     forgetting: bool = False
     shape: str = ""
     """Of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
@@ -262,9 +275,14 @@ class DeploymentRecord:
         return self.saved == self.revision
 
     @property
-    def phase_on_disk(self) -> DeploymentPhase:
-        """What the disk is told: a deletion takes effect when it is there."""
-        return DeploymentPhase.DELETING if self.delete_revision else self.phase
+    def on_disk(self) -> DeploymentRecord:
+        """What the disk is told: a deletion and a move take effect when they are there."""
+        if self.delete_revision:
+            return replace(self, phase=DeploymentPhase.DELETING)
+        if self.move is not None:
+            loading = DeploymentPhase.LOADING
+            return replace(self, phase=loading, placement=self.move.placement, epoch=self.move.epoch)
+        return self
 
 
 def fresh_progress(placement: Placement) -> tuple[Progress, ...]:
@@ -380,6 +398,7 @@ class State:
         for record in self.deployments.values():
             if record.phase is not DeploymentPhase.FAILED and record.name != without:
                 yield from record.placement.stages
+                yield from record.move.placement.stages if record.move is not None else ()
 
     def _is_warm(self, entry: Standby) -> bool:
         node = self.nodes.get(entry.node_id)
@@ -437,8 +456,20 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         for status in node.stages
         if status.deployment == record.name and status.epoch == record.epoch and status.phase is not StagePhase.STANDBY
     ]
+    suspects = tuple(
+        SuspectHop(known.from_stage, known.to_stage, known.why)
+        for known in state.suspects
+        if (known.deployment, known.epoch) == (record.name, record.epoch)
+    )
     return Deployment(
-        record.spec, record.phase, record.epoch, record.placement, record.failure, tuple(stages), active_requests
+        record.spec,
+        record.phase,
+        record.epoch,
+        record.placement,
+        record.failure,
+        tuple(stages),
+        active_requests,
+        suspects=suspects,
     )
 
 
@@ -495,6 +526,9 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
     if phase is DeploymentPhase.READY:
         _hold(record.activated.done and record.attachment != 0, f"{where}: the head is not attached")
         _hold(record.ever_ready and record.failure is None, f"{where}: it counts as never ready or as failed")
+    _hold(record.move is None or phase is DeploymentPhase.READY, f"{where}: it is about to move")
+    on_the_way = (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.WAITING)
+    _hold(record.former is None or phase in on_the_way, f"{where}: it has a placement to go back to")
     if phase is DeploymentPhase.FAILED:
         _hold(record.failure is not None and not record.ever_ready, f"{where}: without a reason, or after READY")
 

@@ -26,6 +26,8 @@ class Trigger(StrEnum):
     """After a restart of the coordinator every stage says that it still holds the epoch."""
     NODES_BACK = "nodes-back"
     """Every box is connected and the delay before another attempt is over."""
+    MOVE = "move"
+    """An operator had it planned again, and the disk has the placement that was found."""
     DELETE = "delete"
 
 
@@ -41,6 +43,7 @@ TRANSITIONS: Mapping[tuple[Phase, Trigger], Phase] = MappingProxyType(
         (Phase.ACTIVATING, Trigger.DELETE): Phase.DELETING,
         (Phase.READY, Trigger.HEAD_DETACHED): Phase.ACTIVATING,
         (Phase.READY, Trigger.BROKE_AFTER_READY): Phase.WAITING,
+        (Phase.READY, Trigger.MOVE): Phase.LOADING,
         (Phase.READY, Trigger.DELETE): Phase.DELETING,
         (Phase.WAITING, Trigger.NODES_BACK): Phase.LOADING,
         (Phase.WAITING, Trigger.REPLANNED): Phase.LOADING,

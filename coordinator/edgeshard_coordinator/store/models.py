@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from edgeshard.domain.errors import (
+    AbortedError,
     AlreadyExistsError,
     DataLossError,
     InvalidArgumentError,
@@ -20,19 +21,14 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.site import MissingBlob
-from edgeshard.storage.blobs import (
-    CHUNK_BYTES,
-    TEMPORARY,
-    BlobDirectory,
-    blob_sizes,
-    free_bytes,
-    manifest_items,
-    write_atomically,
-)
-from edgeshard.storage.checkpoint import BlobLocation, read_chunks
+from edgeshard.domain.site import LocalModel, MissingBlob
+from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
+from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
+from edgeshard.storage.files import TEMPORARY, free_bytes, write_atomically
 from edgeshard.storage.forms import check_small_file, skim_small_file
-from edgeshard.wire.store import manifest_from_json, manifest_to_json, validate_manifest
+from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.local_model import open_local, places
+from edgeshard.wire.store import check_form, manifest_from_json, manifest_to_json, validate_manifest
 
 log = structlog.get_logger()
 
@@ -122,8 +118,7 @@ class ModelStore:
             missing = tuple(self._missing(sizes))
             if missing:
                 self._check_room(manifest.name, sum(blob.size - blob.received for blob in missing), sizes.keys())
-                pending = {of: other for of, other in self._pending.items() if of != digest} | {digest: sizes}
-                self._pending = dict(tuple(pending.items())[-_PENDING_LIMIT:])
+                self._expect(digest, sizes)
                 return digest, missing
             if digest not in self._manifests:
                 self._check_files(manifest, digest)
@@ -132,20 +127,68 @@ class ModelStore:
             if names != self._names:
                 self._write_names(names)
             self._names, self._manifests = names, {**self._manifests, digest: manifest}
-            self._pending = {of: other for of, other in self._pending.items() if of != digest}
+            self._forget(digest)
         return digest, ()
+
+    def add_local(self, model: LocalModel, progress: Progress) -> Digest:
+        """Register a model whose files lie on this machine, by links to them; they are hashed here, once.
+
+        `progress` gets (bytes hashed, bytes in all), and ends the adding by raising. Raises as `register` does, and
+        FailedPreconditionError with reason NOT_THIS_MACHINE where the files are not those that the client sees.
+        """
+        draft = model.manifest
+        check_form(draft)
+        where = places(model)
+        taken: list[Path] = []
+        try:
+            for file in model.files:
+                with open_local(file) as opened:
+                    taken.append(self.blobs.linked.take(Path(file.path), opened, self.room_bytes))
+            locations = [BlobLocation(taken[index], offset, size) for index, offset, size in where]
+            before = [path.stat().st_mtime_ns for path in taken]
+            manifest = hash_manifest(draft, locations, progress)
+            if before != [path.stat().st_mtime_ns for path in taken]:
+                raise AbortedError(f"the files of model {draft.name} were written to while they were read: try again")
+            return self._register_linked(manifest, locations)
+        finally:
+            self.blobs.linked.drop_unused(taken)
+
+    def _register_linked(self, manifest: ModelManifest, locations: Sequence[BlobLocation]) -> Digest:
+        sizes, digest = validate_manifest(manifest), manifest.digest()
+        with self._lock:
+            self._check_name_free(manifest.name, digest)
+            self._expect(digest, sizes)  # so that nobody takes its blobs for unneeded
+        found = {item.sha256: at for item, at in zip(manifest_items(manifest), locations, strict=True)}
+        self.blobs.linked.keep({of: at for of, at in found.items() if self.blobs.size(of) != at.size})
+        try:
+            _, missing = self.register(manifest)
+            if missing:
+                raise AbortedError(f"model {manifest.name} was deleted while it was added: try again")
+        except BaseException:
+            with self._lock:
+                self._forget(digest)
+                self.blobs.linked.remove(found.keys() - self._needed_blobs())
+            raise
+        return digest
+
+    def _expect(self, digest: Digest, sizes: dict[Digest, int]) -> None:
+        self._forget(digest)
+        self._pending = dict(tuple((self._pending | {digest: sizes}).items())[-_PENDING_LIMIT:])
+
+    def _forget(self, digest: Digest) -> None:
+        self._pending = {of: sizes for of, sizes in self._pending.items() if of != digest}
 
     def _check_files(self, manifest: ModelManifest, digest: Digest) -> None:
         """Whoever sent the small files, they have their form; the large one as far as a daemon can look at it."""
         for file in manifest.files:
-            path = self.blobs.path(file.sha256)
+            location = BlobLocation(self.file_path(file.sha256), 0, file.size)
             try:
                 if file.size <= _PARSED_BYTES:
-                    check_small_file(file.name, path.read_bytes())
+                    check_small_file(file.name, self.blobs.read(file.sha256, 0, file.size))
                 else:
-                    skim_small_file(file.name, read_chunks(BlobLocation(path, 0, file.size), file.name, CHUNK_BYTES))
+                    skim_small_file(file.name, read_chunks(location, file.name, CHUNK_BYTES))
             except InvalidArgumentError:
-                self._pending = {of: sizes for of, sizes in self._pending.items() if of != digest}
+                self._forget(digest)
                 if file.sha256 not in self._needed_blobs():
                     self.blobs.remove(file.sha256)
                 raise
@@ -169,12 +212,14 @@ class ModelStore:
             self._manifests = {of: manifest for of, manifest in self._manifests.items() if of != digest}
             self._manifest_path(digest).unlink(missing_ok=True)
             if removed is not None:
-                for blob in blob_sizes(manifest_items(removed)).keys() - self._needed_blobs():
-                    self.blobs.remove(blob)
+                self.blobs.remove(*(blob_sizes(manifest_items(removed)).keys() - self._needed_blobs()))
 
     def file_path(self, digest: Digest) -> Path:
-        """Where a small file of a model lies."""
-        return self.blobs.path(digest)
+        """Where a small file of a model lies. Raises NotFoundError."""
+        location = self.blobs.locate(digest)
+        if location is None:
+            raise missing_blob(digest)
+        return location.path
 
     def room_bytes(self) -> int:
         """What uploads may use of the disk."""
@@ -236,6 +281,7 @@ class ModelStore:
         for file in list(self.blobs.files()):
             if file.digest not in needed and (before_ns is None or file.used_ns < before_ns):
                 self.blobs.remove(file.digest)
+        self.blobs.linked.remove(set(self.blobs.linked.digests()) - needed)
 
     def _needed_blobs(self) -> set[Digest]:
         needed: set[Digest] = set()
@@ -256,6 +302,7 @@ class ModelStore:
         newest = max((file.used_ns for file in self.blobs.files()), default=0)
         long_ago = max(newest, time.time_ns()) - _ORPHAN_AGE_NS
         self._remove_unneeded(before_ns=long_ago if self.room_bytes() else None)
+        self.blobs.linked.drop_unused()
 
     def _manifest_path(self, digest: Digest) -> Path:
         return self._directory / "manifests" / f"{check_digest(digest)}.json"

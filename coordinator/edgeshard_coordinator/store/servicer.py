@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 import structlog
 
@@ -17,14 +19,19 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
 )
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.site import BlobHeader, ModelRegistration
+from edgeshard.domain.site import BlobHeader, LocalAdding, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
+from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.hello import first_message
-from edgeshard.storage.blobs import CHUNK_BYTES, full_disk, in_thread, missing_blob
+from edgeshard.storage.blobs import CHUNK_BYTES, in_thread, missing_blob
+from edgeshard.storage.files import full_disk
+from edgeshard.storage.local_model import not_this_machine
 from edgeshard.wire.store import (
     blob_header_from_wire,
     blob_range_from_wire,
+    local_adding_to_wire,
+    local_model_from_wire,
     manifest_from_wire,
     manifest_to_wire,
     model_registration_to_wire,
@@ -32,6 +39,8 @@ from edgeshard.wire.store import (
 from edgeshard_coordinator.store.models import ModelStore
 
 log = structlog.get_logger()
+
+_SHOWN_EVERY_S = 0.1
 
 
 class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
@@ -51,6 +60,33 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
             return ModelRegistration(not missing, digest, missing)
 
         return model_registration_to_wire(await in_thread(register))
+
+    async def AddLocalModel(
+        self, request: pb.AddLocalModelRequest, context: Any
+    ) -> AsyncIterator[pb.AddLocalModelResponse]:
+        """Hashes in a thread, which ends at its next chunk when the caller goes."""
+        if not is_of_this_machine(_host_of(context.peer())):
+            raise not_this_machine()
+        model = await in_thread(lambda: local_model_from_wire(request))
+        ended, shown = threading.Event(), LocalAdding(0, model.manifest.stored_bytes)
+
+        def progress(hashed: int, total: int) -> None:
+            nonlocal shown
+            if ended.is_set():
+                raise AbortedError(f"adding model {model.manifest.name} was given up")
+            shown = LocalAdding(hashed, total)
+
+        adding = asyncio.ensure_future(in_thread(self._store.add_local, model, progress))
+        try:
+            while not adding.done():
+                yield local_adding_to_wire(shown)
+                await asyncio.wait([adding], timeout=_SHOWN_EVERY_S)
+            digest = adding.result()
+            log.info("model_registered", model=model.manifest.name, digest=digest)
+            yield local_adding_to_wire(LocalAdding(shown.total, shown.total, digest))
+        finally:
+            ended.set()
+            await asyncio.wait([adding])
 
     async def PutBlob(self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobResponse:
         first = await first_message(request_iterator, "header", "an upload")
@@ -166,3 +202,9 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                     reason="STORED_BLOB_DAMAGED",
                 )
             yield pb.ReadBlobResponse(data=data)
+
+
+def _host_of(peer: str) -> str:
+    """The address in gRPC's name of a peer, such as ipv4:127.0.0.1:4711; '' of one without an address."""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""

@@ -3,8 +3,8 @@
 
     python label.py MODEL TEXTS.txt > labels.jsonl
 
-Every line of the file is a text; the output has a line for each, in the same order. What is no object of the schema is
-asked for again with another seed, and after three times it is an error, which stands in its line.
+Every line of the file is a text; the output has a line for each, in the same order. A guide holds the model to the
+schema: it can write nothing else. A text that got no label for another reason has an error in its line.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edgeshard import Client
-from edgeshard.client import Chat, ChatCompletion
+from edgeshard import Client, errors
+from edgeshard.client import Chat, ChatCompletion, Guide, GuideKind
 
-MOODS = ("glad", "sad", "angry", "calm")
-SYSTEM = f'Answer with nothing but JSON: {{"mood": one of {json.dumps(MOODS)}, "animals": true or false}}'
-ATTEMPTS = 3
-
-
-def label_of(text: str) -> dict[str, Any] | None:
-    """The label in an answer; None where it is none."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or value.keys() != {"mood", "animals"}:
-        return None
-    return value if value["mood"] in MOODS and isinstance(value["animals"], bool) else None
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["glad", "sad", "angry", "calm"]}, "animals": {"type": "boolean"}},
+    "required": ["mood", "animals"],
+    "additionalProperties": False,
+}
+SYSTEM = f"What is the mood of this text, and are there animals in it? Answer in JSON: {json.dumps(SCHEMA)}"
 
 
 async def label(client: Client, model: str, texts: list[str]) -> list[dict[str, Any]]:
-    labels: dict[int, dict[str, Any]] = {}
-    for seed in range(ATTEMPTS):
-        left = [place for place in range(len(texts)) if "mood" not in labels.get(place, {})]
-        requests = [
-            Chat(
-                model,
-                [{"role": "system", "content": SYSTEM}, {"role": "user", "content": texts[place]}],
-                options={"max_new_tokens": 48, "temperature": 0.5, "seed": seed},
-            )
-            for place in left
-        ]
-        for place, result in zip(left, await client.batch(requests, concurrency=16, on_progress=progress), strict=True):
-            found = label_of(result.content) if isinstance(result, ChatCompletion) else None
-            labels[place] = found or {"error": "no label" if isinstance(result, ChatCompletion) else str(result)}
-    return [labels[place] for place in range(len(texts))]
+    guide = Guide(GuideKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    requests = [
+        Chat(
+            model,
+            [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}],
+            options={"max_new_tokens": 64, "temperature": 0.0, "guide": guide},
+        )
+        for text in texts
+    ]
+    results = await client.batch(requests, concurrency=16, on_progress=progress)
+    return [label_of(result) for result in results]
+
+
+def label_of(result: object) -> dict[str, Any]:
+    if isinstance(result, errors.EdgeShardError):
+        return {"error": result.message}
+    assert isinstance(result, ChatCompletion)
+    try:
+        found: dict[str, Any] = json.loads(result.content)
+    except ValueError:  # max_new_tokens came before the object's end.
+        return {"error": f"the answer ended early ({result.reason})"}
+    return found
 
 
 def progress(done: int, count: int) -> None:

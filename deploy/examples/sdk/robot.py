@@ -1,5 +1,5 @@
 # ruff: noqa: T201
-"""A robot asks a model what to do next. When no answer comes in time, or none that it knows, it does what is safe.
+"""A robot asks a model what to do next. When no answer comes in time, it does what is safe.
 
     python robot.py MODEL [--deadline SECONDS] < readings.txt
 
@@ -13,9 +13,12 @@ import sys
 import time
 
 from edgeshard import SyncClient, errors
+from edgeshard.client import Guide, GuideKind
 
 ACTIONS = ("forward", "left", "right", "stop")
 SAFE = "stop"
+ONE_ACTION = Guide(GuideKind.REGEX, "|".join(ACTIONS))
+"""The model can answer with nothing else."""
 SYSTEM = f"You steer a robot. Answer with one word: {', '.join(ACTIONS)}."
 
 
@@ -24,14 +27,16 @@ def decide(client: SyncClient, model: str, reading: str, deadline_s: float) -> t
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": reading}]
     try:
         # The deadline holds for prompt and answer together; after it the request is cancelled on every box.
-        answer = client.complete_chat(model, messages, max_new_tokens=8, temperature=0.0, timeout_s=deadline_s)
+        answer = client.complete_chat(
+            model, messages, max_new_tokens=8, temperature=0.0, guide=ONE_ACTION, timeout_s=deadline_s
+        )
     except errors.DeadlineError:
         return SAFE, f"no answer within {1000 * deadline_s:.0f} ms"
     except errors.EdgeShardError as error:  # A box or the coordinator is away, there is no room, ...
         return SAFE, error.reason
-    words = answer.content.lower().split()
-    action = next((word.strip(".,!") for word in words if word.strip(".,!") in ACTIONS), None)
-    return (action, "the model says so") if action else (SAFE, "the model says nothing that I can do")
+    if answer.content not in ACTIONS:  # max_new_tokens came before the word's end.
+        return SAFE, f"the model began to say {answer.content!r}"
+    return answer.content, "the model says so"
 
 
 def main() -> None:

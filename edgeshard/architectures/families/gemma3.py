@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import FOUR_NORMS, Gguf, GgufFields, rope_parameters
 from edgeshard.architectures.parts import ACTIVATIONS, attention, gated_mlp, head_norms, norms
 from edgeshard.architectures.record import Architecture, BlockStyle, Ends, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
@@ -49,6 +52,23 @@ def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
     )
 
 
+_LAYERS_OF_27B = 62
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The scale of queries is in no GGUF file: llama.cpp knows the one model where it is not the heads' width."""
+    layers, hidden, heads = (fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count"))
+    head_dim = fields.size("attention.key_length", 256)
+    sliding = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
+    return {
+        "model_type": "gemma3_text",
+        "head_dim": head_dim,
+        "query_pre_attn_scalar": hidden // heads if layers == _LAYERS_OF_27B else head_dim,
+        "sliding_window": fields.size("attention.sliding_window"),
+        "rope_parameters": {"full_attention": rope_parameters(fields), "sliding_attention": sliding},
+    }
+
+
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.size("sliding_window_pattern", 6)
     fields.optional_number("final_logit_softcapping")
@@ -84,5 +104,6 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("gemma3", "Gemma3", config="Gemma3TextConfig"),
     runs=Fused(_style),
+    gguf=Gguf(FOUR_NORMS, unit_norms=True, config=_gguf),
     ends=_ends,
 )

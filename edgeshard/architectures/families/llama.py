@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
 from edgeshard.architectures.parts import attention, gated_mlp, llama_style, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -17,6 +18,12 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | attention(shape, input_bias=bias, output_bias=bias)
         | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
     )
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """llama.cpp's `llama` is mistral's older models too: they differ in nothing but a window, which it ignores."""
+    biased = any(name.endswith("attn_q.bias") for name in fields.tensors)
+    return {"attention_bias": biased, "rope_parameters": rope_parameters(fields)}
 
 
 def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
@@ -45,6 +52,7 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("llama", "Llama"),
     runs=Fused(llama_style),
+    gguf=Gguf(permuted=True, config=_gguf),
     # The paper's models (Touvron et al. 2023, table of sizes; the published config.json files).
     models={
         "llama2-7b": _llama2(4096, 11_008, 32, 32, 32),

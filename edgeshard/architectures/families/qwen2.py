@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import attention, gated_mlp, llama_style, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -24,4 +25,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("qwen2", "Qwen2"),
     runs=Fused(llama_style),
+    gguf=Gguf(),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import attention, gated_mlp, head_norms, llama_style, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -26,4 +27,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("qwen3", "Qwen3"),
     runs=Fused(llama_style),
+    gguf=Gguf(),
 )

@@ -10,6 +10,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ReplanReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPLAN_REASON_UNSPECIFIED: _ClassVar[ReplanReason]
+    REPLAN_REASON_MOVED: _ClassVar[ReplanReason]
+    REPLAN_REASON_WOULD_MOVE: _ClassVar[ReplanReason]
+    REPLAN_REASON_SAME_LAYERS: _ClassVar[ReplanReason]
+    REPLAN_REASON_SMALL_GAIN: _ClassVar[ReplanReason]
+    REPLAN_REASON_NOT_WEIGHED: _ClassVar[ReplanReason]
+    REPLAN_REASON_NOTHING_NEW: _ClassVar[ReplanReason]
+
 class DeploymentPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DEPLOYMENT_PHASE_UNSPECIFIED: _ClassVar[DeploymentPhase]
@@ -19,6 +29,13 @@ class DeploymentPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DEPLOYMENT_PHASE_WAITING: _ClassVar[DeploymentPhase]
     DEPLOYMENT_PHASE_FAILED: _ClassVar[DeploymentPhase]
     DEPLOYMENT_PHASE_DELETING: _ClassVar[DeploymentPhase]
+REPLAN_REASON_UNSPECIFIED: ReplanReason
+REPLAN_REASON_MOVED: ReplanReason
+REPLAN_REASON_WOULD_MOVE: ReplanReason
+REPLAN_REASON_SAME_LAYERS: ReplanReason
+REPLAN_REASON_SMALL_GAIN: ReplanReason
+REPLAN_REASON_NOT_WEIGHED: ReplanReason
+REPLAN_REASON_NOTHING_NEW: ReplanReason
 DEPLOYMENT_PHASE_UNSPECIFIED: DeploymentPhase
 DEPLOYMENT_PHASE_LOADING: DeploymentPhase
 DEPLOYMENT_PHASE_ACTIVATING: DeploymentPhase
@@ -92,18 +109,20 @@ class GetSiteRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetSiteResponse(_message.Message):
-    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic")
+    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic", "coordinator")
     NODES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PROFILES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
     links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
     profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
     config_json: bytes
     traffic: _common_pb2.Traffic
-    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ...) -> None: ...
+    coordinator: _common_pb2.Condition
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., coordinator: _Optional[_Union[_common_pb2.Condition, _Mapping]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again", "quantisation")
@@ -245,6 +264,34 @@ class DeleteDeploymentResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReplanRequest(_message.Message):
+    __slots__ = ("operation_id", "name", "dry_run", "force")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    name: str
+    dry_run: bool
+    force: bool
+    def __init__(self, operation_id: _Optional[str] = ..., name: _Optional[str] = ..., dry_run: _Optional[bool] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class ReplanResponse(_message.Message):
+    __slots__ = ("current", "found", "expected", "gain", "reason", "note")
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    current: _common_pb2.Placement
+    found: _common_pb2.Placement
+    expected: _common_pb2.Prediction
+    gain: float
+    reason: ReplanReason
+    note: str
+    def __init__(self, current: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., found: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., expected: _Optional[_Union[_common_pb2.Prediction, _Mapping]] = ..., gain: _Optional[float] = ..., reason: _Optional[_Union[ReplanReason, str]] = ..., note: _Optional[str] = ...) -> None: ...
+
 class TraceRequest(_message.Message):
     __slots__ = ("deployment", "seconds")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
@@ -303,8 +350,40 @@ class AuditEntry(_message.Message):
     suppressed: int
     def __init__(self, time: _Optional[str] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., target: _Optional[str] = ..., result: _Optional[str] = ..., address: _Optional[str] = ..., suppressed: _Optional[int] = ...) -> None: ...
 
+class ListEventsRequest(_message.Message):
+    __slots__ = ("limit", "follow")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    follow: bool
+    def __init__(self, limit: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class ListEventsResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: SiteEvent
+    def __init__(self, event: _Optional[_Union[SiteEvent, _Mapping]] = ...) -> None: ...
+
+class SiteEvent(_message.Message):
+    __slots__ = ("number", "time", "subject", "name", "what", "detail", "warning")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time: str
+    subject: str
+    name: str
+    what: str
+    detail: str
+    warning: bool
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[str] = ..., subject: _Optional[str] = ..., name: _Optional[str] = ..., what: _Optional[str] = ..., detail: _Optional[str] = ..., warning: _Optional[bool] = ...) -> None: ...
+
 class Deployment(_message.Message):
-    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook")
+    __slots__ = ("spec", "phase", "epoch", "placement", "failure", "stages", "active_requests", "traffic", "outlook", "suspects")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +393,7 @@ class Deployment(_message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     OUTLOOK_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     spec: _common_pb2.DeploymentSpec
     phase: DeploymentPhase
     epoch: int
@@ -323,7 +403,18 @@ class Deployment(_message.Message):
     active_requests: int
     traffic: _common_pb2.Traffic
     outlook: Outlook
-    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ...) -> None: ...
+    suspects: _containers.RepeatedCompositeFieldContainer[SuspectHop]
+    def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., phase: _Optional[_Union[DeploymentPhase, str]] = ..., epoch: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., outlook: _Optional[_Union[Outlook, _Mapping]] = ..., suspects: _Optional[_Iterable[_Union[SuspectHop, _Mapping]]] = ...) -> None: ...
+
+class SuspectHop(_message.Message):
+    __slots__ = ("from_stage", "to_stage", "why")
+    FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_STAGE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    from_stage: int
+    to_stage: int
+    why: str
+    def __init__(self, from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Outlook(_message.Message):
     __slots__ = ("expected", "better", "layers", "gain", "note", "losses")

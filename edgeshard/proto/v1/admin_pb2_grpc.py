@@ -90,6 +90,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.FromString,
                 _registered_method=True)
+        self.Replan = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/Replan',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanResponse.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/edgeshard.proto.v1.AdminService/Trace',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
@@ -104,6 +109,11 @@ class AdminServiceStub:
                 '/edgeshard.proto.v1.AdminService/ListAudit',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.ListEvents = channel.unary_stream(
+                '/edgeshard.proto.v1.AdminService/ListEvents',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsResponse.FromString,
                 _registered_method=True)
 
 
@@ -180,6 +190,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replan(self, request, context):
+        """Plans a deployment that is ready for the boxes that are there now, and moves it where that is worth it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """Has every box of a deployment record its steps for a while; then a message for each stage, once all have answered.
         """
@@ -196,6 +213,13 @@ class AdminServiceServicer:
 
     def ListAudit(self, request, context):
         """Who changed the site or was refused, lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEvents(self, request, context):
+        """What happened on the site lately: boxes, links, deployments. The stream ends behind the newest, unless it follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -259,6 +283,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DeleteDeploymentResponse.SerializeToString,
             ),
+            'Replan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replan,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanResponse.SerializeToString,
+            ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.TraceRequest.FromString,
@@ -273,6 +302,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -584,6 +618,33 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def Replan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/Replan',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ReplanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Trace(request,
             target,
             options=(),
@@ -654,6 +715,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/ListAudit',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/ListEvents',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -125,7 +125,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class Node(_message.Message):
     STARTING_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_PROFILES_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_LINKS_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
@@ -152,7 +153,44 @@ class Node(_message.Message):
     starting: bool
     unknown_profiles: int
     unknown_links: int
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ...) -> None: ...
+    condition: Condition
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
+
+class Condition(_message.Message):
+    __slots__ = ("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes", "disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda", "certificate_ends_s", "clock_ahead_s", "certificate_due_s")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UTC_S_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    CPU_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITE_BPS_FIELD_NUMBER: _ClassVar[int]
+    HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    CUDA_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_DUE_S_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    utc_s: float
+    cores: int
+    cpu_quota: float
+    memory_total_bytes: int
+    memory_available_bytes: int
+    swap_used_bytes: int
+    disk_total_bytes: int
+    disk_free_bytes: int
+    disk_write_bps: float
+    huge_pages: str
+    kernels: str
+    cuda: str
+    certificate_ends_s: float
+    clock_ahead_s: float
+    certificate_due_s: float
+    def __init__(self, version: _Optional[str] = ..., utc_s: _Optional[float] = ..., cores: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_used_bytes: _Optional[int] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., disk_write_bps: _Optional[float] = ..., huge_pages: _Optional[str] = ..., kernels: _Optional[str] = ..., cuda: _Optional[str] = ..., certificate_ends_s: _Optional[float] = ..., clock_ahead_s: _Optional[float] = ..., certificate_due_s: _Optional[float] = ...) -> None: ...
 
 class HugePages(_message.Message):
     __slots__ = ("wanted_bytes", "held_bytes")

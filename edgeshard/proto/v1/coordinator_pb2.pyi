@@ -41,7 +41,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, wire_version: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., site: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("hello", "result", "progress", "dump", "suspected", "heartbeat", "heartbeat_change")
+    __slots__ = ("hello", "result", "progress", "dump", "suspected", "heartbeat", "heartbeat_change", "condition")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class ControlRequest(_message.Message):
     SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     hello: ControlHello
     result: CommandResult
     progress: CommandProgress
@@ -56,7 +57,8 @@ class ControlRequest(_message.Message):
     suspected: LinkSuspected
     heartbeat: HeartbeatRequest
     heartbeat_change: HeartbeatChange
-    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ..., suspected: _Optional[_Union[LinkSuspected, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., heartbeat_change: _Optional[_Union[HeartbeatChange, _Mapping]] = ...) -> None: ...
+    condition: _common_pb2.Condition
+    def __init__(self, hello: _Optional[_Union[ControlHello, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., progress: _Optional[_Union[CommandProgress, _Mapping]] = ..., dump: _Optional[_Union[DumpPart, _Mapping]] = ..., suspected: _Optional[_Union[LinkSuspected, _Mapping]] = ..., heartbeat: _Optional[_Union[HeartbeatRequest, _Mapping]] = ..., heartbeat_change: _Optional[_Union[HeartbeatChange, _Mapping]] = ..., condition: _Optional[_Union[_common_pb2.Condition, _Mapping]] = ...) -> None: ...
 
 class ControlHello(_message.Message):
     __slots__ = ("node_id", "incarnation")

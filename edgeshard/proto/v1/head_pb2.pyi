@@ -20,7 +20,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs")
+    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs", "admitted")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class AttachRequest(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     hello: HeadHello
     accepted: HeadAccepted
     token: HeadToken
@@ -35,7 +36,8 @@ class AttachRequest(_message.Message):
     failed: HeadFailed
     tokens: HeadTokens
     prompt_logprobs: HeadPromptLogprobs
-    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ...) -> None: ...
+    admitted: HeadAdmitted
+    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ..., admitted: _Optional[_Union[HeadAdmitted, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
     __slots__ = ("node_id", "deployment", "epoch", "held")
@@ -78,7 +80,7 @@ class HeadPromptLogprobs(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class HeadToken(_message.Message):
-    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text")
+    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text", "at_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +91,7 @@ class HeadToken(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FINAL_TEXT_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     position: int
@@ -99,15 +102,26 @@ class HeadToken(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     finish_reason: FinishReason
     final_text: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ...) -> None: ...
+    at_s: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class HeadTokens(_message.Message):
-    __slots__ = ("tokens", "timings")
+    __slots__ = ("tokens", "timings", "at_s")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[HeadToken]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    at_s: float
+    def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class HeadAdmitted(_message.Message):
+    __slots__ = ("request_id", "epoch")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HeadFinished(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "text")
@@ -172,7 +186,7 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("prompt", "prompt_tokens", "sampling", "max_new_tokens", "stop_tokens", "stop_strings", "ignore_eos", "priority", "prompt_logprobs", "guide")
+    __slots__ = ("prompt", "prompt_tokens", "sampling", "max_new_tokens", "stop_tokens", "stop_strings", "ignore_eos", "priority", "prompt_logprobs", "guide", "clip_new_tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +197,7 @@ class Generation(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GUIDE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.Sampling
@@ -193,4 +208,5 @@ class Generation(_message.Message):
     priority: int
     prompt_logprobs: bool
     guide: _common_pb2.Guide
-    def __init__(self, prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ...) -> None: ...
+    clip_new_tokens: bool
+    def __init__(self, prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., clip_new_tokens: _Optional[bool] = ...) -> None: ...

@@ -26,15 +26,15 @@ from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_comm
 from edgeshard.proto.v1 import head_pb2 as edgeshard_dot_proto_dot_v1_dot_head__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"edgeshard/proto/v1/inference.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a\x1d\x65\x64geshard/proto/v1/head.proto\"\xc8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\ngeneration\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Generation\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12.\n\x08listener\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Listener\x12.\n\x06resume\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Resumption\",\n\nResumption\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0e\n\x06scored\x18\x02 \x01(\r\"&\n\x08Listener\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\x99\x02\n\x10GenerateResponse\x12\x38\n\x07started\x18\x01 \x01(\x0b\x32%.edgeshard.proto.v1.GenerationStartedH\x00\x12\x33\n\x05token\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.GeneratedTokenH\x00\x12:\n\x08\x66inished\x18\x03 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12=\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\".edgeshard.proto.v1.PromptLogprobsH\x00\x12\x10\n\x08listened\x18\x04 \x01(\x08\x42\t\n\x07message\"\x84\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x30\n\tplacement\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\"\xb1\x01\n\x0eGeneratedToken\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\x12\x30\n\x07timings\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"\x89\x01\n\x12GenerationFinished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\r\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\r\"^\n\rListenRequest\x12\x12\n\x08listener\x18\x01 \x01(\tH\x00\x12.\n\x04read\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TokensReadH\x00\x42\t\n\x07message\"+\n\nTokensRead\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"p\n\x0eListenResponse\x12-\n\x05steps\x18\x01 \x03(\x0b\x32\x1e.edgeshard.proto.v1.StepTokens\x12/\n\x04\x65nds\x18\x02 \x03(\x0b\x32!.edgeshard.proto.v1.GenerationEnd\"\xc2\x01\n\nStepTokens\x12\x0f\n\x07numbers\x18\x01 \x03(\r\x12\x11\n\tpositions\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\r\n\x05texts\x18\x04 \x03(\t\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12-\n\x04tops\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.TopLogprobs\x12\x30\n\x07timings\x18\x07 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\"<\n\x0bTopLogprobs\x12-\n\x03top\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\"\x92\x01\n\rGenerationEnd\x12\x0e\n\x06number\x18\x01 \x01(\r\x12:\n\x08\x66inished\x18\x02 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12.\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.FailureH\x00\x42\x05\n\x03\x65nd\"3\n\x1dInferenceServiceCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"3\n\x1eInferenceServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"#\n!InferenceServiceListModelsRequest\"U\n\"InferenceServiceListModelsResponse\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.ServedModel\"]\n\x0bServedModel\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\"Z\n\x11RenderChatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.Conversation\"D\n\x12RenderChatResponse\x12.\n\x06prompt\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.ChatPrompt\"x\n\x0c\x43onversation\x12\x10\n\x08messages\x18\x01 \x01(\t\x12\r\n\x05tools\x18\x02 \x01(\t\x12\x11\n\tvariables\x18\x03 \x01(\t\x12\x1e\n\x11generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x14\n\x12_generation_prompt\"\x96\x01\n\nChatPrompt\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x30\n\x06\x66ormat\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.AnswerFormat\x12\x38\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationDefaults\x12\x0c\n\x04room\x18\x04 \x01(\x11\"\xb0\x01\n\x0c\x41nswerFormat\x12-\n\x05tools\x18\x01 \x01(\x0e\x32\x1e.edgeshard.proto.v1.ToolFormat\x12\x17\n\x0freasoning_begin\x18\x02 \x01(\t\x12\x15\n\rreasoning_end\x18\x03 \x01(\t\x12\x14\n\x0cin_reasoning\x18\x04 \x01(\x08\x12+\n\x07markers\x18\x05 \x03(\x0b\x32\x1a.edgeshard.proto.v1.Marker\"%\n\x06Marker\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb2\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"P\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07special\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\n\n\x08_special\"\"\n\x10TokenizeResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"2\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\x89\x01\n\nToolFormat\x12\x1b\n\x17TOOL_FORMAT_UNSPECIFIED\x10\x00\x12\x16\n\x12TOOL_FORMAT_TAGGED\x10\x01\x12\x16\n\x12TOOL_FORMAT_LISTED\x10\x02\x12\x18\n\x14TOOL_FORMAT_CHANNELS\x10\x03\x12\x14\n\x10TOOL_FORMAT_BARE\x10\x04\x32\xbf\x05\n\x10InferenceService\x12W\n\x08Generate\x12#.edgeshard.proto.v1.GenerateRequest\x1a$.edgeshard.proto.v1.GenerateResponse0\x01\x12S\n\x06Listen\x12!.edgeshard.proto.v1.ListenRequest\x1a\".edgeshard.proto.v1.ListenResponse(\x01\x30\x01\x12o\n\x06\x43\x61ncel\x12\x31.edgeshard.proto.v1.InferenceServiceCancelRequest\x1a\x32.edgeshard.proto.v1.InferenceServiceCancelResponse\x12{\n\nListModels\x12\x35.edgeshard.proto.v1.InferenceServiceListModelsRequest\x1a\x36.edgeshard.proto.v1.InferenceServiceListModelsResponse\x12[\n\nRenderChat\x12%.edgeshard.proto.v1.RenderChatRequest\x1a&.edgeshard.proto.v1.RenderChatResponse\x12U\n\x08Tokenize\x12#.edgeshard.proto.v1.TokenizeRequest\x1a$.edgeshard.proto.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.edgeshard.proto.v1.DetokenizeRequest\x1a&.edgeshard.proto.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"edgeshard/proto/v1/inference.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\x1a\x1d\x65\x64geshard/proto/v1/head.proto\"\xc8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\ngeneration\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Generation\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12.\n\x08listener\x18\x04 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Listener\x12.\n\x06resume\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Resumption\",\n\nResumption\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0e\n\x06scored\x18\x02 \x01(\r\"&\n\x08Listener\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\r\"\x99\x02\n\x10GenerateResponse\x12\x38\n\x07started\x18\x01 \x01(\x0b\x32%.edgeshard.proto.v1.GenerationStartedH\x00\x12\x33\n\x05token\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.GeneratedTokenH\x00\x12:\n\x08\x66inished\x18\x03 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12=\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\".edgeshard.proto.v1.PromptLogprobsH\x00\x12\x10\n\x08listened\x18\x04 \x01(\x08\x42\t\n\x07message\"\x84\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\x12\x30\n\tplacement\x18\x04 \x01(\x0b\x32\x1d.edgeshard.proto.v1.Placement\"\xbf\x01\n\x0eGeneratedToken\x12\x10\n\x08position\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\x12\x30\n\x07timings\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"\x89\x01\n\x12GenerationFinished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\r\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\r\"^\n\rListenRequest\x12\x12\n\x08listener\x18\x01 \x01(\tH\x00\x12.\n\x04read\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.TokensReadH\x00\x42\t\n\x07message\"+\n\nTokensRead\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"p\n\x0eListenResponse\x12-\n\x05steps\x18\x01 \x03(\x0b\x32\x1e.edgeshard.proto.v1.StepTokens\x12/\n\x04\x65nds\x18\x02 \x03(\x0b\x32!.edgeshard.proto.v1.GenerationEnd\"\xd0\x01\n\nStepTokens\x12\x0f\n\x07numbers\x18\x01 \x03(\r\x12\x11\n\tpositions\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\r\n\x05texts\x18\x04 \x03(\t\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12-\n\x04tops\x18\x06 \x03(\x0b\x32\x1f.edgeshard.proto.v1.TopLogprobs\x12\x30\n\x07timings\x18\x07 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"<\n\x0bTopLogprobs\x12-\n\x03top\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\"\x92\x01\n\rGenerationEnd\x12\x0e\n\x06number\x18\x01 \x01(\r\x12:\n\x08\x66inished\x18\x02 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationFinishedH\x00\x12.\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.FailureH\x00\x42\x05\n\x03\x65nd\"3\n\x1dInferenceServiceCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"3\n\x1eInferenceServiceCancelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"#\n!InferenceServiceListModelsRequest\"U\n\"InferenceServiceListModelsResponse\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.edgeshard.proto.v1.ServedModel\"]\n\x0bServedModel\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0bmax_context\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\"Z\n\x11RenderChatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.Conversation\"D\n\x12RenderChatResponse\x12.\n\x06prompt\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.ChatPrompt\"x\n\x0c\x43onversation\x12\x10\n\x08messages\x18\x01 \x01(\t\x12\r\n\x05tools\x18\x02 \x01(\t\x12\x11\n\tvariables\x18\x03 \x01(\t\x12\x1e\n\x11generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x14\n\x12_generation_prompt\"\x96\x01\n\nChatPrompt\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x30\n\x06\x66ormat\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.AnswerFormat\x12\x38\n\x08\x64\x65\x66\x61ults\x18\x03 \x01(\x0b\x32&.edgeshard.proto.v1.GenerationDefaults\x12\x0c\n\x04room\x18\x04 \x01(\x11\"\xb0\x01\n\x0c\x41nswerFormat\x12-\n\x05tools\x18\x01 \x01(\x0e\x32\x1e.edgeshard.proto.v1.ToolFormat\x12\x17\n\x0freasoning_begin\x18\x02 \x01(\t\x12\x15\n\rreasoning_end\x18\x03 \x01(\t\x12\x14\n\x0cin_reasoning\x18\x04 \x01(\x08\x12+\n\x07markers\x18\x05 \x03(\x0b\x32\x1a.edgeshard.proto.v1.Marker\"%\n\x06Marker\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb2\x01\n\x12GenerationDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x15\n\x13_repetition_penalty\"P\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x14\n\x07special\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\n\n\x08_special\"\"\n\x10TokenizeResponse\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"2\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\x89\x01\n\nToolFormat\x12\x1b\n\x17TOOL_FORMAT_UNSPECIFIED\x10\x00\x12\x16\n\x12TOOL_FORMAT_TAGGED\x10\x01\x12\x16\n\x12TOOL_FORMAT_LISTED\x10\x02\x12\x18\n\x14TOOL_FORMAT_CHANNELS\x10\x03\x12\x14\n\x10TOOL_FORMAT_BARE\x10\x04\x32\xbf\x05\n\x10InferenceService\x12W\n\x08Generate\x12#.edgeshard.proto.v1.GenerateRequest\x1a$.edgeshard.proto.v1.GenerateResponse0\x01\x12S\n\x06Listen\x12!.edgeshard.proto.v1.ListenRequest\x1a\".edgeshard.proto.v1.ListenResponse(\x01\x30\x01\x12o\n\x06\x43\x61ncel\x12\x31.edgeshard.proto.v1.InferenceServiceCancelRequest\x1a\x32.edgeshard.proto.v1.InferenceServiceCancelResponse\x12{\n\nListModels\x12\x35.edgeshard.proto.v1.InferenceServiceListModelsRequest\x1a\x36.edgeshard.proto.v1.InferenceServiceListModelsResponse\x12[\n\nRenderChat\x12%.edgeshard.proto.v1.RenderChatRequest\x1a&.edgeshard.proto.v1.RenderChatResponse\x12U\n\x08Tokenize\x12#.edgeshard.proto.v1.TokenizeRequest\x1a$.edgeshard.proto.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.edgeshard.proto.v1.DetokenizeRequest\x1a&.edgeshard.proto.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgeshard.proto.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLFORMAT']._serialized_start=3181
-  _globals['_TOOLFORMAT']._serialized_end=3318
+  _globals['_TOOLFORMAT']._serialized_start=3209
+  _globals['_TOOLFORMAT']._serialized_end=3346
   _globals['_GENERATEREQUEST']._serialized_start=123
   _globals['_GENERATEREQUEST']._serialized_end=323
   _globals['_RESUMPTION']._serialized_start=325
@@ -46,53 +46,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONSTARTED']._serialized_start=696
   _globals['_GENERATIONSTARTED']._serialized_end=828
   _globals['_GENERATEDTOKEN']._serialized_start=831
-  _globals['_GENERATEDTOKEN']._serialized_end=1008
-  _globals['_GENERATIONFINISHED']._serialized_start=1011
-  _globals['_GENERATIONFINISHED']._serialized_end=1148
-  _globals['_LISTENREQUEST']._serialized_start=1150
-  _globals['_LISTENREQUEST']._serialized_end=1244
-  _globals['_TOKENSREAD']._serialized_start=1246
-  _globals['_TOKENSREAD']._serialized_end=1289
-  _globals['_LISTENRESPONSE']._serialized_start=1291
-  _globals['_LISTENRESPONSE']._serialized_end=1403
-  _globals['_STEPTOKENS']._serialized_start=1406
-  _globals['_STEPTOKENS']._serialized_end=1600
-  _globals['_TOPLOGPROBS']._serialized_start=1602
-  _globals['_TOPLOGPROBS']._serialized_end=1662
-  _globals['_GENERATIONEND']._serialized_start=1665
-  _globals['_GENERATIONEND']._serialized_end=1811
-  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_start=1813
-  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_end=1864
-  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_start=1866
-  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_end=1917
-  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_start=1919
-  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_end=1954
-  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_start=1956
-  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_end=2041
-  _globals['_SERVEDMODEL']._serialized_start=2043
-  _globals['_SERVEDMODEL']._serialized_end=2136
-  _globals['_RENDERCHATREQUEST']._serialized_start=2138
-  _globals['_RENDERCHATREQUEST']._serialized_end=2228
-  _globals['_RENDERCHATRESPONSE']._serialized_start=2230
-  _globals['_RENDERCHATRESPONSE']._serialized_end=2298
-  _globals['_CONVERSATION']._serialized_start=2300
-  _globals['_CONVERSATION']._serialized_end=2420
-  _globals['_CHATPROMPT']._serialized_start=2423
-  _globals['_CHATPROMPT']._serialized_end=2573
-  _globals['_ANSWERFORMAT']._serialized_start=2576
-  _globals['_ANSWERFORMAT']._serialized_end=2752
-  _globals['_MARKER']._serialized_start=2754
-  _globals['_MARKER']._serialized_end=2791
-  _globals['_GENERATIONDEFAULTS']._serialized_start=2794
-  _globals['_GENERATIONDEFAULTS']._serialized_end=2972
-  _globals['_TOKENIZEREQUEST']._serialized_start=2974
-  _globals['_TOKENIZEREQUEST']._serialized_end=3054
-  _globals['_TOKENIZERESPONSE']._serialized_start=3056
-  _globals['_TOKENIZERESPONSE']._serialized_end=3090
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3092
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3142
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3144
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3178
-  _globals['_INFERENCESERVICE']._serialized_start=3321
-  _globals['_INFERENCESERVICE']._serialized_end=4024
+  _globals['_GENERATEDTOKEN']._serialized_end=1022
+  _globals['_GENERATIONFINISHED']._serialized_start=1025
+  _globals['_GENERATIONFINISHED']._serialized_end=1162
+  _globals['_LISTENREQUEST']._serialized_start=1164
+  _globals['_LISTENREQUEST']._serialized_end=1258
+  _globals['_TOKENSREAD']._serialized_start=1260
+  _globals['_TOKENSREAD']._serialized_end=1303
+  _globals['_LISTENRESPONSE']._serialized_start=1305
+  _globals['_LISTENRESPONSE']._serialized_end=1417
+  _globals['_STEPTOKENS']._serialized_start=1420
+  _globals['_STEPTOKENS']._serialized_end=1628
+  _globals['_TOPLOGPROBS']._serialized_start=1630
+  _globals['_TOPLOGPROBS']._serialized_end=1690
+  _globals['_GENERATIONEND']._serialized_start=1693
+  _globals['_GENERATIONEND']._serialized_end=1839
+  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_start=1841
+  _globals['_INFERENCESERVICECANCELREQUEST']._serialized_end=1892
+  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_start=1894
+  _globals['_INFERENCESERVICECANCELRESPONSE']._serialized_end=1945
+  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_start=1947
+  _globals['_INFERENCESERVICELISTMODELSREQUEST']._serialized_end=1982
+  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_start=1984
+  _globals['_INFERENCESERVICELISTMODELSRESPONSE']._serialized_end=2069
+  _globals['_SERVEDMODEL']._serialized_start=2071
+  _globals['_SERVEDMODEL']._serialized_end=2164
+  _globals['_RENDERCHATREQUEST']._serialized_start=2166
+  _globals['_RENDERCHATREQUEST']._serialized_end=2256
+  _globals['_RENDERCHATRESPONSE']._serialized_start=2258
+  _globals['_RENDERCHATRESPONSE']._serialized_end=2326
+  _globals['_CONVERSATION']._serialized_start=2328
+  _globals['_CONVERSATION']._serialized_end=2448
+  _globals['_CHATPROMPT']._serialized_start=2451
+  _globals['_CHATPROMPT']._serialized_end=2601
+  _globals['_ANSWERFORMAT']._serialized_start=2604
+  _globals['_ANSWERFORMAT']._serialized_end=2780
+  _globals['_MARKER']._serialized_start=2782
+  _globals['_MARKER']._serialized_end=2819
+  _globals['_GENERATIONDEFAULTS']._serialized_start=2822
+  _globals['_GENERATIONDEFAULTS']._serialized_end=3000
+  _globals['_TOKENIZEREQUEST']._serialized_start=3002
+  _globals['_TOKENIZEREQUEST']._serialized_end=3082
+  _globals['_TOKENIZERESPONSE']._serialized_start=3084
+  _globals['_TOKENIZERESPONSE']._serialized_end=3118
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3120
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3170
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3172
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3206
+  _globals['_INFERENCESERVICE']._serialized_start=3349
+  _globals['_INFERENCESERVICE']._serialized_end=4052
 # @@protoc_insertion_point(module_scope)

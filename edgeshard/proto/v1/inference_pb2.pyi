@@ -79,20 +79,22 @@ class GenerationStarted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., deployment: _Optional[str] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
-    __slots__ = ("position", "token", "text", "logprob", "top", "timings")
+    __slots__ = ("position", "token", "text", "logprob", "top", "timings", "at_s")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
     position: int
     token: int
     text: str
     logprob: float
     top: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    at_s: float
+    def __init__(self, position: _Optional[int] = ..., token: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason", "text", "prompt_token_count", "new_token_count")
@@ -131,7 +133,7 @@ class ListenResponse(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[_Union[StepTokens, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[GenerationEnd, _Mapping]]] = ...) -> None: ...
 
 class StepTokens(_message.Message):
-    __slots__ = ("numbers", "positions", "tokens", "texts", "logprobs", "tops", "timings")
+    __slots__ = ("numbers", "positions", "tokens", "texts", "logprobs", "tops", "timings", "at_s")
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,7 @@ class StepTokens(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOPS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
     numbers: _containers.RepeatedScalarFieldContainer[int]
     positions: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -146,7 +149,8 @@ class StepTokens(_message.Message):
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     tops: _containers.RepeatedCompositeFieldContainer[TopLogprobs]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[float]] = ..., tops: _Optional[_Iterable[_Union[TopLogprobs, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    at_s: float
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[float]] = ..., tops: _Optional[_Iterable[_Union[TopLogprobs, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class TopLogprobs(_message.Message):
     __slots__ = ("top",)

@@ -22,16 +22,18 @@ class Manifest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., config_json: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[ManifestTensor, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[ManifestFile, _Mapping]]] = ...) -> None: ...
 
 class ManifestTensor(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "sha256")
+    __slots__ = ("name", "dtype", "shape", "sha256", "integers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: _common_pb2.DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
     sha256: str
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ...) -> None: ...
+    integers: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ..., integers: _Optional[str] = ...) -> None: ...
 
 class ManifestFile(_message.Message):
     __slots__ = ("name", "size", "sha256")
@@ -58,6 +60,50 @@ class RegisterModelResponse(_message.Message):
     manifest_digest: str
     missing: _containers.RepeatedCompositeFieldContainer[MissingBlob]
     def __init__(self, registered: _Optional[bool] = ..., manifest_digest: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[MissingBlob, _Mapping]]] = ...) -> None: ...
+
+class AddLocalModelRequest(_message.Message):
+    __slots__ = ("manifest", "files", "places")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    manifest: Manifest
+    files: _containers.RepeatedCompositeFieldContainer[LocalFile]
+    places: _containers.RepeatedCompositeFieldContainer[LocalPlace]
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., files: _Optional[_Iterable[_Union[LocalFile, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[LocalPlace, _Mapping]]] = ...) -> None: ...
+
+class LocalFile(_message.Message):
+    __slots__ = ("path", "device", "inode", "size", "modified_ns", "head_sha256")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    INODE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    head_sha256: str
+    def __init__(self, path: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ..., modified_ns: _Optional[int] = ..., head_sha256: _Optional[str] = ...) -> None: ...
+
+class LocalPlace(_message.Message):
+    __slots__ = ("file", "offset")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    file: int
+    offset: int
+    def __init__(self, file: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class AddLocalModelResponse(_message.Message):
+    __slots__ = ("hashed", "total", "manifest_digest")
+    HASHED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    hashed: int
+    total: int
+    manifest_digest: str
+    def __init__(self, hashed: _Optional[int] = ..., total: _Optional[int] = ..., manifest_digest: _Optional[str] = ...) -> None: ...
 
 class MissingBlob(_message.Message):
     __slots__ = ("sha256", "size", "offset")

@@ -40,6 +40,11 @@ class ModelStoreServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.RegisterModelRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.RegisterModelResponse.FromString,
                 _registered_method=True)
+        self.AddLocalModel = channel.unary_stream(
+                '/edgeshard.proto.v1.ModelStoreService/AddLocalModel',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.AddLocalModelRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.AddLocalModelResponse.FromString,
+                _registered_method=True)
         self.PutBlob = channel.stream_unary(
                 '/edgeshard.proto.v1.ModelStoreService/PutBlob',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.PutBlobRequest.SerializeToString,
@@ -63,6 +68,14 @@ class ModelStoreServiceServicer:
 
     def RegisterModel(self, request, context):
         """Registers a manifest when every blob it names is present; otherwise says what is missing and changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddLocalModel(self, request, context):
+        """Registers a model whose files lie on the coordinator's own machine: they are linked into the store, not sent.
+        FAILED_PRECONDITION with reason NOT_THIS_MACHINE where the coordinator does not find them so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +108,11 @@ def add_ModelStoreServiceServicer_to_server(servicer, server):
                     servicer.RegisterModel,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.RegisterModelRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.RegisterModelResponse.SerializeToString,
+            ),
+            'AddLocalModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.AddLocalModel,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.AddLocalModelRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_store__pb2.AddLocalModelResponse.SerializeToString,
             ),
             'PutBlob': grpc.stream_unary_rpc_method_handler(
                     servicer.PutBlob,
@@ -140,6 +158,33 @@ class ModelStoreService:
             '/edgeshard.proto.v1.ModelStoreService/RegisterModel',
             edgeshard_dot_proto_dot_v1_dot_store__pb2.RegisterModelRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_store__pb2.RegisterModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddLocalModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/edgeshard.proto.v1.ModelStoreService/AddLocalModel',
+            edgeshard_dot_proto_dot_v1_dot_store__pb2.AddLocalModelRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_store__pb2.AddLocalModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

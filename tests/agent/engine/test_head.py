@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgeshard_agent.engine import head as head_module
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
+from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
@@ -19,7 +20,7 @@ from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, PromptScored, 
 
 import edgeshard
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Token
+from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Sampling, Token
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
@@ -55,7 +56,9 @@ class Rig:
         self.fault: Exception | None = None
         self.window, self.concurrency = window, concurrency
         self.failures: list[EdgeShardError] = []
-        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64))  # type: ignore[arg-type]
+        self.admitted: list[str] = []
+        self.now = 0.0
+        self.head = Head(self.epoch(), self.tokenizer, HeadLimits(100, 64, 64), lambda: self.now)  # type: ignore[arg-type]
 
     def epoch(self) -> Epoch:
         """A pipeline that has computed nothing yet."""
@@ -66,7 +69,14 @@ class Rig:
             Chunking(16),
             frozenset({9}),
         )
-        return Epoch(scheduler, self.offer, self.out.append, None, self.failures.append)
+        return Epoch(scheduler, self.offer, self.heard, None, self.failures.append)
+
+    def heard(self, output: HeadOutput) -> None:
+        """That a request was let in stands apart: nothing but metrics comes of it."""
+        if isinstance(output, RequestAdmitted):
+            self.admitted.append(str(output.request_id))
+        else:
+            self.out.append(output)
 
     def next_epoch(self) -> None:
         self.steps.clear()
@@ -206,6 +216,16 @@ async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> N
     assert isinstance(rig.out[-1], RequestRefused) and rig.out[-1].error.reason == "QUEUE_FULL"
 
 
+async def test_it_says_when_a_request_waits_no_more() -> None:
+    rig = Rig(window=1, concurrency=1)
+    for name in ("first", "second"):
+        await rig.head.start_request(StartRequest(RequestId(name), Generation((1, 2), 4)))
+    assert rig.admitted == ["first"]
+    rig.head.cancel(RequestId("first"))
+    rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
+    assert rig.admitted == ["first", "second"]
+
+
 async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() -> None:
     rig = Rig()
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
@@ -267,6 +287,39 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     whole = time.perf_counter() - began
     assert isinstance(out[0], RequestRefused) and out[0].error.reason == "CONTEXT_EXCEEDED"
     return max(turns), whole
+
+
+@pytest.mark.parametrize(("prompt", "asked", "answers"), [(60, 128, 4), (63, 5, 1), (8, 3, 3)])
+async def test_new_tokens_are_clipped_to_the_context_where_the_request_says_so(
+    prompt: int, asked: int, answers: int
+) -> None:
+    rig = Rig()
+    generation = Generation((1,) * prompt, asked, clip_new_tokens=True)
+    await rig.head.start_request(StartRequest(REQUEST, generation))
+    while rig.steps:
+        step = rig.steps.pop(0)
+        tokens = [SampledToken(span.request, span.end_position, 7) for span in step.plan.spans if span.sample]
+        rig.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
+    assert sum(isinstance(output, TokenOut) for output in rig.out) == answers
+    assert isinstance(rig.out[-1], RequestEnd) and rig.out[-1].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(("clips", "field"), [(True, "prompt"), (False, "max_new_tokens")])
+async def test_what_does_not_fit_the_context_is_refused(clips: bool, field: str) -> None:
+    rig = Rig()
+    prompt = (1,) * (64 if clips else 60)
+    await rig.head.start_request(StartRequest(REQUEST, Generation(prompt, 5, clip_new_tokens=clips)))
+    (refused,) = rig.out
+    assert isinstance(refused, RequestRefused) and refused.error.field == field
+
+
+async def test_a_token_says_when_it_came_back_to_the_head() -> None:
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 2)))
+    for step in range(2):
+        rig.now = 100.0 + step
+        rig.head.on_return(ReturnedStep(step, StepResult((SampledToken(0, 2 + step, 7),))))
+    assert [output.token.at_s for output in rig.out if isinstance(output, TokenOut)] == [100.0, 101.0]
 
 
 LONG = tuple(range(1, 31))
@@ -352,3 +405,14 @@ async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
         await head.start_request(StartRequest(REQUEST, generation))
         refused = rig.out[-1]
         assert isinstance(refused, RequestRefused) and (refused.error.field, refused.error.reason) == ("guide", reason)
+
+
+async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "PROMPT_LOGPROBS_LIMIT", 6 * len(LONG))
+    rig = Rig()
+    for top, is_taken in ((6, False), (5, True)):
+        sampling = Sampling(logprobs=True, top_logprobs=top)
+        await rig.head.start_request(StartRequest(REQUEST, Generation(LONG, 0, sampling, prompt_logprobs=True)))
+        assert bool(rig.steps) is is_taken
+    refused = rig.out[0]
+    assert isinstance(refused, RequestRefused) and refused.error.field == "prompt_logprobs"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edgeshard_agent.ops import PackedLinear, Scheme, packing
+from edgeshard_agent.ops import PackedLinear, QuantizedWeight, Scheme, packing
 from edgeshard_agent.ops.native import kernel_names
 from edgeshard_agent.ops.quantize import quantize_activation, quantize_weight
 from torch.nn.functional import linear, pad
@@ -61,6 +61,28 @@ def test_integers_are_the_product_of_the_rounded_operands(
     # An activation halfway between two integers may go either way.
     slack = {torch.float32: 2e-3, torch.bfloat16: 2e-2}[dtype] * float(expected.abs().max())
     torch.testing.assert_close(packed(x), expected, rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("shape", [(5, 32), (48, 64), (100, 320)])
+@pytest.mark.parametrize(("scheme", "held"), [("int8", "int8"), ("int8", "int4"), ("int4", "int4")])
+def test_stored_integers_are_multiplied_as_they_are(
+    scheme: str, held: str, shape: tuple[int, int], kernels: str
+) -> None:
+    """Their float16 scales too, of either sign, the smallest and zero among them."""
+    random = torch.Generator().manual_seed(0)
+    low, high = {"int8": (-127, 128), "int4": (-8, 8)}[held]
+    values = torch.randint(low, high, shape, generator=random).to(torch.int8)
+    scales = made(shape[0], shape[1] // 32, seed=1).to(torch.float16)
+    scales[0, 0], scales[1, 0], scales[2, 0] = 2.0**-24, -1023 * 2.0**-24, 0.0
+    stored = QuantizedWeight(values, scales, 32, Scheme(held))
+    x, bias = made(7, shape[1], seed=2), made(shape[0], seed=3)
+    expected = linear(quantize_activation(x, 32).double(), stored.dequantize().double(), bias.double()).float()
+    # Sums are float32; a scale that lost a bit of its eleven would be off by 2e-4 of the terms and more.
+    result = PackedLinear.pack_stored(stored, scheme, bias)(x)
+    terms = linear(x.abs(), stored.dequantize().abs(), bias.abs())
+    small = result[:, :3] - bias[:3]
+    assert bool(((result - expected).abs() <= 3e-6 * terms).all()), float(((result - expected).abs() / terms).max())
+    assert shape[1] > 32 or (bool((small[:, :2] != 0).any()) and not bool(small[:, 2].any()))
 
 
 @pytest.mark.parametrize(("scheme", "group", "bound"), [("int8", 64, 0.012), ("int4", 32, 0.11), ("int4", 64, 0.12)])

@@ -33,6 +33,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.blobs import blob_sizes
+from edgeshard.storage.linked import BlobLocation
 from tests.support.sizes import parameter_bytes
 
 MakeCheckpoint = Callable[..., Path]
@@ -77,6 +78,12 @@ async def stored(make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: 
     return Stored(server, channel, fetcher, await fetcher.manifest(await add_model(channel, make_checkpoint(), "tiny")))
 
 
+def whole(source: CachedTensorSource, name: str) -> torch.Tensor:
+    value = source.read(name)
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
 def embedding(manifest: ModelManifest) -> TensorInfo:
     return next(tensor for tensor in manifest.tensors if "embed_tokens" in tensor.name)
 
@@ -103,11 +110,11 @@ async def test_a_box_with_4_of_12_layers_fetches_only_their_tensors(
     assert stored == parameter_bytes(tensors, DType.FLOAT32)
     assert steps[-1] == (stored, stored)
 
-    source = CachedTensorSource(pin.path, tensors)
+    source = CachedTensorSource(pin.location, tensors)
     assert set(source.names()) == expected.keys()
     original = load_file(directory / "model.safetensors")
     for name in source.names():
-        assert torch.equal(source.read(name), torch.from_numpy(original[name]))
+        assert torch.equal(whole(source, name), torch.from_numpy(original[name]))
 
 
 async def test_a_cache_hit_needs_no_network(
@@ -125,7 +132,7 @@ async def test_a_cache_hit_needs_no_network(
         fetcher = Fetcher(kept, channel, retries=QUICK)
         assert await fetcher.manifest(digest) == manifest
         pin = await fetcher.fetch((*manifest.tensors, *manifest.files))
-        assert pin.path(manifest.files[0].sha256).read_bytes() == b'{"seed": 0, "model": {"vocab": {}}}'
+        assert pin.location(manifest.files[0].sha256).path.read_bytes() == b'{"seed": 0, "model": {"vocab": {}}}'
         pin.release()
 
 
@@ -135,7 +142,7 @@ async def test_a_damaged_cached_file_is_fetched_again(stored: Stored, cache: Blo
     (await fetcher.fetch(manifest.tensors)).release()
     used = cache.used_bytes
     victim = manifest.tensors[3]
-    path = cache.path(victim.sha256)
+    path = own_file(cache, victim.sha256)
     data = path.read_bytes()
     path.write_bytes({"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b""}[damage])
     server.servicer.reads.clear()
@@ -226,7 +233,7 @@ async def test_damaged_downloads_are_repeated_a_bounded_number_of_times(stored: 
         await fetcher.fetch([tensor])
     assert caught.value.field == tensor.name
     assert len(server.servicer.reads) == 3
-    assert cache.used_bytes == 0 and list(cache.path(tensor.sha256).parent.iterdir()) == []
+    assert cache.used_bytes == 0 and list(own_file(cache, tensor.sha256).parent.iterdir()) == []
 
 
 async def test_damage_at_the_coordinator_is_said_at_once(stored: Stored) -> None:
@@ -303,7 +310,7 @@ async def test_the_least_recently_used_unpinned_blobs_make_room(
     a, b, c, d, e = (blob(name, server) for name in "abcde")
 
     def present() -> set[str]:
-        return {item.name for item in (a, b, c, d, e) if cache.path(item.sha256).exists()}
+        return {item.name for item in (a, b, c, d, e) if own_file(cache, item.sha256).exists()}
 
     pin_a = await fetcher.fetch([a])
     (await fetcher.fetch([b, c])).release()
@@ -315,7 +322,7 @@ async def test_the_least_recently_used_unpinned_blobs_make_room(
     # After a restart with a lower limit the order of use is still known.
     pin_a.release()
     for age, item in enumerate((a, b, d)):
-        os.utime(cache.path(item.sha256), (age, age))
+        os.utime(own_file(cache, item.sha256), (age, age))
     (await fetcher.fetch([a])).release()
     cache = await open_cache(tmp_path, 250)
     assert present() == {"a", "d"} and cache.used_bytes == 200
@@ -343,7 +350,7 @@ async def test_a_pin_counts_its_holders(run_store: RunStore, connect: Connect, t
         await fetcher.fetch([b])
     second.release()
     (await fetcher.fetch([b])).release()
-    assert not cache.path(a.sha256).exists()
+    assert not own_file(cache, a.sha256).exists()
 
 
 async def test_what_can_never_fit_is_refused_before_a_byte_is_fetched(
@@ -381,7 +388,15 @@ async def test_strange_files_in_the_cache_are_passed_over_and_temporary_ones_rem
     assert not list(manifests.iterdir())
     assert {path.name for path in blobs.iterdir()} == {"README", "b" * 64}
     with pytest.raises(InvalidArgumentError):
-        cache.path(Digest("../../x"))
+        own_file(cache, Digest("../../x"))
+
+
+def located(path: Path) -> BlobLocation:
+    return BlobLocation(path, 0, path.stat().st_size)
+
+
+def own_file(cache: BlobCache, digest: Digest) -> Path:
+    return cache._blobs.path(digest)
 
 
 def write_tensor(directory: Path, name: str, dtype: DType, shape: tuple[int, ...], data: bytes) -> TensorInfo:
@@ -398,10 +413,10 @@ def test_tensors_are_mapped_from_their_files_and_never_change_them(tmp_path: Pat
         write_tensor(tmp_path, "scalar", DType.FLOAT32, (), np.float32(7).tobytes()),
         write_tensor(tmp_path, "none", DType.FLOAT32, (0, 4), b""),
     ]
-    source = CachedTensorSource(lambda digest: tmp_path / digest, tensors)
+    source = CachedTensorSource(lambda digest: located(tmp_path / digest), tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read = {name: source.read(name) for name in source.names()}
+        read = {name: whole(source, name) for name in source.names()}
     assert torch.equal(read["half"], torch.from_numpy(half.copy()))
     assert torch.equal(read["brain"], torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16))
     assert read["scalar"].item() == 7 and read["scalar"].shape == ()

@@ -83,6 +83,10 @@ async def test_what_an_operator_does_is_there_with_its_result(site: Any, failing
     await site.admin.DeleteDeployment(
         admin_pb2.DeleteDeploymentRequest(operation_id="o4", name="tale"), timeout=DEADLINE_S
     )
+    async with failing(NotFoundError):
+        await site.admin.Replan(admin_pb2.ReplanRequest(operation_id="o5", name="none"), timeout=DEADLINE_S)
+    async with failing(NotFoundError):
+        await site.admin.Replan(admin_pb2.ReplanRequest(name="none", dry_run=True), timeout=DEADLINE_S)
     async for _ in site.admin.Dump(admin_pb2.DumpRequest(), timeout=DEADLINE_S):
         pass
     await site.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=DEADLINE_S)
@@ -94,6 +98,7 @@ async def test_what_an_operator_does_is_there_with_its_result(site: Any, failing
         (ADMIN, "Deploy", "../x", "INVALID_NAME"),
         (ADMIN, "DeleteModel", "none", "NOT_FOUND"),
         (ADMIN, "DeleteDeployment", "tale", "ok"),
+        (ADMIN, "Replan", "none", "NOT_FOUND"),
         (ADMIN, "Dump", "", "begun"),
         (ADMIN, "Dump", "", "ok"),
     ]

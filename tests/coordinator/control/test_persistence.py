@@ -12,7 +12,15 @@ from edgeshard_coordinator.control import persistence
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, Progress, ServedOperation, State, Timings
+from edgeshard_coordinator.core.state import (
+    DeploymentRecord,
+    KnownNode,
+    Move,
+    Progress,
+    ServedOperation,
+    State,
+    Timings,
+)
 
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.dtypes import Quantisation
@@ -69,6 +77,20 @@ async def test_a_deployment_comes_back_waiting(tmp_path: Path, record: Deploymen
     same = ("uid", "spec", "placement", "epoch", "manifest_digest")
     assert all(getattr(restored, name) == getattr(record, name) for name in same)
     assert restored.saved_epoch == 3 and restored.durable and restored.attachment == 0
+
+
+async def test_a_move_is_there_when_it_is_written(tmp_path: Path, record: DeploymentRecord) -> None:
+    """Though it takes effect only when the disk has said so; a deletion that was asked for as well comes first."""
+    store = StateStore(tmp_path / "state.sqlite")
+    await store.open("one", Timings())
+    there = replace(record.placement, kv_blocks=77)
+    moving = replace(record, phase=DeploymentPhase.READY, ever_ready=True, move=Move(there, Epoch(4), 2))
+    await store.save(moving)
+    await store.close()
+    restored = (await reopened(tmp_path / "state.sqlite")).deployments[NAME]
+    assert (restored.phase, restored.epoch, restored.placement) == (DeploymentPhase.WAITING, 4, there)
+    deleted = replace(moving, delete_revision=3).on_disk
+    assert (deleted.phase, deleted.epoch, deleted.placement) == (DeploymentPhase.DELETING, 3, record.placement)
 
 
 @pytest.mark.parametrize("phase", [DeploymentPhase.FAILED, DeploymentPhase.DELETING])

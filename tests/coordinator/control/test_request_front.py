@@ -36,10 +36,13 @@ class Site:
     def __init__(self) -> None:
         self.epoch = Epoch(3)
         self.now = 0.0
+        self.former: Placement | None = None
         self.front = RequestFront(self.state, TrafficBook(), lambda: self.now)
 
     def state(self) -> State:
-        return State(instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch)})
+        return State(
+            instance="test", deployments={NAME: replace(RECORD, epoch=self.epoch, former=self.former, ever_ready=True)}
+        )
 
 
 @pytest.mark.parametrize("epoch", [2, 3, 4])
@@ -83,6 +86,33 @@ def test_a_parked_request_waits_as_long_as_its_client_and_no_longer_than_the_lim
     assert site.front.active_requests(NAME) == 0
     _, error = running.take(1)
     assert isinstance(error, UnavailableError) and error.reason == "NOT_RECOVERED"
+
+
+@pytest.mark.parametrize("deadline", [None, 50.0])
+def test_while_its_deployment_moves_a_request_waits_as_long_as_its_client(deadline: float | None) -> None:
+    """What is loaded may be large; from then on it is as ever."""
+    site = Site()
+    attachment = site.front.attach(NAME, Epoch(3), *A)
+    site.front.start(NAME, Generation("once"), R, deadline=deadline)
+    site.front.detach(attachment)
+    site.former = RECORD.placement
+    site.now = 49.0
+    site.front.expire()
+    assert site.front.active_requests(NAME) == 1
+    site.former, site.now = None, 78.9
+    site.front.expire()
+    assert site.front.active_requests(NAME) == (deadline is None)
+    site.now = 79.0
+    site.front.expire()
+    assert site.front.active_requests(NAME) == 0
+
+
+def test_a_request_that_comes_while_its_deployment_moves_is_taken() -> None:
+    site = Site()
+    site.former = RECORD.placement
+    running = site.front.start(NAME, Generation("once"), R)
+    assert running.attachment is None
+    assert site.front.attach(NAME, Epoch(3), *A).requests == {R: running}
 
 
 def test_a_request_that_no_head_survives_is_given_up() -> None:

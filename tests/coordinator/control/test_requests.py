@@ -82,10 +82,9 @@ async def test_tokens_that_come_in_one_message_count_one_by_one(site: Any) -> No
 
 
 async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
-    """They come by the request's own call, whatever listener it names."""
     _, head = await site.deployed()
     request = inference_pb2.GenerateRequest(
-        model="tale", request_id="r1", listener=inference_pb2.Listener(id="l", number=1),
+        model="tale", request_id="r1",
         generation=head_pb2.Generation(prompt="once", max_new_tokens=8, prompt_logprobs=True),
     )  # fmt: skip
     call = site.inference.Generate(request, timeout=DEADLINE_S)

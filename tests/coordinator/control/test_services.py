@@ -33,6 +33,8 @@ from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, inference_pb2
 from edgeshard.wire.common import facts_to_wire, node_from_wire
 from edgeshard.wire.control import agent_message_to_wire
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
+from edgeshard.wire.site_event import site_event_from_wire
+from edgeshard.wire.status import from_rpc_error
 
 DEADLINE_S = 30.0
 
@@ -521,3 +523,42 @@ async def test_unknown_names_are_not_found(site: Any, failing: Any) -> None:
     async with failing(NotFoundError) as caught:
         await site.admin.GetDeployment(admin_pb2.GetDeploymentRequest(name="z"), timeout=DEADLINE_S)
     assert caught[0].field == "name"
+
+
+async def test_events_are_listed_and_followed_as_they_happen(site: Any, failing: Any) -> None:
+    await site.connected("a")
+    listed = site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=10), timeout=DEADLINE_S)
+    found = [site_event_from_wire(message.event) async for message in listed]
+    assert [(event.number, event.name, event.what) for event in found] == [(1, "a", "joined"), (2, "a", "ready")]
+    two = [
+        site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=limit, follow=True), timeout=DEADLINE_S)
+        for limit in (1, 2)
+    ]
+    assert [(await two[0].read()).event.number, *[(await two[1].read()).event.number for _ in range(2)]] == [2, 1, 2]
+    await site.connected("b")
+    for call in two:
+        assert [(await call.read()).event.number for _ in range(2)] == [3, 4]
+    async with failing(InvalidArgumentError) as caught:
+        await site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=1001), timeout=DEADLINE_S).read()
+    assert caught[0].field == "limit"
+
+
+async def test_followers_of_events_end_with_the_coordinator(site: Any) -> None:
+    call = site.admin.ListEvents(admin_pb2.ListEventsRequest(limit=9, follow=True), timeout=DEADLINE_S)
+    reading = asyncio.ensure_future(call.read())
+    await site.connected("a")
+    assert (await reading).event.what == "joined"
+    await call.read()
+    last = asyncio.ensure_future(call.read())
+    await site.coordinator.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await last
+    assert from_rpc_error(caught.value).reason == "SHUTTING_DOWN"
+
+
+async def test_a_deployment_without_a_source_gets_one(site: Any) -> None:
+    await site.connected("a", "b")
+    request = site.deploy_request(source="", layers=())
+    await site.admin.Deploy(request, timeout=DEADLINE_S)
+    record = site.state.deployments["tale"]
+    assert record.spec.source == record.placement.stages[0].node_name != ""

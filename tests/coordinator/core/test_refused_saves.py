@@ -108,7 +108,7 @@ def test_a_call_that_is_repeated_is_not_refused_by_the_time_before(asked: State)
 def test_a_deletion_takes_effect_when_it_is_on_disk_and_not_before(ready: State) -> None:
     asked = apply(ready, DeleteRequested(NAME, operation("delete"), now=1.0))
     (save,) = reconcile(asked, 1.0)
-    assert isinstance(save, SaveDeployment) and save.record.phase_on_disk is DeploymentPhase.DELETING
+    assert isinstance(save, SaveDeployment) and save.record.on_disk.phase is DeploymentPhase.DELETING
     assert asked.deployments[NAME].phase is DeploymentPhase.READY
     after = apply(issued(asked), DeploymentSaved(NAME, "u1", save.record.revision, Epoch(1), now=1.0))
     record, actions = after.deployments[NAME], reconcile(after, 1.0)
@@ -126,7 +126,7 @@ def test_a_deletion_that_the_disk_refuses_changes_nothing(ready: State) -> None:
     assert record.phase is DeploymentPhase.READY and after.refusal(OperationId("delete")) == FULL
     assert not reconcile(after, 1.5)
     (save,) = reconcile(after, 2.0)  # the revision still has to reach the disk, as what it is now
-    assert isinstance(save, SaveDeployment) and save.record.phase_on_disk is DeploymentPhase.READY
+    assert isinstance(save, SaveDeployment) and save.record.on_disk.phase is DeploymentPhase.READY
     settled = apply(issued(after), DeploymentSaved(NAME, "u1", revision, Epoch(1), now=2.0))
     assert settled.deployments[NAME].phase is DeploymentPhase.READY
     # And asked again, when there is room, it is deleted.

@@ -333,8 +333,8 @@ class World:
         if fails:
             self.feed(SaveFailed(record.name, record.uid, record.revision, InternalError("disk full"), 1.0, self.now))
         elif isinstance(action, SaveDeployment):
-            self.saved[record.name] = replace(record, phase=record.phase_on_disk)
-            self.feed(DeploymentSaved(record.name, record.uid, record.revision, record.epoch, self.now))
+            there = self.saved[record.name] = record.on_disk
+            self.feed(DeploymentSaved(record.name, record.uid, record.revision, there.epoch, self.now))
         else:
             self.saved.pop(record.name, None)
             self.retired[record.name] = record.epoch

@@ -18,8 +18,9 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
-from edgeshard.storage.blobs import BlobDirectory, write_atomically
+from edgeshard.storage.blobs import BlobDirectory
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
+from edgeshard.storage.files import write_atomically
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import manifest_to_wire
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgeshard.domain.identity import Role
+from tests.support.identities import trusting_both
 
 pytestmark = pytest.mark.netns
 
@@ -188,10 +189,10 @@ def test_a_network_that_cannot_be_made_leaves_nothing(namespaces: ModuleType) ->
 
 
 def strangers_tls(site: Any, name: str, trusts_the_site: bool) -> Any:
-    """A certificate of the other authority; its holder trusts the site's authority, or only that other one."""
+    """A certificate of the other authority; its holder trusts the site's authority too, or only that one."""
     role, id = (Role.AGENT, "d") if name.startswith("agent") else (Role.OPERATOR, "operator")
     tls = site.other_authority.of(role, id)
-    return type(tls)(site.tls["operator"].ca, tls.cert, tls.key) if trusts_the_site else tls
+    return trusting_both(tls, site.tls["operator"]) if trusts_the_site else tls
 
 
 def errors_in(stderr: str) -> list[str]:

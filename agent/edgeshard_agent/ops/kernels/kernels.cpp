@@ -52,7 +52,10 @@ struct IntegerPolicy {
         Sums<ROWS> sums = {};
         for (int g = 0; g < groups; g++) {
             Float16 scales[2];
-            for (int p = 0; p < 2; p++) scales[p] = load_bf16(reinterpret_cast<const uint16_t*>(weights) + p * LANES);
+            for (int p = 0; p < 2; p++) {
+                const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + p * LANES;
+                scales[p] = linear.half_scales ? load_half(address) : load_bf16(address);
+            }
             weights += 2 * PANEL;
             Int16 dots[ROWS][2];
 #pragma GCC unroll 12

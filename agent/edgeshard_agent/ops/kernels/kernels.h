@@ -12,13 +12,14 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1 };
 //   bf16  [panel][k / 2][32][2]
 //   int8  [panel][group]: scales [32] bfloat16, then [k / 4][32][4] of value + 128
 //   int4  [panel][group]: scales [32] bfloat16, then [k / 8][32][4] of value + 8: inputs 0-3 in the low nibbles, 4-7 high
-// Inputs are padded with zeros to whole pairs or groups.
+// Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;
     const float* bias;  // [panels * 32], or null
     int32_t scheme, group;
     int32_t in_features, in_padded;
     int32_t out_features, panels;
+    int32_t half_scales;  // the integers' scales are float16
 };
 
 // The rows of one call, as the kernels read them. For fp32 and bf16 `rows` are the (padded) activations; for the integer

@@ -1,0 +1,21 @@
+"""Events of the site as they happen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from edgeshard.cli.output import Output
+from edgeshard.cli.views import EVENT_COLUMNS
+from edgeshard.cli.watch import Rows, print_item
+from edgeshard.domain.site_event import SiteEvent
+
+
+async def follow(events: AsyncGenerator[SiteEvent, None], output: Output) -> None:
+    """A line for each, until it ends or is left."""
+    rows = Rows(EVENT_COLUMNS)
+    async with aclosing(events) as told:
+        async for event in told:
+            print_item(event, output, rows, lambda event: str(event.number))
+            sys.stdout.flush()

@@ -1,0 +1,208 @@
+"""Weights as numbers and as small integers in blocks: writing what must be written anew, and what that loses.
+
+A block is `STORED_GROUP` inputs of a row (`IntegerFormat.stored_block_bytes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeshard.domain.dtypes import STORED_GROUP, IntegerFormat
+from edgeshard.storage.checkpoint import StoredTensor
+from edgeshard.storage.files import naming_full_disk
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int8]
+_LIMITS = {IntegerFormat.INT8: (-127, 127), IntegerFormat.INT4: (-8, 7)}
+# A group none of whose numbers is larger counts as zeros: the inverse of its scale could overflow.
+_NEGLIGIBLE = 1e-30
+_INT4_DIVISORS = (-8.0, -9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0)
+_ALIGNMENT = 64
+AT_ONCE = 1 << 22
+"""Elements that are converted at a time."""
+
+
+class Width(StrEnum):
+    """What weights become that EdgeShard cannot keep exactly as they are."""
+
+    INT4 = "int4"
+    INT8 = "int8"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    @property
+    def integers(self) -> IntegerFormat | None:
+        return IntegerFormat(self) if self in (Width.INT4, Width.INT8) else None
+
+
+_FLOATS = {Width.BFLOAT16: "BF16", Width.FLOAT16: "F16", Width.FLOAT32: "F32"}
+
+
+@dataclass(slots=True)
+class Loss:
+    """What became of the numbers that were rounded: `relative_error` is the root of squares of errors by those of
+    weights."""
+
+    elements: int = 0
+    squares: float = 0.0
+    errors: float = 0.0
+
+    def add(self, before: Floats, after: Floats) -> None:
+        self.elements += before.size
+        self.squares += float(np.sum(np.square(before, dtype=np.float64)))
+        self.errors += float(np.sum(np.square(before.astype(np.float64) - after)))
+
+    @property
+    def relative_error(self) -> float:
+        return math.sqrt(self.errors / self.squares) if self.squares else 0.0
+
+
+class TensorWriter:
+    """Writes converted tensors one behind the other into a file of `directory`; `loss` counts what was rounded.
+
+    `on_bytes` is called with the bytes written so far.
+    """
+
+    def __init__(self, directory: Path, on_bytes: Callable[[int], None] | None = None) -> None:
+        self._path = directory / "converted.tensors"
+        self._on_bytes = on_bytes
+        self._file: BinaryIO | None = None
+        self.loss = Loss()
+
+    def __enter__(self) -> TensorWriter:
+        self._file = self._path.open("wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def raw(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        parts: Iterator[bytes],
+        integers: IntegerFormat | None = None,
+    ) -> StoredTensor:
+        """Bytes as they are. `dtype` is the name that safetensors has for the type."""
+        assert self._file is not None
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+        offset = self._file.tell()
+        for part in parts:
+            with naming_full_disk(self._path):
+                self._file.write(part)
+            if self._on_bytes is not None:
+                self._on_bytes(self._file.tell())
+        return StoredTensor(name, dtype, shape, self._path, offset, self._file.tell() - offset, integers)
+
+    def integers(
+        self, name: str, shape: tuple[int, ...], parts: Iterator[tuple[Integers, Floats]], integers: IntegerFormat
+    ) -> StoredTensor:
+        """Values [rows, columns] and scales [rows, columns / 32] that are float16 already, some rows at a time."""
+        return self.raw(name, "F32", shape, (to_blocks(*part, integers) for part in parts), integers)
+
+    def rounded(self, name: str, shape: tuple[int, ...], parts: Iterator[Floats], width: Width) -> StoredTensor:
+        """Numbers, some rows at a time, in this width; a matrix whose rows are no whole groups is kept in bfloat16."""
+        integers = width.integers
+        if integers is not None and (len(shape) != 2 or shape[1] % STORED_GROUP):
+            integers, width = None, Width.BFLOAT16
+        if integers is not None:
+            chosen = integers
+            return self.integers(name, shape, (self._quantised(part, chosen) for part in parts), chosen)
+        return self.raw(name, _FLOATS[width], shape, (self._floats(part, width) for part in parts))
+
+    def _quantised(self, weights: Floats, integers: IntegerFormat) -> tuple[Integers, Floats]:
+        values, scales = quantise(weights, integers)
+        self.loss.add(weights, dequantised(values, scales))
+        return values, scales
+
+    def _floats(self, numbers: Floats, width: Width) -> bytes:
+        if width is Width.BFLOAT16:
+            halves = to_bfloat16(numbers)
+            self.loss.add(numbers, from_bfloat16(halves))
+            return halves.tobytes()
+        kept = numbers.astype(np.float16 if width is Width.FLOAT16 else np.float32)
+        self.loss.add(numbers, kept.astype(np.float32))
+        return kept.tobytes()
+
+
+def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> bytes:
+    """Blocks of values [rows, columns] with scales [rows, groups] that float16 holds."""
+    rows, groups = scales.shape
+    grouped = values.reshape(rows, groups, STORED_GROUP)
+    blocks = np.empty((rows, groups, integers.stored_block_bytes), np.uint8)
+    blocks[..., :2] = scales.astype("<f2").reshape(rows, groups, 1).view(np.uint8)
+    if integers is IntegerFormat.INT8:
+        blocks[..., 2:] = grouped.view(np.uint8)
+    else:
+        unsigned = (grouped + 8).astype(np.uint8)
+        blocks[..., 2:] = unsigned[..., :16] | unsigned[..., 16:] << 4
+    return blocks.tobytes()
+
+
+def dequantised(values: Integers, scales: Floats) -> Floats:
+    """Values [rows, columns] times scales [rows, groups] of as many columns each."""
+    rows, columns = values.shape
+    grouped = values.reshape(rows, scales.shape[1], -1).astype(np.float32) * scales[..., None]
+    return grouped.reshape(rows, columns)
+
+
+def quantise(weights: Floats, integers: IntegerFormat) -> tuple[Integers, Floats]:
+    """Nearest integers times a float16 scale for each group; int4 tries several scales and keeps the best."""
+    rows, columns = weights.shape
+    grouped = weights.reshape(rows, -1, STORED_GROUP)
+    if integers is IntegerFormat.INT8:
+        scales = _half(np.abs(grouped).max(-1) / 127)
+        return _rounded(grouped, scales, integers).reshape(rows, columns), scales
+    extreme = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)[..., 0]
+    best, least = np.zeros_like(extreme), np.full_like(extreme, np.inf)
+    for divisor in _INT4_DIVISORS:
+        scales = _half(extreme / divisor)
+        restored = _rounded(grouped, scales, integers).astype(np.float32) * scales[..., None]
+        error = np.square(restored - grouped).sum(-1)
+        best = np.where(error < least, scales, best)
+        least = np.minimum(error, least)
+    return _rounded(grouped, best, integers).reshape(rows, columns), best
+
+
+def _rounded(grouped: Floats, scales: Floats, integers: IntegerFormat) -> Integers:
+    low, high = _LIMITS[integers]
+    divisors = scales[..., None]
+    with np.errstate(divide="ignore"):
+        inverse = np.where(np.abs(divisors) < _NEGLIGIBLE, np.float32(0), np.float32(1) / divisors)
+    return np.clip(np.rint(grouped * inverse), low, high).astype(np.int8)
+
+
+def _half(scales: Floats) -> Floats:
+    """Rounded to float16, whose largest number is 65504."""
+    return np.clip(scales, -65504, 65504).astype(np.float16).astype(np.float32)
+
+
+def kept_scales(scales: Floats) -> Floats | None:
+    """These scales as float16 has them; None where that would change one by more than a thousandth."""
+    halves = _half(scales)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(halves - scales) <= np.abs(scales) * 2.0**-10
+    return halves if bool(near.all()) else None
+
+
+def to_bfloat16(numbers: Floats) -> NDArray[np.uint16]:
+    """To the nearest, ties to even; a NaN stays one."""
+    bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_bfloat16(halves: NDArray[np.uint16]) -> Floats:
+    return (halves.astype(np.uint32) << 16).view(np.float32)

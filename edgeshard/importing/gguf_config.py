@@ -1,0 +1,138 @@
+"""What a GGUF file's metadata says of a model, as a config.json; and its tensors' names in a checkpoint."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any
+
+from edgeshard.architectures.gguf import ROPE_FACTORS, Gguf, GgufFields
+from edgeshard.architectures.registry import RECORDS
+from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.importing.gguf_file import GgufFile
+
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_READ = {name: record.gguf for name, record in RECORDS.items() if record.gguf is not None}
+
+
+def form_of(file: GgufFile) -> Gguf:
+    """Raises UnsupportedModelError, by name, for an architecture that cannot be read from a GGUF file."""
+    name = file.metadata.get("general.architecture")
+    if name not in _READ:
+        raise UnsupportedModelError(
+            f"{file.path.name}: architecture {str(name)[:40]!r} cannot be read from a GGUF file; EdgeShard reads "
+            f"{', '.join(_READ)} (other families: add the checkpoint as safetensors)",
+            field="general.architecture",
+            reason="UNSUPPORTED_GGUF",
+        )
+    return _READ[name]
+
+
+def check_whole(file: GgufFile) -> None:
+    """Raise UnsupportedModelError for a part of a file, an adapter or a mixture of experts."""
+    metadata, name = file.metadata, file.path.name
+    if metadata.get("split.count", 1) not in (0, 1):
+        raise UnsupportedModelError(
+            f"{name} is one of {metadata['split.count']} parts; put them together first (llama-gguf-split --merge)",
+            field="split.count",
+            reason="SPLIT_GGUF",
+        )
+    if metadata.get("general.type", "model") != "model":
+        raise UnsupportedModelError(f"{name} is no model, but of type {metadata['general.type']}", field="general.type")
+    if any("_exps." in tensor or ".ffn_gate_inp" in tensor for tensor in file.tensors):
+        raise UnsupportedModelError(
+            f"{name} has experts, which EdgeShard does not read from a GGUF file; add the checkpoint as safetensors",
+            field="expert_count",
+            reason="UNSUPPORTED_GGUF",
+        )
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """The config.json of the model. Raises as `form_of` does, and for metadata that is missing or contradictory."""
+    check_whole(file)
+    form = form_of(file)
+    fields = GgufFields(file.path.name, file.metadata, frozenset(file.tensors), _rope_factors(file))
+    heads = fields.size("attention.head_count")
+    hidden = fields.size("embedding_length")
+    config: dict[str, Any] = {
+        "model_type": file.metadata["general.architecture"],
+        "hidden_size": hidden,
+        "intermediate_size": fields.size("feed_forward_length"),
+        "num_hidden_layers": fields.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.size("attention.head_count_kv", heads),
+        "head_dim": fields.size("attention.key_length", max(1, hidden // heads)),
+        "vocab_size": _vocabulary(file),
+        "max_position_embeddings": fields.size("context_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    if fields.size("attention.value_length", config["head_dim"]) != config["head_dim"]:
+        raise UnsupportedModelError(
+            f"{file.path.name}: keys and values differ in width", field="attention.value_length"
+        )
+    if (eos := _eos(file)) is not None:
+        config["eos_token_id"] = eos
+    return config | form.config(fields)
+
+
+def checkpoint_name(file: GgufFile, tensor: str) -> str | None:
+    """What the tensor is called in a checkpoint; None for one that is not a weight of the decoder."""
+    if tensor in _OUTSIDE:
+        return _OUTSIDE[tensor]
+    found = _BLOCK.fullmatch(tensor)
+    names = {**_IN_BLOCK, **form_of(file).norms}
+    if found is not None and found[2] in names:
+        return f"model.layers.{int(found[1])}.{names[found[2]]}.{found[3]}"
+    if tensor == ROPE_FACTORS:
+        return None
+    raise UnsupportedModelError(
+        f"{file.path.name}: tensor {tensor[:80]} has no place in a {file.metadata['general.architecture']}; "
+        "add the checkpoint as safetensors",
+        field=tensor[:80],
+        reason="UNEXPECTED_TENSOR",
+    )
+
+
+def _vocabulary(file: GgufFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InvalidArgumentError(
+            f"{file.path.name} has no matrix token_embd.weight",
+            field="token_embd.weight",
+            reason="MALFORMED_CHECKPOINT",
+        )
+    return embedding.shape[0]
+
+
+def _eos(file: GgufFile) -> int | None:
+    value = file.metadata.get("tokenizer.ggml.eos_token_id")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _rope_factors(file: GgufFile) -> tuple[float, ...]:
+    tensor = file.tensors.get(ROPE_FACTORS)
+    if tensor is None:
+        return ()
+    if tensor.type != "F32" or tensor.size > 4096:
+        raise InvalidArgumentError(f"{file.path.name}: {ROPE_FACTORS} is no small list of float32", field=ROPE_FACTORS)
+    with file.path.open("rb") as stream:
+        stream.seek(tensor.offset)
+        return struct.unpack(f"<{tensor.size // 4}f", stream.read(tensor.size))

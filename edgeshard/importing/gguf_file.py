@@ -1,0 +1,203 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies. Weights are not read here.
+
+Counts and lengths are the file's own words, so each is held against what is left of the file, and against a limit,
+before anything of that size is made. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
+from edgeshard.storage.forms import TOKEN_LIMIT
+from edgeshard.storage.model_directory import open_regular
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_ENTRIES_LIMIT = 4096
+"""Of the metadata; a file has some dozens."""
+_TENSORS_LIMIT = 1 << 17
+_KEY_LIMIT = 256
+_TEXT_LIMIT = 4 << 20
+"""Bytes of one text; the longest are chat templates of some kilobytes."""
+_RANK_LIMIT = 4
+_ALIGNMENT_LIMIT = 1 << 20
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
+"""By the format's number: name, elements of a block, bytes of a block. All are types that weights are published in."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """`size` bytes at `offset` of the file. `shape` is as in a checkpoint, the row's length last."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a GGUF file.
+
+    Raises NotFoundError, DataLossError for a file that ends too early, InvalidArgumentError for one that breaks the
+    format's rules, UnsupportedModelError for a type of tensors that is not known, all naming the file.
+    """
+    with open_regular(path) as file:
+        size = path.stat().st_size
+        if size < 24:
+            raise _truncated(path, "the header")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return parse_gguf(path, data, size)
+
+
+def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
+    """The header in `data`, the beginning of a file of `size` bytes; messages call it by `path`."""
+    reader = _Reader(path, data)
+    if reader.take(4) != _MAGIC:
+        raise _malformed(path, "does not begin as a GGUF file does")
+    version = reader.scalar("<I")
+    if version not in _VERSIONS:
+        raise _malformed(path, f"has version {version}; EdgeShard reads {' and '.join(map(str, _VERSIONS))}")
+    tensor_count, entry_count = reader.scalar("<Q"), reader.scalar("<Q")
+    if tensor_count > _TENSORS_LIMIT or entry_count > _ENTRIES_LIMIT:
+        raise _malformed(path, f"says it has {tensor_count} tensors and {entry_count} entries of metadata, too many")
+    metadata: dict[str, Any] = {}
+    for _ in range(entry_count):
+        key = reader.text(_KEY_LIMIT)
+        if key in metadata:
+            raise _malformed(path, f"has the key {key[:80]!r} twice")
+        metadata[key] = reader.value(reader.scalar("<I"))
+    found = [reader.tensor() for _ in range(tensor_count)]
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 0 < alignment <= _ALIGNMENT_LIMIT:
+        raise _malformed(path, "has a general.alignment that cannot be")
+    start = -(-reader.position // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    end = start
+    for tensor in sorted(found, key=lambda tensor: tensor.offset):
+        if tensor.name in tensors:
+            raise _malformed(path, f"has the tensor {tensor.name[:80]!r} twice", tensor.name)
+        begin = start + tensor.offset
+        if begin < end or tensor.offset % alignment:
+            raise _malformed(path, f"has a tensor {tensor.name[:80]!r} that overlaps another", tensor.name)
+        end = begin + tensor.size
+        if end > size:
+            raise _truncated(path, f"tensor {tensor.name[:80]}")
+        tensors[tensor.name] = GgufTensor(tensor.name, tensor.type, tensor.shape, begin, tensor.size)
+    return GgufFile(path, metadata, tensors)
+
+
+class _Reader:
+    def __init__(self, path: Path, data: mmap.mmap | bytes) -> None:
+        self._path = path
+        self._data = data
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        if count > len(self._data) - self.position:
+            raise _truncated(self._path, "the header")
+        begin = self.position
+        self.position += count
+        return self._data[begin : self.position]
+
+    def scalar(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def text(self, limit: int = _TEXT_LIMIT) -> str:
+        length = self.scalar("<Q")
+        if length > limit:
+            raise _malformed(self._path, f"has a text of {length} bytes; at most {limit} are accepted")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            raise _malformed(self._path, "has a text that is not UTF-8") from None
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise _malformed(self._path, f"has metadata of the unknown type {kind}")
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        if count > TOKEN_LIMIT:
+            raise _malformed(self._path, f"has a list of {count} values; at most {TOKEN_LIMIT} are accepted")
+        if kind == _STRING:
+            return [self.text() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise _malformed(self._path, f"has a list of the unknown type {kind}")
+        form = _SCALARS[kind]
+        return list(struct.unpack(f"<{count}{form[1]}", self.take(count * struct.calcsize(form))))
+
+    def tensor(self) -> GgufTensor:
+        """As the file has it: its offset counts from the first tensor."""
+        name = self.text(_KEY_LIMIT)
+        rank = self.scalar("<I")
+        if not 1 <= rank <= _RANK_LIMIT:
+            raise _malformed(self._path, f"gives tensor {name[:80]!r} {rank} dimensions", name)
+        shape = tuple(reversed([self.scalar("<Q") for _ in range(rank)]))
+        number, offset = self.scalar("<I"), self.scalar("<Q")
+        if number not in TYPES:
+            raise UnsupportedModelError(
+                f"{self._path.name}: tensor {name[:80]} has a type that EdgeShard does not know ({number}); use a file "
+                "of another quantisation, such as Q8_0 or Q4_K_M",
+                field=name[:80],
+                reason="UNSUPPORTED_DTYPE",
+            )
+        kind, block, block_bytes = TYPES[number]
+        if not all(0 < length < 2**40 for length in shape) or shape[-1] % block:
+            raise _malformed(self._path, f"gives tensor {name[:80]!r} a shape that {kind} cannot have", name)
+        return GgufTensor(name, kind, shape, offset, math.prod(shape) // block * block_bytes)
+
+
+def _malformed(path: Path, what: str, field: str = "") -> InvalidArgumentError:
+    return InvalidArgumentError(f"{path.name} {what}", field=field[:80] or path.name, reason="MALFORMED_CHECKPOINT")
+
+
+def _truncated(path: Path, what: str) -> DataLossError:
+    return DataLossError(
+        f"{path.name} ends before the end of {what}; fetch the file again", field=path.name, reason="TRUNCATED"
+    )

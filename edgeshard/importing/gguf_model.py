@@ -1,0 +1,167 @@
+"""A GGUF file as a checkpoint: tensors where they lie in the file, but for those that must be written anew."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeshard.architectures import STORED_AS
+from edgeshard.architectures.gguf import Gguf
+from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
+from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
+from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
+from edgeshard.importing.gguf_tokenizer import tokenizer_files
+from edgeshard.importing.imported import CONVERTING, Imported, Progress
+from edgeshard.importing.stored_as import stored_quantisation
+from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
+
+_FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+_INTEGERS = {"Q8_0": IntegerFormat.INT8, "Q4_0": IntegerFormat.INT4}
+_KEPT = frozenset({*_FLOATS, *_INTEGERS})
+_BYTES = {Width.INT4: 0.5625, Width.INT8: 1.0625, Width.BFLOAT16: 2.0, Width.FLOAT16: 2.0, Width.FLOAT32: 4.0}
+
+
+def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
+    """The model in a GGUF file.
+
+    Float16, bfloat16, float32, Q8_0 and Q4_0 are kept bit for bit; other types are rounded to `width`. What is written
+    anew goes into files of `scratch`, which must stay while the checkpoint is read.
+
+    Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
+    """
+    file = read_gguf(path)
+    config, form = config_of(file), form_of(file)
+    named = {tensor: checkpoint_name(file, tensor) for tensor in file.tensors}
+    opener = _Opener(file, form, config["num_attention_heads"], config["num_key_value_heads"], width)
+    total = opener.converted_bytes(named)
+
+    def report(done: int) -> None:
+        progress(CONVERTING, min(done, total), total)
+
+    with path.open("rb") as stream, TensorWriter(scratch, report) as writer:
+        # Closed when nothing looks into it any more: where an error leaves a part half read, that is later.
+        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        tensors = tuple(
+            opener.stored(file.tensors[tensor], name, data, writer) for tensor, name in named.items() if name
+        )
+    stored_as = stored_quantisation(config, tensors)
+    if stored_as is not None:
+        config[STORED_AS] = stored_as.value
+    files = []
+    notes = opener.notes(writer)
+    for name, content in tokenizer_files(file, notes).items():
+        place = scratch / name
+        place.write_bytes(content)
+        files.append(StoredFile(name, place, len(content)))
+    checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
+    return Imported(checkpoint, tuple(notes))
+
+
+def stored_types(file: GgufFile, width: Width) -> list[StoredTensor]:
+    """The tensors as they would be stored, by their types alone: nothing is read or written."""
+    found = []
+    for tensor in file.tensors.values():
+        name = checkpoint_name(file, tensor.name)
+        if name is not None:
+            chosen = _INTEGERS.get(tensor.type) or (None if tensor.type in _FLOATS else width.integers)
+            found.append(StoredTensor(name, "F32", tensor.shape, file.path, tensor.offset, tensor.size, chosen))
+    return found
+
+
+@dataclass(slots=True)
+class _Opener:
+    file: GgufFile
+    form: Gguf
+    heads: int
+    kv_heads: int
+    width: Width
+
+    def stored(self, tensor: GgufTensor, name: str, data: mmap.mmap, writer: TensorWriter) -> StoredTensor:
+        """Where the tensor lies: in the file, or in the writer's where its bytes must change."""
+        order = self._order(name, tensor)
+        offset = self.form.unit_norms and "norm." in name
+        kept = _FLOATS.get(tensor.type), _INTEGERS.get(tensor.type)
+        if any(kept) and not offset:
+            dtype, integers = kept[0] or "F32", kept[1]
+            if order is None:
+                return StoredTensor(name, dtype, tensor.shape, self.file.path, tensor.offset, tensor.size, integers)
+            return writer.raw(name, dtype, tensor.shape, _in_order(tensor, data, order), integers)
+        parts = _numbers(tensor, data, order)
+        if offset:
+            return writer.rounded(name, tensor.shape, (part - np.float32(1) for part in parts), Width.FLOAT32)
+        return writer.rounded(name, tensor.shape, parts, self.width)
+
+    def converted_bytes(self, named: Mapping[str, str | None]) -> int:
+        """About as much as will be written anew."""
+        size = 0
+        for tensor, name in named.items():
+            stored = self.file.tensors[tensor]
+            if name and (stored.type not in _KEPT or self._order(name, stored) is not None):
+                size += stored.size if stored.type in _KEPT else round(math.prod(stored.shape) * _BYTES[self.width])
+        return size
+
+    def _order(self, name: str, tensor: GgufTensor) -> np.ndarray[Any, Any] | None:
+        """Which row of the file each row of the checkpoint is; None where they are the same."""
+        if not self.form.permuted:
+            return None
+        heads = {"q_proj": self.heads, "k_proj": self.kv_heads}.get(name.split(".")[-2])
+        if heads is None or tensor.shape[0] % (2 * heads):
+            return None
+        return np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def notes(self, writer: TensorWriter) -> list[str]:
+        rounded = Counter(t.type for t in self.file.tensors.values() if t.type not in _KEPT)
+        if not rounded or not writer.loss.elements:
+            return []
+        return [
+            f"{', '.join(rounded)} became {self.width}: {writer.loss.elements / 1e6:.1f} M weights changed by "
+            f"{100 * writer.loss.relative_error:.2g} % (root mean square)"
+        ]
+
+
+def _in_order(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    """The tensor's rows in another order, whatever they are made of."""
+    rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(tensor.shape[0], -1)
+    step = max(1, AT_ONCE // rows.shape[1])
+    for first in range(0, len(order), step):
+        yield rows[order[first : first + step]].tobytes()
+
+
+def _numbers(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any] | None) -> Iterator[Floats]:
+    """The tensor as float32, some rows at a time."""
+    decode = _decoder(tensor.type)
+    columns = tensor.shape[-1]
+    count = math.prod(tensor.shape) // columns
+    rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(count, -1)
+    step = max(1, AT_ONCE // columns)
+    for first in range(0, count, step):
+        chosen = np.arange(first, min(first + step, count)) if order is None else order[first : first + step]
+        numbers = decode(rows[chosen]).astype(np.float32, copy=False).reshape(len(chosen), columns)
+        yield numbers if len(tensor.shape) > 1 else numbers.reshape(-1)
+
+
+def _decoder(kind: str) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """From rows of bytes to rows of numbers."""
+    plain = {"F32": "<f4", "F16": "<f2"}
+    if kind in plain:
+        return lambda rows: rows.view(plain[kind])
+    try:
+        from gguf import GGMLQuantizationType, dequantize
+    except ImportError:
+        raise FailedPreconditionError(
+            f"reading {kind} needs the package gguf: install the extra `models` (pip install 'edgeshard[models]')",
+            field="model",
+            reason="MISSING_EXTRA",
+        ) from None
+    number = GGMLQuantizationType[kind]
+    return lambda rows: dequantize(np.ascontiguousarray(rows), number)

@@ -1,0 +1,236 @@
+"""The tokenizer of a GGUF file as the small files that travel with a model: tokenizer.json and those beside it.
+
+Two kinds: "gpt2", byte-level BPE with merges and the name of a rule that splits text first, and "llama", the BPE of
+SentencePiece, whose merges follow from the scores of its pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.importing.gguf_file import GgufFile
+from edgeshard.storage.forms import SMALL_FILES, check_small_file
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPACE = "▁"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# How text is split before merges, by the file's `tokenizer.ggml.pre`; "" is what gpt2 does.
+_SPLITS = {
+    "llama-bpe": _WORDS % "{1,3}",
+    "llama3": _WORDS % "{1,3}",
+    "llama-v3": _WORDS % "{1,3}",
+    "qwen2": _WORDS % "",
+    "deepseek-r1-qwen": _WORDS % "",
+    "tekken": _TEKKEN,
+    "gpt-2": "",
+    "smollm": "",
+}
+_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+_COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
+
+
+def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
+    """The small files by name, none where the tokenizer is of a kind that is not known: `notes` then say so.
+
+    Raises InvalidArgumentError for metadata that contradicts itself.
+    """
+    files: dict[str, Any] = {}
+    if isinstance(whole := file.metadata.get("tokenizer.huggingface.json"), str):
+        files["tokenizer.json"] = json.loads(whole) if _is_json(whole) else None
+    else:
+        files["tokenizer.json"] = _tokenizer(file, notes)
+    if files["tokenizer.json"] is None:
+        return {}
+    files["tokenizer_config.json"] = _config(file)
+    files["generation_config.json"] = _generation(file)
+    encoded = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
+    encoded = {name: data for name, data in encoded.items() if name in SMALL_FILES}
+    for name, data in encoded.items():
+        check_small_file(name, data)
+    return encoded
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
+    kind, split = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
+    if kind == "llama":
+        return _sentencepiece(file)
+    if kind == "gpt2" and split in _SPLITS:
+        return _byte_level(file, str(split))
+    what = "no tokenizer" if kind is None else f"a tokenizer ({str(kind)[:20]}, {str(split)[:20]}) that is not known"
+    notes.append(f"{file.path.name} has {what}; the checkpoint as safetensors has its own")
+    return None
+
+
+def _byte_level(file: GgufFile, split: str) -> dict[str, Any]:
+    tokens, types = _tokens(file)
+    merges = []
+    for merge in _list(file, "merges", str):
+        halves = merge.split(" ")
+        if len(halves) != 2:
+            raise _malformed(file, "merges")
+        merges.append(halves)
+    splits: list[dict[str, Any]] = []
+    if split == "smollm":
+        splits.append({"type": "Digits", "individual_digits": True})
+    if pattern := _SPLITS[split]:
+        splits.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokens, types),
+        "normalizer": {"type": "NFC"} if split in _COMPOSED else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*splits, {**byte_level, "use_regex": not _SPLITS[split]}],
+        },
+        "post_processor": _post(file, tokens, default=split in ("llama-bpe", "llama3", "llama-v3")),
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: index for index, token in enumerate(tokens)},
+            "merges": merges,
+            "byte_fallback": False,
+            "ignore_merges": split in _WHOLE_WORDS_FIRST,
+        },
+    }
+
+
+def _sentencepiece(file: GgufFile) -> dict[str, Any]:
+    tokens, types = _tokens(file)
+    scores = _list(file, "scores", float)
+    if len(scores) != len(tokens):
+        raise _malformed(file, "scores")
+    prefixed = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokens, types),
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, space]},
+        "pre_tokenizer": None,
+        "post_processor": _post(file, tokens, default=True),
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: index for index, token in enumerate(tokens)},
+            "merges": merges_by_score(tokens, types, scores),
+            "unk_token": _text_of(tokens, unknown),
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+        },
+    }
+
+
+def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+    """SentencePiece joins the two neighbours whose union has the highest score: the same as merges in that order."""
+    known = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
+    ranked = sorted((-score, index) for index, score in enumerate(scores) if tokens[index] in known)
+    merges = []
+    for _, index in ranked:
+        token = tokens[index]
+        merges += [
+            [token[:cut], token[cut:]] for cut in range(1, len(token)) if token[:cut] in known and token[cut:] in known
+        ]
+    return merges
+
+
+def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
+    tokens = _list(file, "tokens", str)
+    types = _list(file, "token_type", int) if "tokenizer.ggml.token_type" in file.metadata else [_NORMAL] * len(tokens)
+    if len(types) != len(tokens) or len(set(tokens)) != len(tokens) or not tokens:
+        raise _malformed(file, "tokens")
+    return tokens, types
+
+
+def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": index, "content": token, **plain, "special": kind != _USER_DEFINED}
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+
+
+def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any] | None:
+    """The token before each text, and the one behind it, where the model wants them."""
+    ends = []
+    for flag, key, wanted in (("add_bos_token", "bos_token_id", default), ("add_eos_token", "eos_token_id", False)):
+        chosen = file.metadata.get(f"tokenizer.ggml.{flag}", wanted) is True
+        ends.append(_text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}")) if chosen else None)
+    if ends == [None, None]:
+        return None
+    before, behind = ([] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}] for end in ends)
+    text = [{"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*text, {"Sequence": {"id": "B", "type_id": 0}}]
+    special = {end: {"id": end, "ids": [tokens.index(end)], "tokens": [end]} for end in ends if end is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*before, *text, *behind],
+        "pair": [*before, *pair, *behind],
+        "special_tokens": special,
+    }
+
+
+def _config(file: GgufFile) -> dict[str, Any]:
+    tokens, _ = _tokens(file)
+    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    values: dict[str, Any] = {}
+    for name, key in named.items():
+        text = _text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}_token_id"))
+        if text is not None:
+            values[name] = text
+    template = file.metadata.get("tokenizer.chat_template")
+    return values | ({"chat_template": template} if isinstance(template, str) else {})
+
+
+def _generation(file: GgufFile) -> dict[str, Any]:
+    """An answer ends with the end of a text, and with that of a turn."""
+    found = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
+    ends = sorted({token for token in found if isinstance(token, int) and not isinstance(token, bool)})
+    bos = file.metadata.get("tokenizer.ggml.bos_token_id")
+    return ({"eos_token_id": ends} if ends else {}) | ({"bos_token_id": bos} if isinstance(bos, int) else {})
+
+
+def _text_of(tokens: Sequence[str], index: object) -> str | None:
+    valid = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < len(tokens)
+    return tokens[index] if valid and isinstance(index, int) else None
+
+
+def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
+    found = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(found, list) or any(type(item) is not kind for item in found):
+        raise _malformed(file, key)
+    return found
+
+
+def _malformed(file: GgufFile, key: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{file.path.name}: tokenizer.ggml.{key} is missing or contradicts the rest of the tokenizer",
+        field=f"tokenizer.ggml.{key}",
+        reason="MALFORMED_CHECKPOINT",
+    )

@@ -1,0 +1,364 @@
+"""Models of the Hugging Face Hub, by huggingface_hub: its cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+
+A broken connection goes on where it stopped, five times without a byte; after a command that was ended, files that
+are whole are kept.
+
+Only safetensors and the small files of a model are fetched, never code and never pickled weights. What the Hub says a
+file's sha256 is, is compared here. The snapshot is used where the cache has it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeshard.architectures import parse_config
+from edgeshard.domain.errors import (
+    DataLossError,
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedModelError,
+)
+from edgeshard.importing.imported import DOWNLOADING, Progress
+from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
+from edgeshard.storage.checkpoint import read_config_json
+from edgeshard.storage.files import free_bytes
+from edgeshard.storage.forms import SMALL_FILES, parse_json_object
+from edgeshard.storage.model_directory import ModelDirectory
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_PARALLEL = 4
+_HASH_BYTES = 4 << 20
+_NO_EXTRA = (
+    "models of the Hub need the package huggingface_hub: install the extra `models` (pip install 'edgeshard[models]')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A model of the Hub as it was found: its commit, and its files with their sizes and, of large ones, sha256."""
+
+    name: str
+    commit: str
+    sizes: Mapping[str, int]
+    sha256: Mapping[str, str]
+
+
+def fetch(name: str, revision: str, progress: Progress) -> Path:
+    """The directory of the snapshot in the Hub's cache, with all that EdgeShard needs of it.
+
+    Offline the cached snapshot is taken. Raises NotFoundError, DeniedError for a gated one,
+    UnsupportedModelError for a model that is not run or has no safetensors (before any byte of weights is fetched),
+    DataLossError for a file that is not what the Hub says, UnavailableError, FailedPreconditionError without the
+    package.
+    """
+    hub = _Hub(name, progress)
+    with _translated(name, revision):
+        found = hub.find(revision)
+    if found is None:
+        return hub.cached(revision)
+    if _CONFIG not in found.sizes:
+        raise NotFoundError(f"{name} has no config.json: it is no model in Hugging Face's form", field="model")
+    _check_weights(found)
+    with _translated(name, revision):
+        first = hub.config(found, revision)
+    _check_config(first)
+    wanted = [file for file in SMALL_FILES if file in found.sizes]
+    with _translated(name, revision):
+        if _SINGLE in found.sizes:
+            wanted.append(_SINGLE)
+        else:
+            hub.download(found, [_INDEX])
+            wanted += [_INDEX, *_shards(first, found)]
+        hub.progress_of(found, wanted)
+        return hub.download(found, wanted)
+
+
+def config_of(name: str, revision: str) -> dict[str, Any]:
+    """The config.json alone, for planning. Raises as `fetch` does."""
+    hub = _Hub(name, lambda what, done, total: None)
+    with _translated(name, revision):
+        found = hub.find(revision)
+        directory = hub.cached(revision) if found is None else hub.config(found, revision)
+    return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
+
+
+class _Hub:
+    def __init__(self, name: str, progress: Progress) -> None:
+        try:
+            import huggingface_hub
+        except ImportError:
+            raise FailedPreconditionError(_NO_EXTRA, field="model", reason="MISSING_EXTRA") from None
+        # It warns about retries and missing tokens on stderr, among the lines of our own progress.
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        self._name = name
+        self._library = huggingface_hub
+        self._api: HfApi = huggingface_hub.HfApi(library_name="edgeshard")
+        self._tally = _Tally(progress)
+
+    def find(self, revision: str) -> Repository | None:
+        """None where the Hub cannot be reached."""
+        from httpx2 import ConnectError, TimeoutException
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            info = self._api.model_info(self._name, revision=revision or None, files_metadata=True)
+        except (OfflineModeIsEnabled, ConnectError, TimeoutException):
+            return None
+        siblings = [file for file in info.siblings or () if "/" not in file.rfilename]
+        return Repository(
+            self._name,
+            info.sha or "",
+            {file.rfilename: file.size or 0 for file in siblings},
+            {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None},
+        )
+
+    def cached(self, revision: str) -> Path:
+        """The snapshot as it was when the Hub was asked last, if all of it is there."""
+        config = self._library.try_to_load_from_cache(self._name, _CONFIG, revision=revision or None)
+        directory = Path(config).parent if isinstance(config, str) else None
+        if directory is None or not _is_complete(directory):
+            raise UnavailableError(
+                f"the Hub cannot be reached and {self._name} is not wholly in its cache: go online (HF_ENDPOINT names "
+                "another Hub, HF_HUB_OFFLINE=1 forbids asking), or give a directory",
+                field="model",
+            )
+        return directory
+
+    def config(self, found: Repository, revision: str) -> Path:
+        """The snapshot's directory with its config.json; the cache notes which commit the revision is."""
+        path = self._library.hf_hub_download(
+            self._name, _CONFIG, revision=revision or "main", tqdm_class=self._tally.bars(), library_name="edgeshard"
+        )
+        if Path(path).parent.name != found.commit:
+            raise UnavailableError(f"{self._name} changed while it was downloaded: try again", field="model")
+        return Path(path).parent
+
+    def progress_of(self, found: Repository, files: list[str]) -> None:
+        self._tally.begin(sum(found.sizes[file] for file in files))
+
+    def download(self, found: Repository, files: list[str]) -> Path:
+        """All of these files in the cache, each what the Hub says it is; the snapshot's directory."""
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            pending = [pool.submit(self._file, found, file) for file in files]
+            try:
+                paths = [one.result() for one in pending]
+            except BaseException:
+                self._tally.stop()
+                raise
+        return paths[0].parent
+
+    def _file(self, found: Repository, file: str) -> Path:
+        known = self._library.try_to_load_from_cache(self._name, file, revision=found.commit)
+        if isinstance(known, str):
+            self._tally.add(found.sizes[file])
+            return Path(known)
+        path = Path(
+            self._library.hf_hub_download(
+                self._name,
+                file,
+                revision=found.commit,
+                tqdm_class=self._tally.bars(),
+                library_name="edgeshard",
+            )
+        )
+        expected = found.sha256.get(file)
+        if expected is not None and _sha256(path) != expected:
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise DataLossError(
+                f"{file} of {self._name} is not what the Hub says it is (sha256); it was removed: try again, or ask "
+                "whoever runs the Hub that HF_ENDPOINT names",
+                field=file,
+                reason="WRONG_SHA256",
+            )
+        return path
+
+
+class _Tally:
+    """Bytes of several downloads at once."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._done = self._total = 0
+        self._stopped = False
+
+    def begin(self, total: int) -> None:
+        self._done, self._total = 0, total
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def add(self, count: float) -> None:
+        with self._lock:
+            self._done += int(count)
+            done = self._done
+        if self._stopped:
+            raise UnavailableError("another file could not be downloaded", field="model")
+        if self._total:
+            self._progress(DOWNLOADING, min(done, self._total), self._total)
+
+    def bars(self) -> type[_Bar]:
+        """A class, as huggingface_hub wants one."""
+        tally = self
+
+        class Bar(_Bar):
+            def __init__(self, *args: object, initial: int = 0, **options: object) -> None:
+                super().__init__(tally, initial)
+
+        return Bar
+
+
+class _Bar:
+    """What huggingface_hub takes for the progress bar of one file."""
+
+    def __init__(self, tally: _Tally, initial: int) -> None:
+        self._tally = tally
+        self.update(initial)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, count: float | None = 1) -> None:
+        self._tally.add(count or 0)
+
+
+def _check_weights(found: Repository) -> None:
+    if _SINGLE in found.sizes or _INDEX in found.sizes:
+        return
+    pickled = sorted(file for file in found.sizes if file.endswith(_PICKLED))
+    ggufs = sorted(file for file in found.sizes if file.endswith(".gguf"))
+    if ggufs:
+        raise UnsupportedModelError(
+            f"{found.name} has GGUF files: download one (hf download {found.name} {ggufs[0]}) and add the file",
+            field="model",
+            reason="GGUF_REPOSITORY",
+        )
+    if pickled:
+        raise UnsupportedModelError(
+            f"{found.name} has its weights as {pickled[0]} only, a format that can run code when it is read; take a "
+            "revision with safetensors (many repositories have one at @refs/pr/1), or convert it",
+            field="model",
+            reason="PICKLED_WEIGHTS",
+        )
+    raise NotFoundError(f"{found.name} has neither {_SINGLE} nor {_INDEX}", field="model")
+
+
+def _check_config(directory: Path) -> None:
+    """Refuse what is not run before weights are fetched."""
+    config = parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
+    settings = quantisation_of(config)
+    if settings is not None:
+        check_method(settings)
+    parse_config(without_quantisation(config))
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether all weights are there."""
+    if (directory / _SINGLE).is_file():
+        return True
+    if not (directory / _INDEX).is_file():
+        return False
+    named = parse_json_object((directory / _INDEX).read_text(encoding="utf-8"), _INDEX).get("weight_map")
+    return isinstance(named, dict) and all((directory / str(shard)).is_file() for shard in named.values())
+
+
+def _shards(directory: Path, found: Repository) -> list[str]:
+    index = parse_json_object((directory / _INDEX).read_text(encoding="utf-8"), _INDEX)
+    named = index.get("weight_map")
+    shards = sorted(set(named.values())) if isinstance(named, dict) and all(map(_is_text, named.values())) else []
+    missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
+    if missing or not shards:
+        raise InvalidArgumentError(
+            f"{_INDEX} of {found.name} names files that it does not have: {', '.join(missing[:3])[:200]}",
+            field="weight_map",
+            reason="MALFORMED_CHECKPOINT",
+        )
+    return shards
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_HASH_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _translated(name: str, revision: str) -> Iterator[None]:
+    """The errors of huggingface_hub as ours, which say what to do."""
+    from huggingface_hub import constants, errors
+
+    where = f"{constants.ENDPOINT}/{name}"
+    try:
+        yield
+    except EdgeShardError:
+        raise
+    except errors.GatedRepoError:
+        raise DeniedError(
+            f"{name} is gated: accept its terms at {where}, then give a token of that account in HF_TOKEN (or log in "
+            "with `hf auth login`)",
+            field="model",
+            reason="GATED_REPOSITORY",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise NotFoundError(
+            f"{name} has no revision {revision[:80]}; {where}/commits/main shows them", field="model"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise NotFoundError(
+            f"{name} is not at {constants.ENDPOINT}: check its name; a private one needs a token in HF_TOKEN",
+            field="model",
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        raise UnavailableError(
+            f"the Hub at {constants.ENDPOINT} went away before all of {name} arrived; whole files are kept, try again",
+            field="model",
+        ) from None
+    except errors.EntryNotFoundError as error:
+        raise NotFoundError(f"{name} lacks a file that it lists: {_short(error)}", field="model") from None
+    except errors.HfHubHTTPError as error:
+        raise UnavailableError(f"the Hub refused {name}: {_short(error)}; try again later", field="model") from None
+    except errors.HFValidationError as error:
+        raise InvalidArgumentError(f"{name} is no name of a model: {_short(error)}", field="model") from None
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise ResourceExhaustedError(
+                f"the disk of the Hub's cache is full ({free_bytes(Path(constants.HF_HUB_CACHE))} bytes free): make "
+                "room, or move it with HF_HOME",
+                field="model",
+                reason="DISK_FULL",
+            ) from None
+        raise UnavailableError(
+            f"{name} could not be downloaded: {_short(error)}; whole files are kept, try again", field="model"
+        ) from None
+
+
+def _short(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -1,0 +1,68 @@
+"""What a model would be in the store, from its config.json or its file's header alone: no weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeshard.architectures import STORED_AS, parse_config
+from edgeshard.domain.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
+from edgeshard.importing import gguf_config, hub
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.gguf_file import read_gguf
+from edgeshard.importing.gguf_model import stored_types
+from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
+from edgeshard.importing.sources import Source
+from edgeshard.importing.stored_as import stored_quantisation
+from edgeshard.storage.checkpoint import read_config_json
+from edgeshard.storage.forms import parse_json_object
+from edgeshard.storage.inputs import read_json
+from edgeshard.storage.model_directory import ModelDirectory
+
+
+def config_of(source: Source, width: Width) -> dict[str, Any]:
+    """The config.json that the model would have in the store. Raises as adding it would, as far as can be told."""
+    path = source.path
+    if path is None:
+        config = hub.config_of(source.repository, source.revision)
+    elif path.is_dir():
+        config = parse_json_object(read_config_json(ModelDirectory.at(path)), "config.json")
+    elif path.suffix.lower() == ".gguf":
+        file = read_gguf(path.resolve())
+        config = gguf_config.config_of(file)
+        return _stored(config, stored_quantisation(config, stored_types(file, width)))
+    else:
+        config = dict(read_json(path, str(path), "model"))
+    settings = quantisation_of(config)
+    plain = without_quantisation(config)
+    parse_config(plain)
+    return plain if settings is None else _stored(plain, _expected(settings, width))
+
+
+def _stored(config: dict[str, Any], stored_as: Quantisation | None) -> dict[str, Any]:
+    return config if stored_as is None else {**config, STORED_AS: stored_as.value}
+
+
+def _expected(settings: Mapping[str, Any], width: Width) -> Quantisation | None:
+    """As what weights of this `quantization_config` would be stored; the head is whole in nearly all of them."""
+    kind = _integers(check_method(settings), settings, width)
+    return None if kind is None else Quantisation.of(kind, WHOLE_HEAD)
+
+
+def _integers(method: str, settings: Mapping[str, Any], width: Width) -> IntegerFormat | None:
+    if method == "awq":
+        return IntegerFormat.INT8 if settings.get("zero_point", True) else IntegerFormat.INT4
+    if method == "gptq":
+        if settings.get("desc_act"):
+            return width.integers
+        small = settings.get("bits") == 4 and settings.get("sym", True)
+        return IntegerFormat.INT4 if small else IntegerFormat.INT8
+    if method == "compressed-tensors":
+        groups = settings.get("config_groups")
+        first: object = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+        weights = first.get("weights") if isinstance(first, Mapping) else None
+        if isinstance(weights, Mapping) and weights.get("type") == "int":
+            small = weights.get("num_bits") == 4 and weights.get("symmetric", True)
+            return IntegerFormat.INT4 if small else IntegerFormat.INT8
+    # MXFP4 is of experts, which stay whole.
+    return None if method == "mxfp4" else width.integers

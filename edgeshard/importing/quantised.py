@@ -1,0 +1,241 @@
+"""Checkpoints that others quantised: read, and written as what the kernels run, or refused by name.
+
+Integers with a scale for whole groups of 32 inputs stay as they are; everything else is rounded to a chosen width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeshard.architectures import STORED_AS, parse_config
+from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.importing import packings
+from edgeshard.importing.arrays import read_array
+from edgeshard.importing.blocks import TensorWriter, Width, dequantised, kept_scales
+from edgeshard.importing.imported import CONVERTING, Imported, Progress
+from edgeshard.importing.packings import Matrix
+from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
+from edgeshard.storage.checkpoint import Checkpoint, StoredTensor, read_config_json, small_files, stored_tensors
+from edgeshard.storage.forms import parse_json_object
+from edgeshard.storage.model_directory import ModelDirectory
+
+_KEYS = ("quantization_config", "compression_config")
+_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4")
+_SCALES = frozenset({"weight_scale", "weight_scale_inv"})
+_PARTS = _SCALES | {
+    "weight_packed",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "weight_global_scale",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+}
+# Of activations and of the KV cache, which EdgeShard rounds in its own way.
+_NOT_WEIGHTS = frozenset(
+    {"input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"}
+    | {"q_scale", "k_scale", "v_scale"}
+)
+_EXPERTS = ("_blocks", "_scales")
+Parts = dict[str, StoredTensor]
+
+
+def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json says of how its weights were quantised; None where they were not."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in _KEYS:
+            if isinstance(part.get(key), Mapping) and part[key]:
+                return dict(part[key])
+    return None
+
+
+def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the same model with whole weights."""
+    plain = {key: value for key, value in config.items() if key not in _KEYS}
+    if isinstance(nested := plain.get("text_config"), Mapping):
+        plain["text_config"] = {key: value for key, value in nested.items() if key not in _KEYS}
+    return plain
+
+
+def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
+    """The checkpoint of a directory whose config.json says how its weights were quantised.
+
+    Raises UnsupportedModelError for a method that is not read, and as `open_checkpoint` does.
+    """
+    model = ModelDirectory.at(directory)
+    config = parse_json_object(read_config_json(model), "config.json")
+    settings = quantisation_of(config)
+    assert settings is not None
+    method = check_method(settings)
+    plain = without_quantisation(config)
+    parse_config(plain)  # refuses before any weights are read
+    kept, modules = sorted_parts(stored_tensors(model))
+    total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
+    with TensorWriter(scratch) as writer:
+        converter = Converter(plain, method, settings, width, writer)
+        for module, parts in modules.items():
+            progress(CONVERTING, read, total)
+            kept.append(converter.stored(module, parts))
+            read += sum(part.size for part in parts.values())
+    stored_as = stored_quantisation(plain, kept)
+    notes = converter.notes()
+    if stored_as is not None:
+        plain[STORED_AS] = stored_as.value
+        if whole := whole_matrices(plain, kept):
+            notes.append(
+                f"{whole} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
+                "deployed with --quantise none"
+            )
+    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), tuple(kept), small_files(model))
+    return Imported(checkpoint, tuple(notes))
+
+
+def check_method(settings: Mapping[str, Any]) -> str:
+    """How the weights were quantised. Raises UnsupportedModelError, by name, for what is not read."""
+    method = settings.get("quant_method") or ("compressed-tensors" if settings.get("config_groups") else "")
+    if method not in _METHODS:
+        raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
+    if method == "awq" and (settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4):
+        raise _refused("AWQ is read as version gemm with 4 bits only")
+    sparsity = settings.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") not in ("dense", None):
+        raise _refused(f"sparsity_config.format {str(sparsity['format'])[:40]!r} is not read")
+    if settings.get("transform_config"):
+        raise _refused("transform_config turns activations while the model runs, which is not done")
+    return str(method)
+
+
+def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
+    """Tensors that are whole, and by the weight's name those of which quantised weights are made."""
+    modules: defaultdict[str, Parts] = defaultdict(dict)
+    whole: dict[str, StoredTensor] = {}
+    for tensor in tensors:
+        module, _, leaf = tensor.name.rpartition(".")
+        if leaf in _PARTS:
+            modules[f"{module}.weight"][leaf] = tensor
+        elif (end := leaf[-7:]) in _EXPERTS and tensor.stored_dtype == "U8":
+            modules[tensor.name.removesuffix(end)][end] = tensor
+        elif leaf not in _NOT_WEIGHTS:
+            whole[tensor.name] = tensor
+    for name in list(modules):
+        if name in whole:
+            modules[name]["weight"] = whole.pop(name)
+    return list(whole.values()), dict(modules)
+
+
+@dataclass(slots=True)
+class Converter:
+    """Makes one weight after the other of what stands for it; `config` is that of the model with whole weights."""
+
+    config: Mapping[str, Any]
+    method: str
+    settings: Mapping[str, Any]
+    width: Width
+    writer: TensorWriter
+
+    def stored(self, name: str, parts: Parts) -> StoredTensor:
+        arrays = {key: read_array(part) for key, part in parts.items()}
+        if "_blocks" in parts:
+            return self._experts(name, arrays)
+        matrix = self._matrix(name, parts, arrays)
+        scales = None if matrix.values is None else kept_scales(matrix.scales)
+        if matrix.values is None or scales is None:
+            numbers = matrix.scales if matrix.values is None else dequantised(matrix.values, matrix.scales)
+            if not np.isfinite(numbers).all():
+                raise InvalidArgumentError(
+                    f"tensor {name} has weights that are no numbers; fetch the checkpoint again",
+                    field=name,
+                    reason="MALFORMED_CHECKPOINT",
+                )
+            fits = may_be_integers(self.config, name, 2)
+            width = self.width if fits or self.width.integers is None else Width.BFLOAT16
+            return self.writer.rounded(name, numbers.shape, iter([numbers]), width)
+        if not np.array_equal(scales, matrix.scales):
+            self.writer.loss.add(dequantised(matrix.values, matrix.scales), dequantised(matrix.values, scales))
+        low, high = int(matrix.values.min(initial=0)), int(matrix.values.max(initial=0))
+        integers = IntegerFormat.INT4 if low >= -8 and high <= 7 else IntegerFormat.INT8
+        return self.writer.integers(name, matrix.values.shape, iter([(matrix.values, scales)]), integers)
+
+    def _matrix(self, name: str, parts: Parts, arrays: dict[str, NDArray[Any]]) -> Matrix:
+        if "qweight" in parts:
+            if not {"qzeros", "scales"} <= parts.keys() or self.method not in ("awq", "gptq"):
+                raise _refused(f"tensor {name} is packed in a way that {self.method} does not explain")
+            read = packings.awq if self.method == "awq" else packings.gptq(self._zero_offset())
+            return read(name, arrays)
+        if "weight_packed" in parts and "weight_scale" in parts:
+            if parts["weight_packed"].stored_dtype == "I32":
+                return packings.packed(name, arrays)
+            if parts["weight_scale"].stored_dtype in ("U8", "F8_E8M0"):
+                return packings.mxfp4(name, arrays)
+            raise _refused(f"tensor {name} is NVFP4 or another format of 4-bit floats that is not read")
+        weight = parts.get("weight")
+        if weight is not None and weight.stored_dtype == "I8" and "weight_scale" in parts:
+            return packings.integers(name, arrays)
+        if (
+            weight is not None
+            and weight.stored_dtype.startswith("F8_E")
+            and {"weight_scale", "weight_scale_inv"} & {*parts}
+        ):
+            return packings.floats(self._block())(name, arrays)
+        raise _refused(f"tensor {name} is stored as {', '.join(sorted(parts))}, which is not read")
+
+    def _block(self) -> tuple[int, int] | None:
+        """Rows and columns that share a scale of FP8, where config.json says so."""
+        groups = self.settings.get("config_groups")
+        found = self.settings.get("weight_block_size")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            found = found or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
+        if found is None:
+            return None
+        if not isinstance(found, list) or len(found) != 2 or not all(type(size) is int and size > 0 for size in found):
+            raise _refused("weight_block_size is no pair of sizes")
+        return found[0], found[1]
+
+    def _zero_offset(self) -> int:
+        """GPTQ's first format stored each zero point less one."""
+        return 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
+
+    def _experts(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
+        """Matrices of all experts in MXFP4, [experts, outputs, inputs]; whole they are [experts, inputs, outputs]."""
+        if arrays.keys() != {"_blocks", "_scales"} or arrays["_blocks"].ndim < 3:
+            raise _refused(f"tensor {name} is stored as {', '.join(sorted(arrays))}, which is not read")
+        count, outputs = arrays["_blocks"].shape[:2]
+        inputs = arrays["_blocks"].size // (count * outputs) * 2
+        parts = (self._expert(name, arrays, expert) for expert in range(count))
+        return self.writer.rounded(name, (count, inputs, outputs), parts, Width.BFLOAT16)
+
+    @staticmethod
+    def _expert(name: str, arrays: dict[str, NDArray[Any]], expert: int) -> Any:
+        matrix = packings.mxfp4(name, {key: array[expert] for key, array in arrays.items()})
+        assert matrix.values is not None
+        return dequantised(matrix.values, matrix.scales).T
+
+    def notes(self) -> list[str]:
+        loss = self.writer.loss
+        if not loss.errors:
+            return []
+        return [
+            f"{self.method} became {self.width} where EdgeShard has no exact form: {loss.elements / 1e6:.1f} M weights "
+            f"changed by {100 * loss.relative_error:.2g} % (root mean square)"
+        ]
+
+
+def _refused(what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"config.json: {what}; use the checkpoint that is not quantised, or a GGUF file of it",
+        field="quantization_config",
+        reason="UNSUPPORTED_QUANTISATION",
+    )

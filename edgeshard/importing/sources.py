@@ -1,0 +1,83 @@
+"""What an operator may name as a model: a directory, a GGUF file, or a repository of the Hub."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.importing.hub import fetch
+from edgeshard.importing.imported import Imported, Progress
+from edgeshard.importing.quantised import open_quantised, quantisation_of
+from edgeshard.storage.checkpoint import open_checkpoint, read_config_json
+from edgeshard.storage.forms import parse_json_object
+from edgeshard.storage.model_directory import ModelDirectory
+
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model by where it is: a path, or a repository and a revision of it."""
+
+    path: Path | None = None
+    repository: str = ""
+    revision: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the store unless a name is given, in the characters that a name may have."""
+        if self.path is None:
+            text = self.repository.partition("/")[2]
+        else:
+            path = self.path.absolute()
+            text = path.stem if path.is_file() else path.resolve().name
+        return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
+
+
+def parse_source(text: str) -> Source:
+    """`./DIR`, `FILE.gguf` or `OWNER/NAME[@REVISION]`; what is there on this machine goes first.
+
+    Raises NotFoundError for a path that is not there, InvalidArgumentError for what is neither.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir() or path.is_file():
+        return Source(path=path)
+    looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
+    found = None if looks_local and "@" not in text else _REPOSITORY.fullmatch(text)
+    if found is None or ".." in text:
+        what = "no such file or directory" if looks_local else "neither a directory, a .gguf file nor OWNER/NAME"
+        raise NotFoundError(f"{text[:200]}: {what}", field="model")
+    return Source(repository=found[1], revision=found[2] or "")
+
+
+def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
+    """A directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
+    config = parse_json_object(read_config_json(ModelDirectory.at(path)), "config.json")
+    if quantisation_of(config) is not None:
+        return open_quantised(path, scratch, width, progress)
+    return Imported(open_checkpoint(path))
+
+
+@contextmanager
+def opened(source: Source, width: Width, progress: Progress) -> Iterator[Imported]:
+    """The model, ready to be added as long as the context is open: converted tensors lie in a temporary directory.
+
+    Blocking. Raises typed errors that say what to do.
+    """
+    path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
+    with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
+        if path.is_file() and path.suffix.lower() != ".gguf":
+            raise InvalidArgumentError(
+                f"{path} is a file, but no .gguf; name the directory of a checkpoint", field="model"
+            )
+        if path.is_file():
+            yield open_gguf(path.resolve(), Path(scratch), width, progress)
+        else:
+            yield open_directory(path, Path(scratch), width, progress)

@@ -1,0 +1,1 @@
+"""What a daemon counts, in the form that Prometheus reads, and the listener that it is read from."""

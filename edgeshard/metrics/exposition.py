@@ -1,0 +1,50 @@
+"""A daemon's one registry, and its text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+Collect = Callable[[], Iterable[Metric]]
+"""Reads the state of a part of the daemon. Called from the event loop's thread at each scrape, and never between."""
+
+
+class _Reading(Collector):
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+class Metrics:
+    """What a daemon tells of itself. Nothing is counted here: a scrape reads what its parts have counted anyway."""
+
+    def __init__(self, *collects: Collect) -> None:
+        # Without their names beforehand: that would be a scrape of a daemon that has not started.
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        for collect in collects:
+            self._registry.register(_Reading(collect))
+
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The text and its content type, in the format that a scraper's Accept header asks for."""
+        return _encoded(self.collected(), accept)
+
+    async def exposed(self, accept: str = "") -> tuple[bytes, str]:
+        """The same: read on the event loop, where the state is, and written in a thread, which takes longer."""
+        return await asyncio.to_thread(_encoded, self.collected(), accept)
+
+    def collected(self) -> list[Metric]:
+        """All figures as they are now."""
+        return list(self._registry.collect())
+
+
+def _encoded(families: list[Metric], accept: str) -> tuple[bytes, str]:
+    encode, content_type = choose_encoder(accept)
+    return encode(_Reading(lambda: families)), content_type

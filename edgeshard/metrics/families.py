@@ -1,0 +1,37 @@
+"""Metrics as values: a name, what it means, its labels, and a figure for each value of the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from edgeshard.metrics.histogram import Histogram
+
+Sample = tuple[Sequence[str], float]
+"""The values of the labels, in their order, and the figure."""
+
+
+def gauge(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
+    """What is so now."""
+    family = GaugeMetricFamily(name, meaning, labels=labels)
+    for values, figure in samples:
+        family.add_metric(values, figure)
+    return family
+
+
+def counter(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
+    """What only grows, since the daemon began; `name` without the `_total` that it gets."""
+    family = CounterMetricFamily(name, meaning, labels=labels)
+    for values, figure in samples:
+        family.add_metric(values, figure)
+    return family
+
+
+def histogram(
+    name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Histogram]]
+) -> Metric:
+    family = HistogramMetricFamily(name, meaning, labels=labels)
+    for values, counts in samples:
+        family.add_metric(values, counts.buckets(), counts.sum)
+    return family

@@ -1,0 +1,42 @@
+"""Counts of figures by size. One figure costs a search in a short list and two additions: tokens are counted so."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+"""Of a request, or of a part of it: seconds."""
+STEP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Of one step or one token: seconds."""
+
+
+class Histogram:
+    """How many figures were at most each of `bounds`, which ascend. The sum of all is exact."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Each bound as Prometheus writes it, with how many figures it has below and at it; the last has all."""
+        found, reached = [], 0
+        for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
+            reached += count
+            found.append((bound, float(reached)))
+        return found

@@ -1,0 +1,148 @@
+"""HTTP for Prometheus, in the daemon's own event loop: one path, one method, small requests and few at once."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+
+import structlog
+
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
+from edgeshard.domain.identity import Role
+from edgeshard.identity.certificates import principal_of
+from edgeshard.metrics.exposition import Metrics
+from edgeshard.rpc.denials import Denials
+from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
+
+log = structlog.get_logger()
+
+PATH = "/metrics"
+REQUEST_LIMIT_BYTES = 8192
+TIME_LIMIT_S = 5.0
+"""For a request to come, and for its answer to go."""
+MOST_AT_ONCE = 8
+_READERS = frozenset({Role.CLIENT, Role.OPERATOR})
+
+
+class MetricsListener:
+    """Serves `metrics` on `address`, host:port: in plaintext on loopback alone, else over mutual TLS. None: nowhere.
+
+    With TLS its readers are the site's clients and operators, less those that `denials` names.
+    """
+
+    def __init__(self, address: str | None, tls: TlsFiles | None, metrics: Metrics, denials: Denials) -> None:
+        if address is not None:
+            check_secure(address, tls, "metrics-listen")
+        self._address = address
+        self._tls = tls
+        self._metrics = metrics
+        self._denials = denials
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    async def start(self) -> str:
+        """Listen; the address with its real port, '' for nowhere. Raises UnavailableError where it is taken."""
+        if self._address is None:
+            return ""
+        host, port = split_address(self._address, "metrics-listen")
+        context = None if self._tls is None else _Following(self._tls).context
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, ssl=context, limit=REQUEST_LIMIT_BYTES)
+        except OSError as error:
+            raise UnavailableError(
+                f"--metrics-listen {self._address}: {error.strerror or error}; choose another port",
+                field="metrics-listen",
+                reason="LISTEN",
+            ) from None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        found = join_address(host, port)
+        log.info("metrics_open", address=found)
+        return found
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            async with asyncio.timeout(TIME_LIMIT_S):
+                status, kind, body = await self._answer(reader, writer)
+                head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+                await writer.drain()
+        except (TimeoutError, ConnectionError, ssl.SSLError):
+            pass  # a reader that is gone, or too slow
+        finally:
+            self._open -= 1
+            writer.close()
+            with suppress(ConnectionError, ssl.SSLError, TimeoutError):
+                await asyncio.wait_for(writer.wait_closed(), TIME_LIMIT_S)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, str, bytes]:
+        if self._open > MOST_AT_ONCE:
+            return _refusal("503 Service Unavailable", "too many scrapes at once; scrape less often")
+        try:
+            request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
+            return _refusal("400 Bad Request", "this is no HTTP request, or a large one")
+        line, *headers = request.split("\r\n")
+        method, _, rest = line.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if self._tls is not None and (why := self._denied(writer)):
+            return _refusal("403 Forbidden", why)
+        if path != PATH:
+            return _refusal("404 Not Found", f"there is {PATH} here and nothing else")
+        if method != "GET":
+            return _refusal("405 Method Not Allowed", f"{PATH} takes GET")
+        accept = next((value for key, _, value in (h.partition(":") for h in headers) if key.lower() == "accept"), "")
+        try:
+            text, kind = await self._metrics.exposed(accept)
+        except Exception:
+            log.exception("metrics_failed")
+            return _refusal("500 Internal Server Error", "the metrics cannot be read now; the daemon's log says why")
+        return "200 OK", kind, text
+
+    def _denied(self, writer: asyncio.StreamWriter) -> str:
+        """Why the holder of the certificate may not read, '' where it may."""
+        pem = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).encode()
+        try:
+            principal = principal_of(pem)
+            if principal.role not in _READERS:
+                return f"{principal} may not read metrics: a client or an operator may"
+            self._denials.check_certificate(principal, lambda: pem)
+        except EdgeShardError as error:
+            return error.message
+        return ""
+
+
+def _refusal(status: str, why: str) -> tuple[str, str, bytes]:
+    return status, "text/plain; charset=utf-8", f"{why}\n".encode()
+
+
+class _Following:
+    """A server's side of mutual TLS that takes up files that were renewed, at the next handshake."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        files.check()
+        self._files = files
+        self._version = files.version()
+        self.context = self._newest = self._made()
+        self.context.sni_callback = self._on_handshake
+
+    def _made(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE+AESGCM")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self._files.ca)
+        context.load_cert_chain(self._files.cert, self._files.key)
+        return context
+
+    def _on_handshake(self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        with suppress(OSError, EdgeShardError):  # they are being written: the next handshake sees them whole
+            version = self._files.version()
+            if version != self._version:
+                self._newest, self._version = self._made(), version
+        stream.context = self._newest

@@ -1,0 +1,34 @@
+"""What every daemon tells of its own machine and certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import Metric
+
+from edgeshard.domain.condition import Condition
+from edgeshard.metrics.families import gauge
+
+
+class OwnCondition:
+    """`read` gives the condition of the machine that this daemon runs on."""
+
+    def __init__(self, read: Callable[[], Condition | None]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        known = self._read()
+        if known is None:
+            return
+        disk = "Of the disk with the state directory."
+        yield gauge("edgeshard_disk_size_bytes", disk, (), [((), known.disk_total_bytes)])
+        yield gauge("edgeshard_disk_free_bytes", disk, (), [((), known.disk_free_bytes)])
+        written = "What that disk takes, flushed; 0 before it was measured."
+        yield gauge("edgeshard_disk_write_bytes_per_second", written, (), [((), known.disk_write_bps)])
+        if known.certificate_ends_s:
+            yield gauge(
+                "edgeshard_certificate_expiry_timestamp_seconds",
+                "When this daemon's certificate ends.",
+                (),
+                [((), known.certificate_ends_s)],
+            )

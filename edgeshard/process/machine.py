@@ -1,0 +1,193 @@
+"""What the operating system says of this machine. Linux tells most; elsewhere figures are missing and nothing fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import tempfile
+import time
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgeshard.domain.condition import Condition, Support
+from edgeshard.rpc.tls import TlsFiles
+
+ROOT = Path("/")
+WRITTEN_BYTES = 4 << 20
+"""To measure a disk: half a second on a slow card."""
+_KERNELS = Path("ops/libedgeshard_ops.so")
+_NO_CUDA = re.compile(r"^cuda\b[^=]*=\s*None\s*$", re.MULTILINE)
+
+
+def utc_s() -> float:
+    """The wall's clock, in seconds since 1970."""
+    return time.time()
+
+
+def read_condition(
+    version: str, directory: Path, tls: TlsFiles | None, disk_write_bps: float = 0.0, root: Path = ROOT
+) -> Condition:
+    """This machine's, with the disk of `directory`; what was measured of it comes as a value. `root` is for tests."""
+    memory = _memory(root)
+    total, free = disk_bytes(directory)
+    ends, due = _certificate(tls)
+    return Condition(
+        version=version,
+        utc_s=utc_s(),
+        cores=usable_cores(),
+        cpu_quota=cpu_quota(root),
+        memory_total_bytes=memory.get("MemTotal", 0),
+        memory_available_bytes=memory.get("MemAvailable", 0),
+        swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
+        disk_total_bytes=total,
+        disk_free_bytes=free,
+        disk_write_bps=disk_write_bps,
+        huge_pages=_huge_pages(root),
+        kernels=_kernels(),
+        cuda=_cuda(root),
+        certificate_ends_s=ends,
+        certificate_due_s=due,
+    )
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = ROOT) -> float:
+    """How many cores a control group of this process, or one around it, leaves it; 0 where none limits it."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0.0
+    quotas = [
+        quota
+        for line in groups
+        if line.count(":") >= 2
+        for quota in _quotas(root / "sys/fs/cgroup", *line.split(":", 2)[1:])
+    ]
+    return min(quotas, default=0.0)
+
+
+def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
+    """`controllers` is empty for cgroup v2."""
+    if controllers and "cpu" not in controllers.split(","):
+        return []
+    mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
+    here, found = mounted / group.lstrip("/"), []
+    for directory in (here, *here.parents):
+        if not directory.is_relative_to(mounted):
+            break
+        with contextlib.suppress(OSError):
+            words = (directory / name).read_text(encoding="ascii").split()
+            if controllers:
+                words = [*words, _period(directory)]
+            if len(words) == 2 and all(word.isdecimal() for word in words):
+                found.append(int(words[0]) / max(1, int(words[1])))
+    return found
+
+
+def _period(directory: Path) -> str:
+    try:
+        return (directory / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
+    except OSError:
+        return "100000"  # the kernel's own
+
+
+def disk_bytes(directory: Path) -> tuple[int, int]:
+    """Size of the disk that a directory is on or will be on, and what this process may use of it; zeros if unknown."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return 0, 0
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def disk_write_bps(directory: Path) -> float:
+    """Bytes a second that `directory` takes, flushed; 0 where it takes none. Blocks for as long as it takes."""
+    block = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            began = time.monotonic()
+            for _ in range(WRITTEN_BYTES // len(block)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return WRITTEN_BYTES / max(time.monotonic() - began, 1e-6)
+    except OSError:
+        return 0.0
+
+
+class Machine:
+    """The machine of a daemon, with the disk of its state `directory` and its own certificate."""
+
+    def __init__(self, version: str, directory: Path, tls: TlsFiles | None) -> None:
+        self._version = version
+        self._directory = directory
+        self._tls = tls
+        self._disk_write_bps = 0.0
+
+    async def measure(self) -> None:
+        """The disk, once: one does not grow slow by itself, and each time wears it a little."""
+        self._disk_write_bps = await asyncio.to_thread(disk_write_bps, self._directory)
+
+    def condition(self) -> Condition:
+        return read_condition(self._version, self._directory, self._tls, self._disk_write_bps)
+
+
+def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
+    """When this process's certificate ends and when it is to be renewed, in seconds since 1970; zeros without one."""
+    if tls is None:
+        return 0.0, 0.0
+    from edgeshard.identity.certificates import validity_of
+
+    try:
+        validity = validity_of(tls.cert.read_bytes())
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return validity.ends.timestamp(), validity.renewal.timestamp()
+
+
+def _memory(root: Path) -> dict[str, int]:
+    """Bytes by the kernel's names."""
+    try:
+        text = (root / "proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return {}
+    return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def _huge_pages(root: Path) -> str:
+    try:
+        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    except OSError:
+        return ""
+    chosen = re.search(r"\[(\w+)\]", text)
+    return chosen[1] if chosen else ""
+
+
+@cache
+def _kernels() -> Support:
+    """Whether the agent's kernels for the processor are built; nothing is known where no agent is installed."""
+    agent = find_spec("edgeshard_agent")
+    if agent is None or agent.origin is None:
+        return Support.UNKNOWN
+    return Support.USED if (Path(agent.origin).parent / _KERNELS).exists() else Support.MISSING
+
+
+@cache
+def _cuda(root: Path) -> Support:
+    """Whether PyTorch can use the NVIDIA card whose driver is here, by its files: importing it takes seconds."""
+    torch = find_spec("torch")
+    if not (root / "proc/driver/nvidia/version").exists() or torch is None or torch.origin is None:
+        return Support.UNKNOWN
+    try:
+        text = (Path(torch.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return Support.UNKNOWN
+    return Support.MISSING if _NO_CUDA.search(text) else Support.USED

@@ -1,0 +1,184 @@
+"""Files of others that a store uses where they lie: linked into it, with a note of which blob is at which bytes.
+
+A model on the store's own file system is not copied. `linked/NAME` is a hard link to its file; where the file is not
+the process's own, a clone when the file system can share blocks; and otherwise a copy. `linked/NAME.json` says where in
+it which blob lies. A hard link keeps the bytes when their owner deletes the file, and not when the owner writes into
+it: whoever reads a blob compares its sha256, as with every file of a store.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import Digest, check_digest
+from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync, write_atomically
+
+_CLONE = 0x40049409
+"""FICLONE of linux/fs.h: the new file shares all blocks of the old one until either is written to."""
+_COPY_BYTES = 4 << 20
+_NOTE = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLocation:
+    """`size` bytes at `offset` of a local file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+class LinkedFiles:
+    """The directory of linked files. Blocking; safe to call from any thread, and to read from another process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._read_at: int | None = None
+        self._blobs: dict[Digest, BlobLocation] = {}
+
+    def take(self, source: Path, file: BinaryIO, room_bytes: Callable[[], int]) -> Path:
+        """A file of this directory with what `file` has, which is open and lies at `source`; no blob is in it yet.
+
+        `room_bytes` is asked where it must be copied. Raises ResourceExhaustedError for a full disk.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
+        try:
+            if not _hard_linked(source, file, temporary):
+                with naming_full_disk(temporary):
+                    _clone_or_copy(file, temporary, room_bytes)
+            path = temporary.with_suffix("")
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+    def keep(self, blobs: Mapping[Digest, BlobLocation]) -> None:
+        """Note that these blobs lie in files of this directory."""
+        with self._lock:
+            self._refresh()
+            for path in {at.path for at in blobs.values()}:
+                here = self._in(path) | {digest: at for digest, at in blobs.items() if at.path == path}
+                self._write(path, here)
+
+    def find(self, digest: Digest) -> BlobLocation | None:
+        """Where a blob lies; None when it is not here, or its file has become too short."""
+        with self._lock:
+            self._refresh()
+            found = self._blobs.get(digest)
+        return found if found is not None and _holds(found) else None
+
+    def digests(self) -> Collection[Digest]:
+        """Of all blobs that are noted."""
+        with self._lock:
+            self._refresh()
+            return tuple(self._blobs)
+
+    def remove(self, digests: Collection[Digest]) -> None:
+        """Forget blobs, and drop the files that none is left of."""
+        with self._lock:
+            self._refresh()
+            changed = {self._blobs[digest].path for digest in digests if digest in self._blobs}
+            for path in changed:
+                self._write(path, {digest: at for digest, at in self._in(path).items() if digest not in digests})
+
+    def drop_unused(self, paths: Collection[Path] | None = None) -> None:
+        """Remove files that no blob is noted in: of these, or (None) all that a process left which died."""
+        with self._lock:
+            self._refresh()
+            used = {at.path for at in self._blobs.values()}
+            for path in self._files() if paths is None else paths:
+                if path.suffix != _NOTE and path not in used:
+                    path.unlink(missing_ok=True)
+
+    def _in(self, path: Path) -> dict[Digest, BlobLocation]:
+        return {digest: at for digest, at in self._blobs.items() if at.path == path}
+
+    def _write(self, path: Path, blobs: Mapping[Digest, BlobLocation]) -> None:
+        note = path.with_name(path.name + _NOTE)
+        if blobs:
+            places = {digest: (at.offset, at.size) for digest, at in blobs.items()}
+            write_atomically(note, json.dumps({"blobs": places}, sort_keys=True))
+        else:
+            note.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        self._blobs = {digest: at for digest, at in self._blobs.items() if at.path != path}
+        self._blobs |= blobs
+        self._read_at = _stamp(self._directory)
+
+    def _refresh(self) -> None:
+        """Read the notes again when the directory has changed: another process may own it."""
+        stamp = _stamp(self._directory)
+        if stamp == self._read_at:
+            return
+        self._blobs = {}
+        for note in self._files():
+            if note.suffix == _NOTE:
+                self._blobs |= _read_note(note)
+        self._read_at = stamp
+
+    def _files(self) -> Iterator[Path]:
+        return iter(sorted(self._directory.glob("*"))) if self._directory.is_dir() else iter(())
+
+
+def _read_note(note: Path) -> dict[Digest, BlobLocation]:
+    """A damaged note is as none: its blobs are asked for again."""
+    path = note.with_name(note.name.removesuffix(_NOTE))
+    try:
+        values = json.loads(note.read_text(encoding="utf-8"))["blobs"]
+        return {
+            check_digest(digest): BlobLocation(path, int(offset), int(size))
+            for digest, (offset, size) in values.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, InvalidArgumentError):
+        return {}
+
+
+def _hard_linked(source: Path, file: BinaryIO, target: Path) -> bool:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # another file system, or a file of somebody else
+        return False
+    if os.path.samestat(target.stat(), os.fstat(file.fileno())):
+        return True
+    target.unlink()  # another file took its place meanwhile
+    return False
+
+
+def _clone_or_copy(file: BinaryIO, target: Path, room_bytes: Callable[[], int]) -> None:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as copy:
+        try:
+            fcntl.ioctl(copy.fileno(), _CLONE, file.fileno())
+        except OSError:
+            if os.fstat(file.fileno()).st_size > room_bytes():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+            file.seek(0)
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
+    sync(target)
+
+
+def _holds(location: BlobLocation) -> bool:
+    try:
+        return location.path.stat().st_size >= location.offset + location.size
+    except OSError:
+        return False
+
+
+def _stamp(directory: Path) -> int | None:
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -1,0 +1,86 @@
+"""A model that lies on the coordinator's own machine: how a client names its files, and how a store finds them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import FileInfo, ModelManifest
+from edgeshard.domain.site import LocalFile, LocalModel
+from edgeshard.storage.blobs import blob_size, manifest_items
+from edgeshard.storage.checkpoint import Checkpoint, item_locations
+from edgeshard.storage.model_directory import open_regular
+
+HEAD_BYTES = 64 << 10
+NOT_THIS_MACHINE = "NOT_THIS_MACHINE"
+
+
+def local_model(checkpoint: Checkpoint, draft: ModelManifest) -> LocalModel:
+    """What tells a store on this machine where the files of a checkpoint lie. Reads the first bytes of each."""
+    locations = item_locations(checkpoint, draft)
+    paths = sorted({location.path for location in locations})
+    files = []
+    for path in paths:
+        with open_regular(path) as file:
+            files.append(_described(path, file))
+    index = {path: position for position, path in enumerate(paths)}
+    return LocalModel(draft, tuple(files), tuple((index[at.path], at.offset) for at in locations))
+
+
+def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
+    """(index of a file, offset, size) of each of the model's tensors and small files.
+
+    Raises InvalidArgumentError where a client puts one outside of its files.
+    """
+    items = manifest_items(model.manifest)
+    if len(model.places) != len(items):
+        raise _misplaced(f"has {len(model.places)} entries for {len(items)} tensors and files")
+    found = []
+    for (index, offset), item in zip(model.places, items, strict=True):
+        # A small file is one by itself: a box opens it.
+        left = model.files[index].size - offset - blob_size(item) if index < len(model.files) else -1
+        if left < 0 or (isinstance(item, FileInfo) and (left or offset)):
+            raise _misplaced(f"puts {item.name[:80]} where no file has its bytes")
+        found.append((index, offset, blob_size(item)))
+    return tuple(found)
+
+
+def open_local(wanted: LocalFile) -> BinaryIO:
+    """The file that a client described, when it is the same one here.
+
+    Raises FailedPreconditionError with reason NOT_THIS_MACHINE where there is none, or another, or it may not be read:
+    its sender sends the bytes then.
+    """
+    try:
+        if not wanted.path.startswith("/"):
+            raise not_this_machine()
+        file = open_regular(Path(wanted.path))
+    except (EdgeShardError, ValueError):  # a path with a zero byte
+        raise not_this_machine() from None
+    if _described(Path(wanted.path), file) != wanted:
+        file.close()
+        raise not_this_machine()
+    return file
+
+
+def not_this_machine() -> FailedPreconditionError:
+    # Not which file, nor why: it may be another machine's caller who asks.
+    return FailedPreconditionError(
+        "the coordinator does not find the model's files on its machine: send them",
+        field="files",
+        reason=NOT_THIS_MACHINE,
+    )
+
+
+def _misplaced(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"places {what}", field="places", reason="INVALID_MANIFEST")
+
+
+def _described(path: Path, file: BinaryIO) -> LocalFile:
+    status = os.fstat(file.fileno())
+    head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+    return LocalFile(str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, Digest(head))

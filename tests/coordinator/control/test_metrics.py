@@ -1,0 +1,154 @@
+"""What the coordinator counts of requests, and that nothing of users is in it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import grpc
+import pytest
+from edgeshard_coordinator.control.conditions import Conditions
+from edgeshard_coordinator.control.request_meter import RequestMeter
+
+from edgeshard.domain.condition import Condition
+from edgeshard.domain.errors import NotFoundError, UnavailableError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+
+TALE = DeploymentName("tale")
+
+
+def figures(site: Any) -> dict[str, float]:
+    """Each sample of a scrape by its name and labels."""
+    text, _ = site.coordinator.metrics.exposition()
+    lines = [line for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name: float(figure) for name, _, figure in (line.rpartition(" ") for line in lines)}
+
+
+async def test_a_request_is_counted_and_timed(site: Any) -> None:
+    _, head = await site.deployed()
+    call = site.generate("very-own-id")
+    await head.next_start()
+    await head.accept("very-own-id")
+    await head.admit("very-own-id")
+    for index in range(3):
+        await head.token("very-own-id", 3 + index, token=10 + index)
+        await site.read(call)
+    assert figures(site)['edgeshard_requests_running{deployment="tale"}'] == 1
+    await head.finish("very-own-id")
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    found = figures(site)
+    of = '{deployment="tale"}'
+    assert found[f"edgeshard_prompt_tokens_total{of}"] == 3 and found[f"edgeshard_generated_tokens_total{of}"] == 3
+    assert found[f"edgeshard_time_to_first_token_seconds_count{of}"] == 1
+    assert found[f"edgeshard_inter_token_latency_seconds_count{of}"] == 2
+    assert found[f"edgeshard_request_queue_seconds_count{of}"] == 1
+    assert found[f"edgeshard_request_prefill_seconds_count{of}"] == 1
+    assert found['edgeshard_requests_finished_total{deployment="tale",reason="length"}'] == 1
+    assert found[f"edgeshard_requests_running{of}"] == 0
+    assert found['edgeshard_requests_total{deployment="tale",role="none"}'] == 1
+    assert found['vllm:generation_tokens_total{model_name="tale"}'] == 3
+    assert found['vllm:request_success_total{finished_reason="length",model_name="tale"}'] == 1
+    text = site.coordinator.metrics.exposition()[0].decode()
+    assert "very-own-id" not in text and not re.search("once|<1[012]>", text), "nothing of a user is a label"
+
+
+async def test_refusals_and_failures_are_counted_by_code(site: Any, failing: Any) -> None:
+    _, head = await site.deployed()
+    async with failing(NotFoundError):
+        await site.generate("r0", model="nothing").read()
+    call = site.generate("r1")
+    await head.next_start()
+    await head.accept("r1")
+    await site.read(call)
+    await head.fail("r1", UnavailableError("gone"))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call.read()
+    found = figures(site)
+    assert found['edgeshard_requests_refused_total{code="not_found"}'] == 1
+    assert sum(figure for name, figure in found.items() if name.startswith("edgeshard_requests_failed_total")) == 1
+
+
+async def test_a_deleted_deployment_leaves_nothing_behind(site: Any) -> None:
+    meter = site.coordinator.front.meter
+    meter.began(TALE, "client/someone", 0.0, resumed=False)
+    assert not [name for name in figures(site) if 'deployment="tale"' in name]
+    assert not meter.kept([]), "names come and go, and memory must not grow with them"
+
+
+async def test_what_a_box_says_of_its_machine_is_there_until_it_leaves(site: Any) -> None:
+    (agent,) = await site.connected("a")
+    conditions = site.coordinator.conditions
+    connection = site.state.nodes["id-a"].connection
+    conditions.came(NodeId("id-a"), connection, Condition(version="9.9", utc_s=1.0, swap_used_bytes=5))
+    found = figures(site)
+    assert found['edgeshard_node_info{node="a",version="9.9"}'] == 1
+    assert found['edgeshard_node_swap_used_bytes{node="a"}'] == 5
+    assert found['edgeshard_node_clock_ahead_seconds{node="a"}'] < -1e9, "its clock is in 1970"
+    await agent.vanish()
+    await site.until(lambda state: not state.is_connected("id-a"))
+    assert 'edgeshard_node_swap_used_bytes{node="a"}' not in figures(site)
+    assert conditions.of("id-a") is None
+
+
+def test_the_end_of_an_older_connection_takes_nothing_from_a_newer_one() -> None:
+    conditions, box = Conditions(lambda: 100.0), NodeId("id-a")
+    conditions.came(box, 1, Condition(utc_s=90.0))
+    conditions.came(box, 2, Condition(utc_s=103.0))
+    conditions.left(box, 1)
+    found = conditions.of(box)
+    assert found is not None and found.clock_ahead_s == 3.0
+    conditions.left(box, 2)
+    assert conditions.of(box) is None
+
+
+def test_only_the_role_of_a_client_is_kept() -> None:
+    meter = RequestMeter()
+    for client in ("client/secret-app", "operator/alice", ""):
+        meter.began(TALE, client, 0.0, resumed=False)
+    assert dict(meter.of(TALE).begun) == {"client": 1, "operator": 1, "none": 1}
+
+
+def test_the_parts_of_a_request_make_up_the_whole() -> None:
+    meter = RequestMeter()
+    times, counts = meter.began(TALE, "", 10.0, resumed=False), meter.of(TALE)
+    times.accepted(7)
+    times.admitted(11.0)
+    times.admitted(99.0)  # set back for memory, and let in once more
+    for now in (13.0, 13.5, 14.0):
+        times.token(now)
+    times.finished("stop", 14.25)
+    assert (counts.queue.sum, counts.prefill.sum, counts.decode.sum, counts.whole.sum) == (1.0, 2.0, 1.0, 4.25)
+    assert (counts.first_token.sum, counts.between_tokens.sum, counts.new_tokens) == (3.0, 1.0, 3)
+
+
+def test_a_request_that_is_resumed_is_timed_from_token_to_token_only() -> None:
+    meter = RequestMeter()
+    times, counts = meter.began(TALE, "", 10.0, resumed=True), meter.of(TALE)
+    times.accepted(7)
+    times.admitted(11.0)
+    times.token(12.0)
+    times.token(12.5)
+    times.finished("stop", 13.0)
+    assert not counts.begun and counts.prompt_tokens == 0
+    assert counts.first_token.count == counts.whole.count == counts.queue.count == 0
+    assert (counts.between_tokens.sum, counts.finished["stop"]) == (0.5, 1)
+
+
+def test_recoveries_are_counted_by_what_took_the_service_up() -> None:
+    meter = RequestMeter()
+    meter.head_back(TALE, Epoch(1), 1.0)
+    assert not meter.of(TALE).pauses.count, "the first head recovers nothing"
+    meter.head_lost(TALE, Epoch(1), 2.0)
+    meter.head_back(TALE, Epoch(1), 2.5)
+    meter.head_lost(TALE, Epoch(1), 5.0)
+    meter.head_lost(TALE, Epoch(1), 6.0)
+    meter.head_back(TALE, Epoch(2), 9.0)
+    counts = meter.of(TALE)
+    assert dict(counts.recovered) == {"epoch": 1, "stream": 1} and counts.pauses.sum == 4.5
+
+
+def test_a_failure_is_counted_by_its_code() -> None:
+    meter = RequestMeter()
+    meter.began(TALE, "", 0.0, resumed=False).failed(UnavailableError("gone"))
+    assert meter.of(TALE).failed["unavailable"] == 1

@@ -1,0 +1,104 @@
+"""What people are told of a change of the state, and what is no news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.events import (
+    HeartbeatsReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    NodeRemoved,
+)
+from edgeshard_coordinator.core.news import News, news
+from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink, fresh_progress
+
+from edgeshard.domain.commands import Heartbeat, Registration
+from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.site_event import Subject
+
+A = NodeId("id-a")
+TALE = DeploymentName("tale")
+
+
+def told(before: State, after: State) -> list[tuple[str, str]]:
+    return [(item.name, item.what) for item in news(before, after)]
+
+
+def test_a_box_comes_goes_and_is_removed(make_registration: Callable[..., Registration]) -> None:
+    registration = replace(make_registration("a"), starting=True)
+    empty = State(instance="test")
+    registered = apply(empty, NodeRegistered(registration, now=1.0))
+    joined = apply(registered, NodeConnected(A, registration.incarnation, 1, now=2.0))
+    assert told(empty, registered) == [] and told(registered, joined) == [("a", "joined")]
+    started = replace(joined, nodes={A: replace(joined.nodes[A], starting=False)})
+    assert told(joined, started) == [("a", "ready")]
+    beating = apply(started, HeartbeatsReceived((Heartbeat(A, registration.incarnation, (), 1 << 30),), now=3.0))
+    assert beating is not started and told(started, beating) == []
+    away = apply(beating, NodeDisconnected(A, 1, now=4.0))
+    assert told(beating, away) == [("a", "away")] and all(item.warning for item in news(beating, away))
+    back = replace(away, nodes={A: replace(away.nodes[A], connection=2)})
+    assert told(away, back) == [("a", "connected"), ("a", "ready")]
+    assert told(away, apply(away, NodeRemoved(A, now=5.0))) == [("a", "removed")]
+
+
+def record(layers: str = "a", phase: DeploymentPhase = DeploymentPhase.LOADING, **changes: Any) -> DeploymentRecord:
+    stage = PlacedStage(0, NodeId(f"id-{layers}"), NodeName(layers), f"{layers}:1", LayerRange(0, 12), 1, 1)
+    placement = Placement((stage,), 16, 1, 1, 1)
+    spec = parse_spec({"name": TALE, "model": "tiny", "source": "a"})
+    values: dict[str, Any] = {"prepared": fresh_progress(placement), "phase": phase, **changes}
+    return DeploymentRecord("u1", spec, Digest("d" * 64), placement, values.pop("epoch", Epoch(1)), **values)
+
+
+def of(record: DeploymentRecord | None) -> State:
+    return State(instance="test", deployments={} if record is None else {TALE: record})
+
+
+AWAY = UnavailableError("box a is away")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (None, record(), ["created", "loading"]),
+        (record(), record(), []),
+        (record(), record(phase=DeploymentPhase.READY), ["ready"]),
+        (record(phase=DeploymentPhase.READY), record(phase=DeploymentPhase.WAITING, failure=AWAY), ["waiting"]),
+        (record(failure=AWAY), record(failure=UnavailableError("box b is away")), ["loading"]),
+        (record("a"), record("b", epoch=Epoch(2)), ["moved"]),
+        (record(), record(phase=DeploymentPhase.DELETING), ["deleting"]),
+        (record(phase=DeploymentPhase.DELETING), None, ["deleted"]),
+        (record(), replace(record(), uid="u2"), ["created", "loading"]),
+        (record(), record(loaded_bytes=7, revision=2), []),
+    ],
+)
+def test_a_deployment_and_its_phases(
+    before: DeploymentRecord | None, after: DeploymentRecord | None, expected: list[str]
+) -> None:
+    assert told(of(before), of(after)) == [("tale", what) for what in expected]
+
+
+def test_what_is_said_of_a_deployment() -> None:
+    (ready,) = news(of(record()), of(record(phase=DeploymentPhase.READY)))
+    assert ready == News(Subject.DEPLOYMENT, "tale", "ready", "epoch 1, a=0:12")
+    (waiting,) = news(of(record()), of(record(phase=DeploymentPhase.WAITING, failure=AWAY)))
+    assert (waiting.detail, waiting.warning) == ("box a is away", True)
+    (moved,) = news(of(record("a")), of(record("b")))
+    assert moved.detail == "from a=0:12 to b=0:12"
+
+
+def test_a_link_that_carries_nothing_is_told_once() -> None:
+    suspect = SuspectLink(TALE, Epoch(1), 0, 1, A, NodeId("id-b"), 1.0, 1.0, "no beacon for 2 s")
+    clear, first = State(instance="test"), State(instance="test", suspects=(suspect,))
+    (link,) = news(clear, first)
+    assert (link.name, link.what, link.detail) == ("id-a -> id-b", "suspect", "no beacon for 2 s")
+    assert not list(news(first, replace(first, suspects=(replace(suspect, checked_at=2.0),))))

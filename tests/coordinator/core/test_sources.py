@@ -1,0 +1,84 @@
+"""A deployment without a source gets the best one, by figures or else by memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.placing import Candidate
+from edgeshard_coordinator.core.sources import place_from_any, with_source
+
+from edgeshard.domain.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.placement import PlacedStage, Placement, Prediction
+
+SPEC = parse_spec({"name": "tale", "model": "tiny"})
+FACTS = DeviceFacts("cpu", "", 2, 1 << 30, 1 << 30, False, "test")
+
+
+def box(name: str, free: int = 1 << 30, connected: bool = True) -> Candidate:
+    return Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:1", free, connected, FACTS)
+
+
+class Planner:
+    """Places everything on the source; `seconds` of a request by box, None without figures, absent where none fits."""
+
+    def __init__(self, **seconds: float | None) -> None:
+        self.seconds = seconds
+        self.asked: list[str] = []
+
+    def place(self, spec: DeploymentSpec) -> Placement:
+        self.asked.append(spec.source)
+        if spec.source not in self.seconds:
+            raise ResourceExhaustedError(f"{spec.source} is full")
+        taken_s, node = self.seconds[spec.source], NodeName(spec.source)
+        figures = None if taken_s is None else Prediction(taken_s, taken_s, 1 / taken_s, "", request_s=taken_s)
+        stage = PlacedStage(0, NodeId(f"id-{node}"), node, f"{node}:1", LayerRange(0, 12), 1, 1)
+        return Placement((stage,), 16, 1, 1, 1, predicted=figures)
+
+
+def chosen(planner: Planner, *boxes: Candidate, **spec: Any) -> str:
+    return str(place_from_any(SPEC.model_copy(update=spec), boxes, planner.place).stages[0].node_name)
+
+
+def test_the_best_figures_win() -> None:
+    assert chosen(Planner(a=3.0, b=1.0, c=2.0), box("a"), box("b"), box("c")) == "b"
+    note = place_from_any(SPEC, [box("a"), box("b")], Planner(a=3.0, b=1.0).place).note
+    assert note == "Source: b, the best of the 2 boxes that could be it."
+
+
+def test_figures_come_before_memory_and_memory_before_names() -> None:
+    assert chosen(Planner(a=None, b=9.0), box("a", 2 << 30), box("b")) == "b"
+    assert chosen(Planner(a=None, b=None), box("a"), box("b", 2 << 30)) == "b"
+    assert chosen(Planner(a=None, b=None), box("b"), box("a")) == "a"
+
+
+def test_boxes_that_cannot_be_are_not_asked() -> None:
+    planner = Planner(a=1.0, b=2.0, c=3.0)
+    away, starting = box("b", connected=False), replace(box("d"), starting=True)
+    assert chosen(planner, box("a"), away, starting, box("c"), exclude=("a",)) == "c"
+    assert planner.asked == ["c"]
+
+
+def test_without_any_placement_the_first_boxs_reason_is_told() -> None:
+    with pytest.raises(ResourceExhaustedError, match="b is full"):
+        chosen(Planner(), box("a"), box("b", 2 << 30))
+    with pytest.raises(UnavailableError, match="no box is connected") as caught:
+        chosen(Planner(), box("a", connected=False))
+    assert (caught.value.field, caught.value.reason) == ("source", "NO_NODE")
+
+
+def test_no_more_plans_than_are_bearable() -> None:
+    planner = Planner(**{f"n{number}": 1.0 for number in range(40)})
+    chosen(planner, *(box(f"n{number}") for number in range(40)))
+    assert len(planner.asked) == 8
+
+
+def test_what_is_recorded_names_the_source() -> None:
+    placement = place_from_any(SPEC, [box("a")], Planner(a=1.0).place)
+    assert with_source(SPEC, placement).source == "a"
+    assert with_source(SPEC.model_copy(update={"source": "z"}), placement).source == "z"

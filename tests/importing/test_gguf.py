@@ -1,0 +1,255 @@
+"""GGUF files: the weights that llama.cpp would compute with, the tokens of the same weights from safetensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.projection import whole
+from edgeshard_agent.model.rotary import RotaryFrequencies
+from edgeshard_agent.model.weights import StageWeights
+from gguf import GGMLQuantizationType as Type
+
+from bench.quantisation import VALIDATION, score
+from edgeshard.architectures import parse_config, read_config
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.model import LayerRange
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.gguf_config import config_of
+from edgeshard.importing.gguf_file import read_gguf
+from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
+from tests.support.gguf_files import DEMO, everywhere, gguf_name, permuted, write_demo_gguf
+from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
+
+HEADS = {"q_proj": 4, "k_proj": 2}
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Type], Path]:
+    """The demo model with its matrices in a type, written once."""
+    torch.set_num_threads(1)
+    made: dict[Type, Path] = {}
+
+    def get(kind: Type) -> Path:
+        if kind not in made:
+            made[kind] = write_demo_gguf(tmp_path_factory.mktemp(kind.name) / "demo.gguf", everywhere(kind))
+        return made[kind]
+
+    return get
+
+
+def as_dequantised(path: Path) -> dict[str, np.ndarray]:
+    """What the gguf package makes of a file's tensors, by the names that the file has."""
+    reader = gguf.GGUFReader(path)
+    return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16, Type.BF16])
+def test_weights_are_bit_for_bit_what_the_gguf_package_makes_of_them(
+    kind: Type, file_of: Callable[[Type], Path], tmp_path: Path
+) -> None:
+    path = file_of(kind)
+    expected = as_dequantised(path)
+    imported = open_gguf(path, tmp_path, Width.INT8, nothing)
+    manifest, source = tensors_of(imported)
+    assert imported.notes == () and len(manifest.tensors) == len(expected)
+    for tensor in manifest.tensors:
+        found = whole(source.read(tensor.name)).float().numpy()
+        part = tensor.name.split(".")[-2]
+        if part in HEADS:
+            found = permuted(found, HEADS[part])
+        assert np.array_equal(found, expected[gguf_name(tensor.name)]), tensor.name
+    stored = parse_config(manifest.config).stored_as
+    assert stored == {Type.Q8_0: Quantisation.INT8, Type.Q4_0: Quantisation.INT4_HEAD_INT4}.get(kind)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
+def test_the_same_weights_from_safetensors_give_the_same_logits(
+    kind: Type, file_of: Callable[[Type], Path], tmp_path: Path
+) -> None:
+    path = file_of(kind)
+    manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
+    config = json.loads((DEMO / "config.json").read_text())
+    numbers = {tensor.name: whole(source.read(tensor.name)).float() for tensor in manifest.tensors}
+    plain = write_checkpoint(tmp_path / "plain", config, numbers)
+    expected = build_manifest("plain", open_checkpoint(plain))
+    text = VALIDATION.read_text(encoding="utf-8")[:1000]
+    for dtype in (DType.FLOAT32, DType.BFLOAT16):
+        found = score(stage_of(manifest, source, dtype), text)
+        assert found == score(stage_of(expected, SafetensorsDirectory(plain), dtype), text)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
+def test_integers_run_as_they_are_stored(kind: Type, file_of: Callable[[Type], Path], tmp_path: Path) -> None:
+    """The kernels round activations too; rounding weights a second time would cost as much as the first."""
+    path = file_of(kind)
+    manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
+    stored = parse_config(manifest.config).stored_as
+    text = VALIDATION.read_text(encoding="utf-8")[:2500]
+    reference, tokens = score(stage_of(manifest, source, DType.FLOAT32), text)
+    packed = stage_of(manifest, source, DType.FLOAT32, stored)
+    assert abs(math.exp((score(packed, text)[0] - reference) / tokens) - 1) < 0.003
+    assert packed.parameter_bytes < 0.5 * stage_of(manifest, source, DType.FLOAT32).parameter_bytes
+    numbers = whole(source.read("model.layers.0.mlp.down_proj.weight"))
+    # One input at a time rounds to itself, so that products are the weights.
+    first: Any = StageWeights.load(
+        source, manifest.config, LayerRange(0, 1), dtype=DType.FLOAT32, device="cpu", quantisation=stored
+    ).modules
+    assert torch.allclose(first.layers["0"].mlp.down(torch.eye(numbers.shape[1])).T, numbers, rtol=1e-6, atol=0)
+
+
+def test_k_quants_are_rounded_to_a_width_and_the_loss_is_said(tmp_path: Path) -> None:
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q5_1))
+    expected = as_dequantised(path)
+    errors = {}
+    for width in (Width.INT8, Width.INT4, Width.FLOAT32):
+        scratch = tmp_path / width
+        scratch.mkdir()
+        imported = open_gguf(path, scratch, width, nothing)
+        _, source = tensors_of(imported)
+        name = "model.layers.3.mlp.up_proj.weight"
+        found = whole(source.read(name)).float().numpy()
+        weights = expected[gguf_name(name)]
+        errors[width] = float(np.linalg.norm(found - weights) / np.linalg.norm(weights))
+        assert len(imported.notes) == 1 and f"Q5_1 became {width}" in imported.notes[0]
+    assert 0.001 < errors[Width.INT8] < 0.01 < errors[Width.INT4] < 0.12 and errors[Width.FLOAT32] == 0
+
+
+def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*EdgeShard reads gemma3, llama, qwen2, qwen3"):
+        open_gguf(tmp_path / "x.gguf", tmp_path, Width.INT8, nothing)
+    part = write_demo_gguf(tmp_path / "part.gguf", everywhere(Type.Q4_0), split__count=3)
+    with pytest.raises(UnsupportedModelError, match="one of 3 parts; put them together first"):
+        open_gguf(part, tmp_path, Width.INT8, nothing)
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "message"),
+    [
+        (0, b"GGML", "does not begin as a GGUF file does"),
+        (4, b"\1", "has version 1"),
+        (8, b"\xff" * 8, "too many"),
+        (16, b"\xff" * 8, "too many"),
+        (24, b"\xff" * 8, "a text of"),
+    ],
+)
+def test_what_a_header_says_is_held_against_limits(
+    at: int, data: bytes, message: str, file_of: Callable[[Type], Path], tmp_path: Path
+) -> None:
+    whole_file = file_of(Type.Q4_0).read_bytes()
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(whole_file[:at] + data + whole_file[at + len(data) :])
+    with pytest.raises(InvalidArgumentError, match=message):
+        read_gguf(path)
+
+
+def test_a_truncated_file_is_told(file_of: Callable[[Type], Path], tmp_path: Path) -> None:
+    data = file_of(Type.Q4_0).read_bytes()
+    path = tmp_path / "short.gguf"
+    for length in (0, 10, 30, 1000, 100_000, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(DataLossError, match=r"short\.gguf ends before the end of"):
+            read_gguf(path)
+
+
+def config_from(path: Path, arch: str, tensors: dict[str, tuple[int, ...]], **metadata: Any) -> dict[str, Any]:
+    """The config.json of a file with this metadata and these tensors, all of them zeros."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in metadata.items():
+        name = f"{arch}.{key.replace('__', '.')}"
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
+    for tensor, shape in tensors.items():
+        values = np.zeros(shape, np.float32)
+        if tensor == "rope_freqs.weight":
+            values = frequencies({"rope_type": "default", "rope_theta": 500_000.0}) / frequencies(LLAMA3)
+        writer.add_tensor(tensor, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return config_of(read_gguf(path))
+
+
+COMMON: dict[str, Any] = {
+    "context_length": 8192,
+    "embedding_length": 256,
+    "block_count": 2,
+    "feed_forward_length": 512,
+    "attention__head_count": 4,
+    "attention__head_count_kv": 2,
+    "attention__layer_norm_rms_epsilon": 1e-6,
+    "rope__freq_base": 500_000.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def frequencies(rope: dict[str, Any]) -> np.ndarray:
+    """Of heads of 64, as the agent computes them and its tests compare with transformers."""
+    config = {**LLAMA, "rope_parameters": rope}
+    decoder = read_config(config)
+    assert decoder.architecture.rope is not None
+    rotations = decoder.architecture.rope.rotations(decoder.fields, 64, 8192)
+    return RotaryFrequencies(rotations).of("")[0].numpy()
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 8192,
+}
+
+
+def test_rotary_factors_of_llama3_become_their_rule(tmp_path: Path) -> None:
+    tensors = {"token_embd.weight": (64, 256), "output.weight": (64, 256), "rope_freqs.weight": (32,)}
+    config = config_from(tmp_path / "x.gguf", "llama", tensors, **COMMON)
+    assert config["rope_parameters"] == LLAMA3 and config["tie_word_embeddings"] is False
+    parse_config(config)
+
+
+def test_gemma3_has_its_windows_and_its_two_rotary_bases(tmp_path: Path) -> None:
+    metadata = {
+        **COMMON,
+        "attention__key_length": 128,
+        "attention__value_length": 128,
+        "attention__sliding_window": 1024,
+        "rope__scaling__type": "linear",
+        "rope__scaling__factor": 8.0,
+    }
+    config = config_from(tmp_path / "x.gguf", "gemma3", {"token_embd.weight": (64, 256)}, **metadata)
+    assert config["rope_parameters"] == {
+        "full_attention": {"rope_type": "linear", "rope_theta": 500_000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    assert config["query_pre_attn_scalar"] == 128 and config["sliding_window"] == 1024
+    assert parse_config(config).architecture == "gemma3"

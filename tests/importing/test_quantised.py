@@ -1,0 +1,155 @@
+"""Checkpoints that others quantised: the numbers that they mean, and the text that they write."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.projection import whole
+from safetensors.torch import load_file
+
+from bench.quantisation import VALIDATION, score
+from edgeshard.architectures import parse_config
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
+from edgeshard.importing.arrays import read_array
+from edgeshard.importing.blocks import TensorWriter, Width
+from edgeshard.importing.imported import Imported
+from edgeshard.importing.quantised import Converter, open_quantised, sorted_parts
+from edgeshard.importing.sources import open_directory
+from edgeshard.storage.checkpoint import build_manifest, open_checkpoint, stored_tensors
+from edgeshard.storage.model_directory import ModelDirectory
+from tests.support.gguf_files import DEMO
+from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
+from tests.support.quantised import FORMATS, fp4
+
+_MATRIX = re.compile(r"layers\.\d+\.(self_attn|mlp)\..*_proj\.weight")
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    torch.set_num_threads(1)
+    return {name: tensor.float() for name, tensor in load_file(DEMO / "model.safetensors").items()}
+
+
+def demo_config(**more: Any) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
+    return config | more
+
+
+Written = tuple[Path, dict[str, torch.Tensor]]
+"""A quantised checkpoint, and the numbers that it means."""
+
+
+@pytest.fixture
+def written(tmp_path: Path, weights: dict[str, torch.Tensor]) -> Callable[[str], Written]:
+    def write(name: str) -> Written:
+        settings, quantise, _ = FORMATS[name]
+        stored, means = {}, {}
+        for tensor, weight in weights.items():
+            if not _MATRIX.search(tensor):
+                stored[tensor] = means[tensor] = weight.bfloat16()
+                continue
+            made = quantise(weight)
+            means[tensor] = made.means
+            stem = tensor.removesuffix("weight")
+            stored |= {stem + end: part for end, part in made.parts.items()}
+        directory = write_checkpoint(tmp_path / "quantised", demo_config(quantization_config=settings), stored)
+        return directory, means
+
+    return write
+
+
+def opened(directory: Path, tmp_path: Path, width: Width = Width.INT8) -> Imported:
+    scratch = tmp_path / f"scratch-{width}"
+    scratch.mkdir()
+    return open_directory(directory, scratch, width, nothing)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_perplexity_is_that_of_the_dequantised_weights(
+    name: str, written: Callable[[str], Written], tmp_path: Path
+) -> None:
+    directory, means = written(name)
+    exact = FORMATS[name][2]
+    imported = opened(directory, tmp_path)
+    manifest, source = tensors_of(imported)
+    for tensor in manifest.tensors:
+        found, expected = whole(source.read(tensor.name)).float(), means[tensor.name].float()
+        error = float((found - expected).norm() / expected.norm())
+        assert error == 0 if exact else error < 0.01, tensor.name
+    assert bool(imported.notes) is not exact
+    stored = parse_config(manifest.config).stored_as
+    assert stored is not None and "quantization_config" not in manifest.config
+    plain = write_checkpoint(tmp_path / "plain", demo_config(), means)
+    text = VALIDATION.read_text(encoding="utf-8")[:900]
+    reference = stage_of(build_manifest("plain", open_checkpoint(plain)), SafetensorsDirectory(plain), DType.FLOAT32)
+    expected_nats, tokens = score(reference, text)
+    nats, _ = score(stage_of(manifest, source, DType.BFLOAT16, stored), text)
+    assert abs(math.exp((nats - expected_nats) / tokens) - 1) < 0.01
+
+
+def test_experts_in_mxfp4_are_transposed_and_exact(tmp_path: Path) -> None:
+    """As gpt_oss has them: [experts, outputs, inputs / 32, 16] bytes, whole [experts, inputs, outputs]."""
+    torch.manual_seed(0)
+    codes, exponents, means = fp4(torch.randn(6 * 8, 64))
+    parts = {
+        "x_blocks": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8).view(6, 8, 2, 16),
+        "x_scales": exponents.view(6, 8, 2),
+    }
+    directory = write_checkpoint(tmp_path / "experts", {}, parts)
+    kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
+    assert not kept and modules.keys() == {"x"}
+    with TensorWriter(tmp_path) as writer:
+        stored = Converter({}, "mxfp4", {}, Width.INT8, writer).stored("x", modules["x"])
+    assert stored.shape == (6, 64, 8) and writer.loss.errors == 0
+    assert torch.equal(torch.from_numpy(read_array(stored)), means.view(6, 8, 64).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not read; EdgeShard reads compressed-tensors, awq"),
+        ({"quant_method": "awq", "version": "gemv"}, "AWQ is read as version gemm"),
+        ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
+        ({"quant_method": "compressed-tensors", "transform_config": {"x": 1}}, "transform_config"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Before any weight is looked at: there are none."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(demo_config(quantization_config=settings)))
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_quantised(directory, tmp_path, Width.INT8, nothing)
+
+
+def test_another_width_may_be_chosen(written: Callable[[str], Written], tmp_path: Path) -> None:
+    directory, means = written("fp8 in blocks")
+    imported = opened(directory, tmp_path, Width.BFLOAT16)
+    manifest, source = tensors_of(imported)
+    assert parse_config(manifest.config).stored_as is None
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert torch.equal(whole(source.read(name)), means[name].bfloat16()) and "became bfloat16" in imported.notes[0]
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors int4", "awq", "gptq int4", "fp8 in blocks"])
+def test_parts_that_contradict_one_another_are_refused(
+    name: str, written: Callable[[str], Written], tmp_path: Path
+) -> None:
+    directory, _ = written(name)
+    tensors = load_file(directory / "model.safetensors")
+    part = next(key for key in tensors if key.endswith(("weight_scale", "scales", "weight_scale_inv")))
+    write_checkpoint(tmp_path / "broken", demo_config(quantization_config=FORMATS[name][0]), {
+        **tensors, part: tensors[part][..., :-1]
+    })  # fmt: skip
+    with pytest.raises(EdgeShardError) as caught:
+        opened(tmp_path / "broken", tmp_path)
+    assert caught.value.field.startswith("model.layers.")

@@ -1,0 +1,73 @@
+"""Models in others' forms on a real site: added by their file's name, deployed as they are stored, the same tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from edgeshard_agent.model.projection import whole
+from gguf import GGMLQuantizationType as Type
+
+from edgeshard import Client
+from edgeshard.cli.local import LocalCluster
+from edgeshard.client.models import Adding
+from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.gguf_model import open_gguf
+from tests.support.gguf_files import DEMO, everywhere, write_demo_gguf
+from tests.support.imports import nothing, tensors_of, write_checkpoint
+
+PROMPT = "Once upon a time there was a king who"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    directory = tmp_path_factory.mktemp("site")
+    async with LocalCluster(directory, nodes=("a", "b")) as cluster, Client(cluster.address) as made:
+        yield made
+
+
+async def tokens(client: Client, name: str, model: str, quantisation: dict[str, str]) -> tuple[int, ...]:
+    spec = {"name": name, "model": model, "source": "a", "dtype": "float32", "layers": "a=0:5,b=5:12"}
+    deployment = await client.deploy(parse_spec({**spec, "concurrency": 1, "quantisation": quantisation}))
+    assert deployment.spec.quantisation == (quantisation or {"*": IntegerFormat.INT4})
+    found = await client.complete(name, PROMPT, max_new_tokens=24)
+    await client.delete_deployment(name)
+    return tuple(found.token_ids)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_gguf_file_gives_the_tokens_of_the_same_weights_from_safetensors(
+    client: Client, tmp_path: Path
+) -> None:
+    path = write_demo_gguf(tmp_path / "Demo.Q4_0.gguf", everywhere(Type.Q4_0))
+    notes: list[str] = []
+    await client.add_model(str(path), adding=Adding(on_note=notes.append))
+    assert notes == [] and [model.name for model in await client.stored_models()] == ["demo.q4_0"]
+    imported = open_gguf(path, tmp_path, Width.INT8, nothing)
+    manifest, source = tensors_of(imported)
+    numbers = {tensor.name: whole(source.read(tensor.name)).float() for tensor in manifest.tensors}
+    plain = write_checkpoint(tmp_path / "plain", json.loads((DEMO / "config.json").read_text()), numbers)
+    for file in imported.checkpoint.files:
+        (plain / file.name).write_bytes(file.path.read_bytes())
+    await client.add_model(plain)
+    expected = await tokens(client, "plain", "plain", {"*": "none"})
+    assert len(expected) == 24
+    assert await tokens(client, "whole", "demo.q4_0", {"*": "none"}) == expected
+    small = await tokens(client, "small", "demo.q4_0", {})
+    assert sum(a == b for a, b in zip(small, expected, strict=True)) >= 12, "activations are rounded, weights are not"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_model_without_a_tokenizer_is_warned_about(client: Client, tmp_path: Path) -> None:
+    directory = tmp_path / "mute"
+    directory.mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (directory / file).write_bytes((DEMO / file).read_bytes())
+    notes: list[str] = []
+    await client.add_model(directory, adding=Adding(on_note=notes.append))
+    assert notes == ["mute has no tokenizer.json: it takes prompts and gives answers as token ids only"]

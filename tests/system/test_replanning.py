@@ -1,0 +1,138 @@
+"""A box that joins in the middle of answers, and gets layers: every request goes on, and no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.cli.local import LocalCluster
+from edgeshard.client import Client
+from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.errors import AbortedError
+from edgeshard.domain.generation import Finished, Token
+from edgeshard.domain.replan import ReplanReason
+from tests.support.site import Site
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+SPEC = {
+    "name": "tales",
+    "model": "tiny-tales",
+    "source": "a",
+    "dtype": "float32",
+    "concurrency": 2,
+    "max_context": 256,
+}
+PROMPT = "Once upon a time there was a king who had three sons"
+TOKENS = 200
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Two boxes with a deployment that was planned for them."""
+    directory = tmp_path_factory.mktemp("replanning")
+    async with LocalCluster(directory, ("a", "b"), threads=1) as cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "tiny-tales")
+        await client.deploy(parse_spec(SPEC))
+        yield Site(cluster, client)
+
+
+async def answer(client: Client, seen: list[int]) -> tuple[list[int], str]:
+    """Ids and text of one answer; `seen` gets the ids as they come."""
+    text = ""
+    async for event in client.generate("tales", PROMPT, max_new_tokens=TOKENS, ignore_eos=True, timeout_s=120):
+        match event:
+            case Token():
+                seen.append(event.token)
+                text += event.text
+            case Finished():
+                text += event.text
+    return seen, text
+
+
+def begun(client: Client) -> tuple[asyncio.Task[tuple[list[int], str]], list[int]]:
+    seen: list[int] = []
+    return asyncio.create_task(answer(client, seen)), seen
+
+
+def reached(seen: list[int], count: int) -> bool:
+    return len(seen) >= count
+
+
+async def layers(client: Client) -> dict[str, str]:
+    placement = (await client.deployment("tales")).placement
+    return {str(stage.node_name): str(stage.layers) for stage in placement.stages}
+
+
+async def joined(site: Site) -> None:
+    """Box c is there and may get layers."""
+    await site.cluster.start_agent("c")
+
+    async def placeable() -> bool:
+        return [node.name for node in await site.client.nodes() if node.placeable] == ["a", "b", "c"]
+
+    await site.until(placeable)
+
+
+async def test_a_box_that_dies_while_it_loads_sends_the_deployment_back(site: Site) -> None:
+    client = site.client
+    before = await layers(client)
+    assert before == {"a": "0:6", "b": "6:12"}
+    assert (await client.replan("tales", dry_run=True)).reason is ReplanReason.NOTHING_NEW
+    undisturbed = await answer(client, [])
+    await joined(site)
+    running, seen = begun(client)
+    await site.until(partial(reached, seen, 5))
+    # It still counts as connected, and cannot load.
+    site.cluster.agents["c"].send_signal(signal.SIGSTOP)
+    moving = asyncio.create_task(client.replan("tales", force=True))
+
+    async def loading() -> bool:
+        return (await client.deployment("tales")).phase is DeploymentPhase.LOADING
+
+    await site.until(loading)
+    await site.cluster.agents["c"].kill()
+    with pytest.raises(AbortedError) as caught:
+        await moving
+    assert caught.value.reason == "NOT_MOVED" and "box c went away" in caught.value.message
+    assert await layers(client) == before
+    assert await running == undisturbed
+
+
+async def test_a_box_that_joins_amid_answers_gets_layers_and_no_token_changes(site: Site) -> None:
+    client = site.client
+    undisturbed = await answer(client, [])
+    joining = asyncio.create_task(joined(site))
+    while not joining.done():
+        assert await answer(client, []) == undisturbed
+    await joining
+    running, seen = begun(client)
+    await site.until(partial(reached, seen, 5))
+    done = await client.replan("tales", force=True, wait=False)
+    assert done.changed and not reached(seen, TOKENS), "the answer was over before the move"
+
+    async def ready() -> bool:
+        return (await client.deployment("tales")).phase is DeploymentPhase.READY
+
+    await site.until(ready)
+    assert await layers(client) == {"a": "0:4", "b": "4:8", "c": "8:12"}
+    assert await running == undisturbed
+    assert await answer(client, []) == undisturbed
+    await site.kv_gone()
+    stays = await edgectl(site, "replan", "tales", "--force", "-o", "json")
+    assert '"changed": false' in stays and '"reason": "SAME_LAYERS"' in stays
+
+
+async def edgectl(site: Site, *arguments: str) -> str:
+    command = [sys.executable, "-m", "edgeshard.cli.main", "--coordinator", site.cluster.address, "--plaintext"]
+    process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
