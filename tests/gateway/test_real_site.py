@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
         "max_completion_tokens",
         "too_many_new_tokens",
     ),
-    "too long": ("/v1/completions", {**COMPLETION, "prompt": "king " * 600}, "max_tokens", "context_length_exceeded"),
+    "too long": ("/v1/completions", {**COMPLETION, "prompt": "king " * 600}, "prompt", "context_length_exceeded"),
     "picture": (
         "/v1/chat/completions",
         {**TALK, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PRIVATE}}]}]},
@@ -429,6 +429,7 @@ async def test_metrics_count_requests(http: Http) -> None:
     text = (await http.get("/metrics")).body.decode()
     assert 'edgeshard_http_requests_total{method="POST",route="/v1/completions",status="200"}' in text
     assert 'edgeshard_http_tokens_total{kind="generated"}' in text
+    assert "vllm:generation_tokens_total" in text, "the site's own, too"
 
 
 @needs_clients
