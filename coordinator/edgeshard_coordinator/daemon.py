@@ -207,7 +207,7 @@ async def _open_gateway(listen: HttpListen, doors: KeyDoors, coordinator: Coordi
         from edgeshard_coordinator.control.gateway import SiteBackend
 
         backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
-        return GatewayServer(make_app(backend, doors, local_only=listen.is_local), listen)
+        return GatewayServer(make_app(backend, doors, coordinator.metrics, local_only=listen.is_local), listen)
 
     server = await asyncio.to_thread(made)
     await server.start()

@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -29,13 +28,15 @@ from edgeshard.gateway.ollama import ChatBody, GenerateBody, Ollama, ShowBody
 from edgeshard.gateway.responses import Responses, ResponsesRequest
 from edgeshard.gateway.runs import EVENT_STREAM, LINES
 from edgeshard.gateway.texts import DetokenizeRequest, Texts, TokenizeRequest
+from edgeshard.metrics.exposition import Metrics
 
 
 def make_app(
-    backend: Backend, doors: Doors, registry: CollectorRegistry | None = None, *, local_only: bool = False
+    backend: Backend, doors: Doors, site_metrics: Metrics | None = None, *, local_only: bool = False
 ) -> ASGIApp:
-    """The application. `local_only` refuses what pages of other sites have a browser send to this machine."""
-    metrics = HttpMetrics(registry or CollectorRegistry())
+    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses what pages of other sites have a
+    browser send to this machine."""
+    metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
@@ -107,7 +108,7 @@ class Site:
         return json_response({"version": __version__})
 
     async def metrics(self) -> Response:
-        return PlainTextResponse(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(await self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
         caller = caller_of(request)

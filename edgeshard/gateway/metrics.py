@@ -5,15 +5,17 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from edgeshard.gateway.usage import Usage
+from edgeshard.metrics.exposition import Metrics
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class HttpMetrics:
-    """Counters in `registry`, which may hold others' too."""
+    """Counters of the gateway's own, shown beside those of the `site`, where the gateway has them."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, site: Metrics | None = None) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._site = site
         self._requests = Counter(
             "edgeshard_http_requests",
             "HTTP requests that ended, by route and status; 499 is a client that left.",
@@ -41,6 +43,7 @@ class HttpMetrics:
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("generated").inc(usage.new_tokens)
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """In Prometheus's text format."""
-        return generate_latest(self._registry)
+        own = generate_latest(self._registry)
+        return own if self._site is None else own + (await self._site.exposed())[0]

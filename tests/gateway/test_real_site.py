@@ -12,6 +12,7 @@ import pytest
 
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
+from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.http import Http
 from tests.support.site import Site
@@ -180,7 +181,7 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
         "max_completion_tokens",
         "too_many_new_tokens",
     ),
-    "too long": ("/v1/completions", {**COMPLETION, "prompt": "king " * 600}, "max_tokens", "context_length_exceeded"),
+    "too long": ("/v1/completions", {**COMPLETION, "prompt": "king " * 600}, "prompt", "context_length_exceeded"),
     "picture": (
         "/v1/chat/completions",
         {**TALK, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PRIVATE}}]}]},
@@ -428,6 +429,7 @@ async def test_metrics_count_requests(http: Http) -> None:
     text = (await http.get("/metrics")).body.decode()
     assert 'edgeshard_http_requests_total{method="POST",route="/v1/completions",status="200"}' in text
     assert 'edgeshard_http_tokens_total{kind="generated"}' in text
+    assert "vllm:generation_tokens_total" in text, "the site's own, too"
 
 
 @needs_clients
@@ -443,3 +445,29 @@ async def test_curl_works(http: Http) -> None:
     body = '{"model": "tales", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": true}'
     said = await run("curl", "-sN", f"{http.url}/v1/chat/completions", "-H", key, "-d", body)
     assert said.endswith("data: [DONE]\n\n") and said.count("data: ") >= 4
+
+
+@needs_clients
+async def test_lm_eval_finds_the_scores_of_the_unsplit_model(http: Http) -> None:
+    assert http.key is not None
+    text = Path(__file__).resolve().parents[1] / "data" / "fairy-tales.valid.txt"
+    script = Path(__file__).parent / "clients" / "lm_eval_client.py"
+    said = json.loads(
+        (await run(CLIENTS / "bin" / "python", script, http.url, http.key, DEMO_MODEL, text)).splitlines()[-1]
+    )
+    assert len(said) == 4
+    for item in said:
+        assert item["score"] == pytest.approx(_unsplit_score(item["text"]), abs=1e-3)
+
+
+def _unsplit_score(text: str) -> float:
+    """What the model says of a text behind its first token, whole and in one process."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([[tokenizer.bos_token_id, *ids]])).logits[0, :-1]
+    return float(logits.log_softmax(-1)[range(len(ids)), ids].sum())
