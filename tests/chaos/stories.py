@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from edgeshard import Client
+from edgeshard.client.models import Adding
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import NotFoundError, UnavailableError
@@ -103,7 +104,7 @@ class Operator:
             while True:
                 try:
                     async with Client(self.site.address, plaintext=True) as client:
-                        await client.add_model(self.other_model, OTHER_MODEL)
+                        await client.add_model(self.other_model, OTHER_MODEL, adding=Adding(copy=True))
                     return
                 except UnavailableError:
                     await asyncio.sleep(POLL_S)
@@ -174,7 +175,7 @@ class Story:
                 await self._operator.phase([Phase.FAILED])
                 await self._site.start_daemon("d")
             case "a model is deleted":
-                await self._site.client.add_model(self._operator.other_model, OTHER_MODEL)
+                await self._site.client.add_model(self._operator.other_model, OTHER_MODEL, adding=Adding(copy=True))
 
     async def act(self) -> None:  # noqa: C901 - one case for each story
         async def insist(method: str, request: Any) -> None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
+from edgeshard.client.models import Adding
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.generation import Finished, FinishReason, Token
@@ -31,6 +32,9 @@ LOST = [Action.LOSE_REQUEST, Action.LOSE_REPLY]
 FAULTS = [*LOST, Action.TWICE]
 PROMPT = tuple(range(3, 35))
 ASKED: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+
+SENT = Adding(copy=True)
+"""Over the wire: a model on this machine would be linked."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -128,11 +132,11 @@ async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: st
     other = copied_model(tmp_path, f"{method} {action}")
     if (method, action) == ("PutBlob", Action.TWICE):
         async with Client(site.address, plaintext=True) as second:
-            digests = await asyncio.gather(*(c.add_model(other, "again") for c in (site.client, second)))
+            digests = await asyncio.gather(*(c.add_model(other, "again", adding=SENT) for c in (site.client, second)))
     else:
         async with Faulty(site, method, action):
-            digests = [await site.client.add_model(other, "again")]
-    digests.append(await site.client.add_model(other, "again"))
+            digests = [await site.client.add_model(other, "again", adding=SENT)]
+    digests.append(await site.client.add_model(other, "again", adding=SENT))
     assert len(set(digests)) == 1
     assert [model.name for model in await site.client.stored_models()] == ["again", MODEL]
     await site.client.delete_model("again")
@@ -140,7 +144,7 @@ async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: st
 
 @pytest.mark.parametrize("action", FAULTS)
 async def test_a_model_is_deleted_once(site: ChaosSite, tmp_path: Path, action: Action) -> None:
-    await site.client.add_model(copied_model(tmp_path, "to delete"), "again")
+    await site.client.add_model(copied_model(tmp_path, "to delete"), "again", adding=SENT)
     async with Faulty(site, "DeleteModel", action):
         await site.client.delete_model("again")
     assert [model.name for model in await site.client.stored_models()] == [MODEL]

@@ -88,7 +88,6 @@ def test_half_of_the_tls_options_exits_2() -> None:
         ["deploy", "tales", "--model", "m", "--source", "a", "--dtype", "int7"],
         ["deploy", "../tales", "--model", "m", "--source", "a"],
         ["deploy", "--file", "does-not-exist.toml"],
-        ["model", "add", "does-not-exist"],
         ["demo", "--temperature", "-1"],
         ["demo", "--prompt", ""],
         ["generate", "tales", "--prompt", "\udcff"],
