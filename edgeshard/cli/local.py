@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgeshard.identity.authority import Authority
     from edgeshard.rpc.tls import TlsFiles
 
-_SITE = "here"
+SITE = "here"
 """The name of a site that this machine made for itself."""
 _ERROR_BY_EXIT_CODE: dict[int, type[EdgeShardError]] = {
     2: InvalidArgumentError,
@@ -198,7 +198,7 @@ class LocalCluster:
             "edgeshard_coordinator",
             [
                 *("--listen", listen, "--state-dir", str(directory / "coordinator")),
-                *self._identity(coordinator_of(_SITE)),
+                *self._identity(coordinator_of(SITE)),
                 *coordinator_arguments,
             ],
             directory,
@@ -272,7 +272,7 @@ class LocalCluster:
                 "127.0.0.1:0",
             ]
             arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
-            arguments += self._identity(Principal(_SITE, Role.AGENT, name))
+            arguments += self._identity(Principal(SITE, Role.AGENT, name))
             if self._share_store:
                 arguments += ["--shared-store", str(self.directory / "coordinator" / "models")]
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
@@ -289,7 +289,7 @@ class LocalCluster:
 
     def operator_files(self) -> TlsFiles:
         """Of the operator of a secure site."""
-        return self._files(Principal(_SITE, Role.OPERATOR, "admin"))
+        return self._files(Principal(SITE, Role.OPERATOR, "admin"))
 
     def _identity(self, principal: Principal) -> list[str]:
         """The options that say who a daemon is."""
@@ -308,4 +308,4 @@ class LocalCluster:
 def _authority() -> Authority:
     from edgeshard.identity.authority import Authority, now
 
-    return Authority.create(_SITE, now())
+    return Authority.create(SITE, now())

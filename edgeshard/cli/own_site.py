@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from edgeshard.cli.join import PORT as AGENT_PORT
 from edgeshard.cli.join import state_home, write_client_settings
-from edgeshard.cli.local import LocalCluster, own_address
+from edgeshard.cli.local import SITE, LocalCluster, own_address
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, UnavailableError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _KEY = "serve"
 """The name of the API key that `edgectl serve` prints."""
-_SITE = "here"
 
 
 class OwnSite:
@@ -159,7 +158,7 @@ def _authority(directory: Path) -> Authority:
     if key.exists():
         authority = Authority.load(bundle.read_bytes(), key.read_bytes())
     else:
-        authority = Authority.create(_SITE, now())
+        authority = Authority.create(SITE, now())
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(bundle, authority.certificate_pem)
         write_private(key, authority.key_pem)
