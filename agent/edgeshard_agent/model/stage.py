@@ -18,6 +18,7 @@ from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
+from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource
@@ -100,10 +101,12 @@ class StageModel:
         idle_spin_s: float = 0.0,
         reuse: Sequence[StageWeights] = (),
         guides: Guides | None = None,
+        packing: Packing | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
-        `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
+        `packing` says where packed files are and how much of the weights may stay in memory. `config` is the decoded
+        config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
         a step the processor's cores do not halt. `guides` are those of the last stage's requests. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
@@ -122,6 +125,7 @@ class StageModel:
             quantisation=quantisation,
             progress=progress,
             reuse=reuse,
+            packing=packing,
         )
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
@@ -149,7 +153,7 @@ class StageModel:
 
     def release(self) -> None:
         """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
-        self.retire()
+        self.retire().close()
         del self.weights
 
     def retire(self) -> StageWeights:

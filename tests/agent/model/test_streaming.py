@@ -1,0 +1,133 @@
+"""Stages from packed files, in memory and streamed from the disk, give the bits of stages loaded from checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model import units as units_module
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops import native_available
+from edgeshard_agent.store.packed_units import PackedUnits
+
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.model import LayerRange
+
+pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+SPANS = (((0, 9), (1, 5)), ((0, 1), (1, 11), (2, 12)), ((0, 1), (1, 1), (2, 1)))
+
+
+class NothingLeft:
+    """A checkpoint that must not be read any more; it still knows its names."""
+
+    def __init__(self, source: SafetensorsDirectory) -> None:
+        self._names = source.names()
+
+    def names(self) -> Any:
+        return self._names
+
+    def read(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read from the checkpoint")
+
+
+def load(checkpoint: Any, packing: Packing | None, *, source: Any = None, **options: Any) -> StageModel:
+    layers = options.pop("layers", None) or LayerRange(0, _layer_count(checkpoint))
+    dtype = options.pop("dtype", DType.FLOAT32)
+    return StageModel.load(
+        source or SafetensorsDirectory(checkpoint.path),
+        checkpoint.config,
+        layers,
+        dtype=dtype,
+        kv_dtype=dtype,
+        kv_blocks=40,
+        block_tokens=16,
+        device="cpu",
+        packing=packing,
+        **options,
+    )
+
+
+def _layer_count(checkpoint: Any) -> int:
+    from edgeshard.architectures import parse_config
+
+    return parse_config(checkpoint.config).layer_count
+
+
+def logits(stage: StageModel, checkpoint: Any, tiny_head: Any) -> Iterator[torch.Tensor]:
+    head = tiny_head([stage], checkpoint.sequences)
+    for spans in SPANS:
+        yield from head.step(spans).values()
+
+
+def _packed(tmp_path: Path) -> PackedUnits:
+    units = PackedUnits(tmp_path / "packed")
+    units.allow(1 << 40)
+    return units
+
+
+def _least_budget(checkpoint: Any, units: PackedUnits, prefetched: int, **options: Any) -> int:
+    """The smallest budget, from what the refusal of a smaller one says lacks."""
+    with pytest.raises(ResourceExhaustedError) as refused:
+        load(checkpoint, Packing(units, "m", budget=1, prefetched=prefetched), **options)
+    return 1 + int(refused.value.message.split("too few by ")[1].split(":")[0])
+
+
+def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+    plain = load(checkpoint, None)
+    wanted = list(logits(plain, checkpoint, tiny_head))
+    units = _packed(tmp_path)
+    first = load(checkpoint, Packing(units, "m"))
+    if not first.weights.packed_files:
+        assert not isinstance(first.weights.modules, DecoderModules)
+        with pytest.raises(FailedPreconditionError, match="cannot be streamed"):
+            load(checkpoint, Packing(units, "m", budget=1))
+        return
+    nothing = NothingLeft(SafetensorsDirectory(checkpoint.path))
+    again = load(checkpoint, Packing(units, "m"), source=nothing)
+    assert again.parameter_bytes == plain.parameter_bytes
+    for stage in (first, again):
+        assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
+    budget = _least_budget(checkpoint, units, 0, source=nothing)
+    streamed = load(checkpoint, Packing(units, "m", budget=budget, prefetched=0), source=nothing)
+    assert streamed.parameter_bytes == plain.parameter_bytes
+    store = streamed.weights.store
+    if _layer_count(checkpoint) > 1:
+        assert store is not None
+        assert all(map(torch.equal, logits(streamed, checkpoint, tiny_head), wanted))
+        assert store.counts.layers_read >= len(SPANS) * _layer_count(checkpoint)
+    streamed.release()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
+@pytest.mark.parametrize("quantisation", [None, Quantisation.INT8, Quantisation.INT4_HEAD_INT4])
+@pytest.mark.parametrize("prefetched", [0, 1])
+def test_bits_in_all_dtypes(
+    checkpoint: Any,
+    tiny_head: Any,
+    tmp_path: Path,
+    dtype: DType,
+    quantisation: Quantisation | None,
+    prefetched: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if dtype is DType.FLOAT16:
+        if quantisation is not None:
+            pytest.skip("kernels of small integers take float32 and bfloat16")
+        monkeypatch.setattr(units_module, "SMALL_TENSOR_BYTES", 256)  # its matrices are plain tensors
+    options: dict[str, Any] = {"dtype": dtype, "quantisation": quantisation}
+    wanted = list(logits(load(checkpoint, None, **options), checkpoint, tiny_head))
+    units = _packed(tmp_path)
+    least = _least_budget(checkpoint, units, prefetched, **options)
+    for budget in (least, least + 1000, None):
+        stage = load(checkpoint, Packing(units, "m", budget=budget, prefetched=prefetched), **options)
+        assert (stage.weights.store is None) == (budget is None)
+        assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
+        stage.release()
