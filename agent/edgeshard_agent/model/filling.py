@@ -15,30 +15,31 @@ from torch import nn
 from edgeshard.architectures.tensors import ExpectedTensor
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.ids import Digest
 from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
-from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, file_name, unit_bytes, unit_key, unit_memory
+from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
-from edgeshard_agent.store.packed_units import PackedUnits
+from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Where packed files of a model are, and what a stage may keep in memory.
 
-    `model` is the manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
+    `model` is its manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
     are packed that are not yet; streamed ones always are. `prefetched` layers are read ahead of the one that computes.
     """
 
     units: PackedUnits
-    model: str
+    model: Digest
     budget: int | None = None
     writes: bool = True
     prefetched: int = PREFETCHED_LAYERS
@@ -112,6 +113,7 @@ class _Filling:
         self._left = dict(wanted)
         context = modules.context
         self._tensors = tensors_of_units(config, context.layers, context.quantisation)
+        self._form = UnitForm(packing.model, context.dtype, context.quantisation, context.shape)
         self._filled = Filled()
 
     def run(self) -> Filled:
@@ -193,7 +195,7 @@ class _Filling:
             self._take(names)
             self._loader.count(file.header.data_bytes)
         small = unit_memory(file.header.small_bytes)
-        file.read_small(self.reader, memoryview(small.numpy()))
+        file.read_small(self.reader, small.numpy().data)
         return AdoptedUnit(unit, file, small)
 
     def _take(self, names: frozenset[str]) -> dict[str, ExpectedTensor]:
@@ -201,18 +203,17 @@ class _Filling:
         return {name: self._left.pop(name) for name in list(self._left) if name in names}
 
     def _find(self, unit: ModelUnit) -> PackedFile | None:
-        key = unit_key(self._modules.context, self._packing.model, unit.name)
-        found = self._packing.units.find(file_name(key), key)
+        name = self._form.name(unit.name)
+        found = self._packing.units.find(name, self._form.key(unit.name))
         if found is not None:
-            self._filled.files.append(file_name(key))
+            self._filled.files.append(name)
         return found
 
     def _write(self, unit: ModelUnit) -> PackedFile | None:
         data = unit_bytes(unit)
         if data is None:
             return None
-        key = unit_key(self._modules.context, self._packing.model, unit.name)
-        name = file_name(key)
+        name, key = self._form.name(unit.name), self._form.key(unit.name)
         written = self._packing.units.write(name, key, data.entries, data.small, data.large, data.large_bytes)
         if written is not None:
             self._filled.files.append(name)
@@ -220,7 +221,7 @@ class _Filling:
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
         memory = unit_memory(file.header.data_bytes)
-        file.read_whole(self.reader, memoryview(memory.numpy()))
+        file.read_whole(self.reader, memory.numpy().data)
         AdoptedUnit(unit, file, memory).place(memory[file.header.small_bytes :])
         self._loader.count(file.header.data_bytes)
 

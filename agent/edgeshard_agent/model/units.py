@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +10,11 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
 from edgeshard.domain.errors import DataLossError
-from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops import PackedForm, PackedLinear
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, WEIGHTS, mapped
-from edgeshard_agent.store.packed import LAYOUT, PackedEntry, PackedFile, PackedHeader, laid_out
+from edgeshard_agent.store.packed import PackedEntry, PackedFile, laid_out
 
 SMALL_TENSOR_BYTES = 64 << 10
 """Plain tensors up to this stay in memory where a unit is streamed, as do biases."""
@@ -27,7 +23,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelUnit:
-    """A unit of a stage: its modules, each with the name that begins its entries; those below `without` are not in it."""
+    """A unit of a stage: its modules, each with what begins its entries' names; those below `without` are not in it."""
 
     name: str
     parts: tuple[tuple[str, nn.Module], ...]
@@ -57,26 +53,6 @@ class ModelUnit:
 
 def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
-
-
-def unit_key(context: StageContext, model: str, unit: str) -> str:
-    """What must be equal for a packed file to serve: `model` is the manifest's digest."""
-    integers = context.head_integers if unit == HEAD_UNIT else context.block_integers
-    fields = {
-        "model": model,
-        "unit": unit,
-        "dtype": str(context.dtype),
-        "integers": "" if integers is None or unit == EMBEDDING_UNIT else f"{integers.format}/{integers.group}",
-        "layout": LAYOUT,
-    }
-    return json.dumps(fields, sort_keys=True)
-
-
-def file_name(key: str) -> str:
-    """Of the packed file of a key: readable in its beginning, unique in its end."""
-    fields = json.loads(key)
-    form = fields["integers"].partition("/")[0] or fields["dtype"]
-    return f"{fields['model'][:12]}-{fields['unit']}-{form}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +118,7 @@ def _at(entry: PackedEntry, offset: int) -> PackedEntry:
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -169,43 +145,41 @@ class AdoptedUnit:
         self.file = file
         self._matrices: list[tuple[PackedLinear, int, int]] = []
         self._tensors: list[tuple[nn.Module, str, PackedEntry, int]] = []
-        header = file.header
-        entries = {entry.name: entry for entry in header.entries}
-        by_name = dict(unit.projections())
+        entries = {entry.name: entry for entry in file.header.entries}
+        matrices = [(name, projection) for name, projection in unit.projections() if _has_form(entries.get(name))]
+        packed = {id(projection) for _, projection in matrices}
         for name, owner, leaf, tensor in list(unit.tensors()):
-            entry = entries.pop(name, None)
-            owner_name = name.rpartition(".")[0]
-            if entry is None and leaf == "weight" and owner_name in entries and isinstance(owner, Projection):
-                continue  # a matrix
-            if entry is None or tuple(tensor.shape) != entry.shape or entry.scheme:
-                raise _other_unit(file, name)
-            if entry.offset < header.small_bytes:
-                data = small[entry.offset : entry.offset + entry.size].view(_dtype(entry.dtype)).view(entry.shape)
-                _set(owner, leaf, data)
-                if isinstance(owner, Projection) and leaf == "weight":
-                    owner.adopt_plain()
-            else:
-                self._tensors.append((owner, leaf, entry, entry.offset - header.small_bytes))
-        for name, projection in by_name.items():
-            entry = entries.pop(name, None)
-            if entry is None and any(owner is projection for owner, *_ in self._tensors):
-                projection.adopt_plain()
+            if leaf == "weight" and id(owner) in packed:
                 continue
-            if entry is None:
-                if projection.weight is not None and not projection.weight.is_meta:
-                    continue  # a small plain matrix
+            entry = entries.pop(name, None)
+            if entry is None or entry.scheme or tuple(tensor.shape) != entry.shape:
                 raise _other_unit(file, name)
-            form = PackedForm(entry.scheme, entry.group, *entry.shape, entry.half_scales)
-            if entry.shape != (projection.rows, projection.columns) or form.size != entry.size:
-                raise _other_unit(file, name)
-            bias = None if projection.bias is None else projection.bias.data.float()
-            if bias is not None:
-                bias = pad(bias, (0, -len(bias) % 32))
-            packed = PackedLinear.adopt(form, None, bias)
-            projection.adopt(packed, _dtype(entry.dtype))
-            self._matrices.append((packed, entry.offset - header.small_bytes, entry.size))
+            self._adopt_tensor(owner, leaf, entry, small)
+        for name, projection in matrices:
+            self._adopt_matrix(name, projection, entries.pop(name))
         if entries:
             raise _other_unit(file, next(iter(entries)))
+
+    def _adopt_tensor(self, owner: nn.Module, leaf: str, entry: PackedEntry, small: torch.Tensor) -> None:
+        offset = entry.offset - self.file.header.small_bytes
+        if offset >= 0:
+            self._tensors.append((owner, leaf, entry, offset))
+        else:
+            _set(owner, leaf, _viewed(small, entry.offset, entry))
+        if isinstance(owner, Projection) and leaf == "weight":
+            owner.adopt_plain()
+
+    def _adopt_matrix(self, name: str, projection: Projection, entry: PackedEntry) -> None:
+        rows, columns = projection.rows, projection.columns
+        form = PackedForm(entry.scheme, entry.group, rows, columns, entry.half_scales)
+        if entry.shape != (rows, columns) or form.size != entry.size:
+            raise _other_unit(self.file, name)
+        bias = None if projection.bias is None else projection.bias.data.float()
+        if bias is not None:
+            bias = pad(bias, (0, form.padded_rows - rows))
+        packed = PackedLinear.adopt(form, None, bias)
+        projection.adopt(packed, _dtype(entry.dtype))
+        self._matrices.append((packed, entry.offset - self.file.header.small_bytes, entry.size))
 
     @property
     def large_bytes(self) -> int:
@@ -219,7 +193,15 @@ class AdoptedUnit:
             if memory is None:
                 _set(owner, leaf, torch.empty(entry.shape, dtype=_dtype(entry.dtype), device="meta"))
             else:
-                _set(owner, leaf, memory[offset : offset + entry.size].view(_dtype(entry.dtype)).view(entry.shape))
+                _set(owner, leaf, _viewed(memory, offset, entry))
+
+
+def _has_form(entry: PackedEntry | None) -> bool:
+    return entry is not None and bool(entry.scheme)
+
+
+def _viewed(memory: torch.Tensor, offset: int, entry: PackedEntry) -> torch.Tensor:
+    return memory[offset : offset + entry.size].view(_dtype(entry.dtype)).view(entry.shape)
 
 
 def _set(owner: nn.Module, leaf: str, data: torch.Tensor) -> None:
@@ -231,9 +213,3 @@ def _other_unit(file: PackedFile, name: str) -> DataLossError:
     return DataLossError(
         f"packed file {file.path.name} does not fit {name}; it is made again", field="packed", reason="PACKED_DAMAGED"
     )
-
-
-def describe(header: PackedHeader) -> dict[str, str]:
-    """What `edgectl describe node` says of a packed file."""
-    fields = json.loads(header.key)
-    return {name: str(fields[name]) for name in ("model", "unit", "dtype", "integers")}

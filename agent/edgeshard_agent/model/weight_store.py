@@ -146,7 +146,7 @@ class WeightStore:
 
     def _read_layer(self, number: int) -> int:
         _, units = self._layers[number % len(self._layers)]
-        slot, offset = memoryview(self._slots[number % len(self._slots)].numpy()), 0
+        slot, offset = self._slots[number % len(self._slots)].numpy().data, 0
         for unit in units:
             # Past the page cache: what is read in every step would push everything else out of it.
             unit.file.read_large(self._reader, slot[offset : offset + unit.large_bytes], cached=False)

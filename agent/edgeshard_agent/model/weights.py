@@ -30,7 +30,7 @@ class StageWeights:
         self._filled = filled or Filled()
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 (as `StageModel.load`)
         cls,
         source: TensorSource,
         config: Mapping[str, Any],
@@ -43,8 +43,9 @@ class StageWeights:
         reuse: Sequence[StageWeights] = (),
         packing: Packing | None = None,
     ) -> StageWeights:
-        """`packing` says where packed files are and how much may stay in memory; without it all does. `reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
+        """`packing` says where packed files are and how much may stay in memory; without it all does.
 
+        `reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
         Raises as `StageModel.load` does.
         """
         shape = parse_config(config)

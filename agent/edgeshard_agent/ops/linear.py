@@ -50,6 +50,10 @@ class PackedForm:
         return -(-self.out_features // packing.PANEL)
 
     @property
+    def padded_rows(self) -> int:
+        return self.panels * packing.PANEL
+
+    @property
     def size(self) -> int:
         """Bytes of the packed matrix without its bias."""
         return packing.packed_size(Scheme.parse(self.scheme), self.group, self.out_features, self.in_features)

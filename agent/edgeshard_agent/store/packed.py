@@ -26,6 +26,8 @@ from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, ro
 LAYOUT = 1
 """Version of the files and of the kernels' layout in them; a file of another one is made again."""
 SUFFIX = ".packed"
+PACKED_DAMAGED = "PACKED_DAMAGED"
+"""Reason of the error for a file that is not as it was written; it is gone, and is made again by the next load."""
 _MAGIC = b"ESPACKED"
 _HEAD = struct.Struct("<8sIII")
 _HEADER_LIMIT = 64 << 20
@@ -76,7 +78,11 @@ def checksum(data: memoryview) -> int:
 
 
 def packed_damage(path: Path, why: str) -> DataLossError:
-    return DataLossError(f"packed file {path.name}: {why}; it is made again", field="packed", reason="PACKED_DAMAGED")
+    return DataLossError(
+        f"packed file {path.name}: {why}; load the stage again, which makes it anew",
+        field="packed",
+        reason=PACKED_DAMAGED,
+    )
 
 
 def write_packed(
@@ -121,7 +127,7 @@ def write_packed(
 def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
     """The pieces in chunks of CHUNK_BYTES, with zeros behind them: `size` bytes in all."""
     held = bytearray()
-    for piece in chain(pieces, (bytes(ALIGNMENT),)):
+    for piece in chain(pieces, (memoryview(bytes(ALIGNMENT)),)):
         for first in range(0, len(piece), CHUNK_BYTES):
             held += piece[first : first + CHUNK_BYTES]
             while size and len(held) >= min(size, CHUNK_BYTES):
@@ -158,7 +164,7 @@ class PackedFile:
 
     def _read(self, reader: ChunkReader, offset: int, into: memoryview, first: int, cached: bool | None) -> None:
         header = self.header
-        left, sizes = len(into), []
+        left, sizes = len(into), list[int]()
         while left:
             is_small = not sizes and first == 0
             sizes.append(min(left, header.small_bytes if is_small else CHUNK_BYTES))
@@ -170,7 +176,10 @@ class PackedFile:
 
         try:
             reader.read(self.path, self._first + offset, into, sizes, check, cached=cached)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, DataLossError) as error:
+            self.path.unlink(missing_ok=True)  # whoever loads next makes it again
+            if isinstance(error, DataLossError):
+                raise
             raise packed_damage(self.path, str(error)) from None
 
 

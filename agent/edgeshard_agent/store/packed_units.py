@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
 from collections import Counter
@@ -11,11 +13,49 @@ from pathlib import Path
 
 import structlog
 
+from edgeshard.architectures import ModelShape
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
+from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
+from edgeshard.domain.ids import Digest
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed import SUFFIX, PackedEntry, PackedFile, write_packed
+from edgeshard_agent.store.packed import LAYOUT, SUFFIX, PackedEntry, PackedFile, write_packed
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class UnitForm:
+    """How the units of a stage are packed; a packed file serves only what has the same. `model` is a manifest."""
+
+    model: Digest
+    dtype: DType
+    quantisation: Quantisation | None
+    shape: ModelShape
+
+    def key(self, unit: str) -> str:
+        """What must be equal for a file to serve as this unit."""
+        return json.dumps(
+            {
+                "model": self.model,
+                "unit": unit,
+                "dtype": str(self.dtype),
+                "integers": self._integers(unit),
+                "layout": LAYOUT,
+            },
+            sort_keys=True,
+        )
+
+    def name(self, unit: str) -> str:
+        """Of the unit's file: readable in its beginning, unique in its end."""
+        form = self._integers(unit).partition("/")[0] or self.dtype
+        return f"{self.model[:12]}-{unit}-{form}-{hashlib.sha256(self.key(unit).encode()).hexdigest()[:16]}"
+
+    def _integers(self, unit: str) -> str:
+        if self.quantisation is None or unit == EMBEDDING_UNIT:
+            return ""
+        chosen = self.quantisation.head if unit == HEAD_UNIT else self.quantisation.blocks
+        return "" if chosen is None else f"{chosen}/{self.shape.group_of(chosen)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +76,17 @@ class PackedUnits:
         self._lock = threading.Lock()
         self._pins: Counter[str] = Counter()
         self._room = 0
+        self._used: int | None = None
         for stray in directory.glob("*" + TEMPORARY):
             stray.unlink()
 
     @property
     def used_bytes(self) -> int:
-        return sum(info.size for info in self.files())
+        """Of all packed files; looked at once, and counted from then on."""
+        with self._lock:
+            if self._used is None:
+                self._used = sum(info.size for info in self.files())
+            return self._used
 
     def files(self) -> list[PackedInfo]:
         """All packed files, least recently used first."""
@@ -56,7 +101,10 @@ class PackedUnits:
         return sorted(found, key=lambda info: info.used_ns)
 
     def find(self, name: str, key: str) -> PackedFile | None:
-        """The packed file of that key, which counts as used now; one that is damaged is removed."""
+        """The packed file of that key, which counts as used now; None where there is none.
+
+        Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written, which is gone then.
+        """
         path = self._path(name)
         try:
             if not path.exists():
@@ -64,10 +112,12 @@ class PackedUnits:
             found = PackedFile(path, key)
             os.utime(path)
             return found
-        except (DataLossError, FileNotFoundError) as error:
-            log.warning("packed_file_damaged", file=name, why=str(error))
-            path.unlink(missing_ok=True)
+        except FileNotFoundError:
             return None
+        except DataLossError:
+            path.unlink(missing_ok=True)
+            self._forget_size()
+            raise
 
     def has(self, name: str) -> bool:
         return self._path(name).exists()
@@ -96,7 +146,13 @@ class PackedUnits:
         except ResourceExhaustedError as error:
             log.warning("packed_file_not_written", file=name, why=error.message)
             return None
+        finally:
+            self._forget_size()
         return PackedFile(self._path(name), key)
+
+    def _forget_size(self) -> None:
+        with self._lock:
+            self._used = None
 
     def pin(self, names: Iterable[str]) -> None:
         """Do not drop these while they are in use; once for each `unpin`."""
@@ -114,6 +170,7 @@ class PackedUnits:
         try:
             size = path.stat().st_size
             path.unlink()
+            self._forget_size()
         except FileNotFoundError:
             raise NotFoundError(f"there is no packed file {name!r}", field="packed") from None
         return size
