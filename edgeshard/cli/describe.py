@@ -70,8 +70,8 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
     requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
     the last seconds it was idle, steps waiting, KV cache in use; and of boxes that stream weights from their disks what
-    they keep, what each sweep reads, and how long steps waited for it. While it is ready: how long requests would stand still
-    if a box died, and what would take its place.
+    they keep, what each sweep reads, and how long steps waited for it. While it is ready: how long requests would stand
+    still if a box died, and what would take its place.
     """
     from edgeshard.cli.views import (
         LOSS_COLUMNS,
