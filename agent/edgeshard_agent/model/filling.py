@@ -22,7 +22,7 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
-from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_memory
+from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.direct import ChunkReader
@@ -106,7 +106,7 @@ class _Filling:
         packing: Packing,
     ) -> None:
         assert isinstance(modules, DecoderModules)
-        self.reader = ChunkReader()
+        self.reader = ChunkReader(unit_checksum)
         self._modules = modules
         self._loader = loader
         self._packing = packing

@@ -56,7 +56,9 @@ def _mincore() -> Callable[..., int]:
 class ChunkReader:
     """Reads pieces of files into memory, `threads` chunks at a time. For use by one thread at a time."""
 
-    def __init__(self, threads: int = THREADS) -> None:
+    def __init__(self, checksum: Callable[[memoryview], int], threads: int = THREADS) -> None:
+        """`checksum` is the CRC32C of what was read, for whoever checks it."""
+        self.checksum = checksum
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
 
