@@ -81,7 +81,7 @@ class StreamSearch:
             for parts in groups.values():
                 self._look(joined(parts), loads)
         else:
-            self._climb(loads)
+            self._climb(_some_loads(self._costs))
         if self._best is None:
             return None
         cost, cut, load = self._best
@@ -183,7 +183,9 @@ class StreamSearch:
                 whole = with_tokens(costs.prefill(Load()), costs.decode(Load()), self._problem.new_tokens - 1)
                 solution = solve_latency(whole)
             case _:
-                rate = search_rate(costs).rate_bound
+                # It need not be close: without limits of memory the best plan is another one.
+                assert self._best is not None
+                rate = search_rate(costs, 1.0 / self._best[0]).rate_bound
                 return 1.0 / rate if rate > 0 else 0.0
         return 0.0 if solution is None else solution.bound_s
 
@@ -193,7 +195,13 @@ def stream_loads(costs: Costs) -> list[StreamedLoad]:
     if costs.problem.goal is not Objective.THROUGHPUT:
         return [StreamedLoad(Load())]
     every = list(_loads(costs, every=True))
-    return every if len(every) <= MOST_LOADS else list(_loads(costs, every=False))
+    return every if len(every) <= MOST_LOADS else _some_loads(costs)
+
+
+def _some_loads(costs: Costs) -> list[StreamedLoad]:
+    if costs.problem.goal is not Objective.THROUGHPUT:
+        return [StreamedLoad(Load())]
+    return list(_loads(costs, every=False))
 
 
 def _all_loads(costs: Costs) -> bool:

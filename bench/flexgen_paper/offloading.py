@@ -15,9 +15,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from bench.flexgen_paper.linear import minimise
+from bench.flexgen_paper.machine import TierMachine, TierModel, TierWorkload
 from edgeshard.planning.instance import Floats
-from edgeshard.planning.tiers.linear import minimise
-from edgeshard.planning.tiers.machine import TierMachine, TierModel, TierWorkload
 
 FRACTIONS = (
     "weights_gpu",

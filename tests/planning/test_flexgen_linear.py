@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench.flexgen_paper.linear import minimise
 from edgeshard.planning.instance import Floats
-from edgeshard.planning.tiers.linear import minimise
 
 
 def _none(count: int) -> tuple[Floats, Floats]:

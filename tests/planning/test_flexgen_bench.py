@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.flexgen_paper import NVME, OUTPUT, files, main_table
-from edgeshard.planning.instance import Floats
-from edgeshard.planning.tiers.machine import OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
-from edgeshard.planning.tiers.offloading import (
+from bench.flexgen_paper.__main__ import NVME, OUTPUT, files, main_table
+from bench.flexgen_paper.machine import OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
+from bench.flexgen_paper.offloading import (
     FLEXGEN,
     Runtime,
     best_at,
@@ -22,6 +21,7 @@ from edgeshard.planning.tiers.offloading import (
     policies,
     tier_costs,
 )
+from edgeshard.planning.instance import Floats
 
 WORK = TierWorkload()
 _PARTS = 5

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from bench.flexgen_paper.machine import OPT_6_7B, OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
+from bench.flexgen_paper.offloading import FLEXGEN, Runtime, TierPolicy, best_at, best_policy, frontier, policies
 from bench.pages import NONE, markdown_table, write_or_check
 from edgeshard.planning.svg import line_chart
-from edgeshard.planning.tiers.machine import OPT_6_7B, OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
-from edgeshard.planning.tiers.offloading import FLEXGEN, Runtime, TierPolicy, best_at, best_policy, frontier, policies
 
-OUTPUT = Path(__file__).parents[1] / "docs" / "paper"
+OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 WORK = TierWorkload(prompt=512, new=32)
 MODELS = (OPT_6_7B, OPT_30B, OPT_175B)
 NVME = replace(T4, disk_to_host=2e9)
