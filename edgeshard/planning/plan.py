@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
@@ -245,19 +246,25 @@ def streaming_result(costs: Costs) -> PlanResult | None:
     if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
         return None
     found = StreamSearch(costs).run()
-    if found is None:
+    result = None if found is None else given_streaming(costs, found.cut, found.load)
+    if found is None or result is None or not result.streams:
         return None
-    prediction = predict_streaming(tables, found.load, found.cut)
+    gap = 1.0 - found.bound / found.cost if found.cost > 0 else 0.0
+    return replace(result, gap=gap if gap > _SAME_ENERGY else 0.0)
+
+
+def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
+    """A cut and a load that were given; None where a box has no room, not even streaming, or no disk to stream from."""
+    tables = StreamTables(costs)
+    prediction = predict_streaming(tables, load, cut)
+    if not isfinite(prediction.request_s):
+        return None
     result = result_of(costs, prediction, None, _GAPS.get(costs.problem.goal, GAP_OF_RATE))
-    streaming = tables.streaming(found.load.load, found.cut)
-    if not any(streaming):
-        return None
     staged = tuple(
         stage if one is None else replace(stage, streaming=one, memory=replace(stage.memory, weights=one.budget_bytes))
-        for stage, one in zip(result.stages, streaming, strict=True)
+        for stage, one in zip(result.stages, tables.streaming(load.load, cut), strict=True)
     )
-    gap = 1.0 - found.bound / found.cost if found.cost > 0 else 0.0
-    return replace(result, stages=staged, gap=gap if gap > _SAME_ENERGY else 0.0)
+    return replace(result, stages=staged)
 
 
 def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None) -> CutPrediction:

@@ -29,12 +29,13 @@ SLOTS = 1 + PREFETCHED_LAYERS
 class Streaming:
     """A stage that streams, in bytes. `budget_bytes` are for its weights: those that stay, embedding, head and slots.
 
-    `streamed_bytes` of `weight_bytes` are read in each step, at `disk_bytes_per_s`.
+    `streamed_bytes` of `weight_bytes` are read in each step, at `disk_bytes_per_s`. `layer_bytes` are those
+    of its largest layer.
     """
 
     weight_bytes: int
     streamed_bytes: int
-    slot_bytes: int
+    layer_bytes: int
     budget_bytes: int
     disk_bytes_per_s: float
 
@@ -99,7 +100,7 @@ class StreamTables:
                 Streaming(
                     weight_bytes=int(self.weights[first:end].sum()) + ends,
                     streamed_bytes=int(size),
-                    slot_bytes=int(SLOTS * self.weights[first:end].max()),
+                    layer_bytes=int(self.weights[first:end].max()),
                     budget_bytes=int(room[node, first, end]) + ends,
                     disk_bytes_per_s=float(1.0 / self.disk_s[node]),
                 )
