@@ -163,19 +163,19 @@ def main() -> None:
     write_checkpoint(options.directory / "checkpoint")
     for sweep in options.sweeps:
         plain = measured(options, None, sweep)
-        print(
-            f"sweeps of {sweep} x {options.requests}: {plain['weights'] / 1e9:.2f} GB in memory, {plain['sweep_s']:.3f} s"
-        )
+        size, computed = plain["weights"] / 1e9, plain["sweep_s"]
+        print(f"sweeps of {sweep} x {options.requests}: {size:.2f} GB in memory, {computed:.3f} s")
         for percent in options.budgets:
             budget = plain["weights"] * percent // 100
             seen = measured(options, budget, sweep)
             bound = max(seen["read_s"], plain["sweep_s"])
+            rate, limit = seen["streamed"] / seen["read_s"] / 1e9, (budget + seen["kv"]) / 1e6
             print(
-                f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, sweep "
-                f"{seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({seen['streamed'] / seen['read_s'] / 1e9:.2f}"
-                f" GB/s): {seen['sweep_s'] / bound:.2f} of the larger; read {seen['read'] / seen['streamed']:.3f} of them a "
-                f"sweep; memory {seen['memory'] / 1e6:.0f} MB of {(budget + seen['kv']) / 1e6:.0f}; tokens "
-                f"{'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
+                f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, "
+                f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} GB/s): "
+                f"{seen['sweep_s'] / bound:.2f} of the larger; read {seen['read'] / seen['streamed']:.3f} of them a sweep; "
+                f"memory {seen['memory'] / 1e6:.0f} MB of {limit:.0f}; "
+                f"tokens {'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
             )
 
 
