@@ -110,7 +110,7 @@ def test_a_bound_on_latency_is_kept_and_the_frontier_rises() -> None:
 
 
 def test_the_pages_are_what_is_computed_now() -> None:
-    """Else run `python -m bench.flexgen_paper`, and put its first table into docs/papers.md#tensors-over-three-tiers."""
+    """Else run `python -m bench.flexgen_paper`; its first table is in docs/papers.md#tensors-over-three-tiers."""
     for name, text in files().items():
         assert (OUTPUT / name).read_text(encoding="utf-8") == text, name
     assert main_table() in (Path(OUTPUT).parent / ALGORITHM.partition("#")[0].rpartition("/")[2]).read_text(
