@@ -192,6 +192,8 @@ class _Filling:
                     reason="CACHE_LIMIT",
                 )
         else:
+            # Damage is found now, not in the middle of an answer; it takes as long as one step's reads.
+            file.read_large(self.reader, unit_memory(file.header.large_bytes).numpy().data)
             self._take(names)
             self._loader.count(file.header.data_bytes)
         small = unit_memory(file.header.small_bytes)

@@ -154,6 +154,11 @@ class StageModel:
         return self._modules.context.is_last
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether weights could not be read from the disk, so that the stage must be loaded again."""
+        return self._store is not None and self._store.failure is not None
+
+    @property
     def streaming(self) -> StageStreaming | None:
         """What a stage that streams weights keeps and reads; None where all of them are in memory."""
         store, residency = self._store, self._residency

@@ -209,13 +209,13 @@ async def test_a_step_that_computes_shows_processor_time(stage: Stage) -> None:
     def compute() -> bool:
         return sum(range(100)) > 0 and stage.model.let.is_set()
 
-    def execute(plan: StepPlan, inputs: Any) -> StageOutput:
+    def execute(steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
         stage.model.begun.set()
         while not compute():
             pass
-        return StageOutput()
+        return [StageOutput()]
 
-    stage.model.execute = execute  # type: ignore[method-assign]
+    stage.model.execute_sweep = execute  # type: ignore[method-assign]
     stage.offer(0)
     await stage.begun()
     async with asyncio.timeout(PATIENCE_S):
