@@ -32,11 +32,6 @@ class Residency:
         return self.slots > 0
 
 
-def least_budget(layers: Sequence[int], others: int, prefetched: int = PREFETCHED_LAYERS) -> int:
-    """The smallest budget that `choose_residency` takes."""
-    return min(sum(layers), (1 + prefetched) * max(layers, default=0)) + others
-
-
 def choose_residency(
     layers: Sequence[int], others: int, budget: int | None, prefetched: int = PREFETCHED_LAYERS
 ) -> Residency:

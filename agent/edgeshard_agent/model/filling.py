@@ -64,7 +64,7 @@ def fill(
 ) -> Filled:
     """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
 
-    Raises as `load_parameters` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
+    Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
     DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
     """
     loader = ParameterLoader(modules, source, progress)
