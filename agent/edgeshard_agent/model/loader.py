@@ -97,7 +97,7 @@ def check_filled(modules: StageModules) -> None:
 
 
 class ParameterLoader:
-    """Gives parameters their tensors, in the stage's dtype on its device; `progress` hears of the bytes loaded so far."""
+    """Gives parameters their tensors, in the stage's dtype on its device; `progress` hears of the bytes loaded."""
 
     def __init__(
         self, modules: StageModules, source: TensorSource, progress: Callable[[int], None] | None = None
