@@ -135,14 +135,14 @@ class Muon:
         self._groups: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             self._groups.setdefault(parameter.shape, []).append(parameter)
-        self._averages = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
+        self.averages = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every matrix from its gradient and drop the gradient."""
         for shape, parameters in self._groups.items():
             gradient = torch.stack([p.grad for p in parameters if p.grad is not None])
-            average = self._averages[shape] = self._averages[shape].to(gradient.device)
+            average = self.averages[shape] = self.averages[shape].to(gradient.device)
             average.lerp_(gradient, 1 - self._momentum)
             update = orthogonalise(gradient.lerp(average, self._momentum))
             scale = max(1.0, shape[0] / shape[1]) ** 0.5
