@@ -107,7 +107,7 @@ class ExpertMuon:
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], active: int) -> torch.Tensor:
-    """1 where each layer's tokens are spread evenly over its experts, more where not; mean over layers [tokens, experts].
+    """1 where layers spread tokens evenly over experts, more where not: the mean of layers [tokens, experts]
 
     experts * sum over experts of (share of the choices x mean probability), as in the Switch Transformer.
     """
@@ -214,7 +214,9 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
         torch.manual_seed(arguments.seed * 1_000_003 + step)  # dropout's, so that a run that was stopped goes on alike
         loss, balance = training.step(step, block)
         average = loss if step == 0 else 0.98 * average + 0.02 * loss
-        show_progress(step + 1, arguments.steps, average, (time.monotonic() - started) * (step + 1) / (step + 1 - first))
+        show_progress(
+            step + 1, arguments.steps, average, (time.monotonic() - started) * (step + 1) / (step + 1 - first)
+        )
         if (step + 1) % arguments.checkpoint_steps == 0:
             print(f"step {step + 1} balance {balance:.3f}", file=sys.stderr, flush=True)
             if arguments.checkpoint is not None:

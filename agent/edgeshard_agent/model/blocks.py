@@ -7,7 +7,7 @@ norms of queries and keys, and experts need no switches; what the tensors do not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,7 +43,10 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention."""
+    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention.
+
+    `integers` are for all matrices but those of experts that have a width of their own, in `expert_integers`.
+    """
 
     style: BlockStyle
     heads: int
@@ -52,6 +55,7 @@ class BlockOptions:
     hidden_size: int
     window: int | None = None
     integers: Integers | None = None
+    expert_integers: tuple[Integers, ...] = ()
 
 
 class RmsNorm(nn.Module):
@@ -117,7 +121,8 @@ class MixtureMlp(nn.Module):
     def __init__(self, experts: int, inner: int, hidden: int, options: BlockOptions) -> None:
         super().__init__()
         self.router = Projection((experts,), hidden)
-        self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, options) for _ in range(experts))
+        kinds = options.expert_integers or (options.integers,) * experts
+        self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, replace(options, integers=kind)) for kind in kinds)
         self._per_token = options.style.experts_per_token
         self._normalised = options.style.normalised_experts
 
