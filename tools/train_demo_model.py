@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 VOCABULARY = 4096
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
@@ -161,7 +161,7 @@ def forward_loss(model: LlamaForCausalLM, inputs: torch.Tensor, targets: torch.T
 
 
 @torch.no_grad()
-def bits_per_byte(model: LlamaForCausalLM, ids: list[int], text_bytes: int, context: int, device: str) -> float:
+def bits_per_byte(model: PreTrainedModel, ids: list[int], text_bytes: int, context: int, device: str) -> float:
     """Total bits of the validation tokens over its bytes. Every scored token sees at least half a context."""
     data = torch.tensor(ids, device=device)
     half = context // 2
@@ -266,7 +266,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def sample(model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, device: str) -> str:
+def sample(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, device: str) -> str:
     """120 tokens of a story at temperature 0.7, to look at."""
     ids = tokenizer.encode(prompt).ids
     for _ in range(120):

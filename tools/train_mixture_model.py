@@ -52,7 +52,6 @@ def build_model(arguments: argparse.Namespace) -> Qwen3MoeForCausalLM:
         num_hidden_layers=arguments.layers,
         num_attention_heads=arguments.heads,
         num_key_value_heads=arguments.kv_heads,
-        head_dim=arguments.hidden // arguments.heads,
         num_experts=arguments.experts,
         num_experts_per_tok=arguments.active,
         norm_topk_prob=True,
@@ -63,6 +62,7 @@ def build_model(arguments: argparse.Namespace) -> Qwen3MoeForCausalLM:
         eos_token_id=2,
         initializer_range=0.02,
     )
+    config.head_dim = arguments.hidden // arguments.heads
     torch.manual_seed(arguments.seed)
     model = Qwen3MoeForCausalLM(config)
     for name, weight in model.named_parameters():
