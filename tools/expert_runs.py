@@ -50,24 +50,25 @@ class Mixture:
         blocks = (module for module in self.stage.weights.modules.modules() if isinstance(module, Block))
         return [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
 
-    def logits(self, ids: list[int]) -> Iterator[tuple[torch.Tensor, list[int]]]:
+    def logits(self, ids: list[int], overlap: int = HALF) -> Iterator[tuple[torch.Tensor, list[int]]]:
         """(logits [tokens, vocab], the tokens that followed) of a text, piece by piece.
 
-        Every token but those at the text's beginning sees at least half a context.
+        Every token but those at the text's beginning sees `overlap` tokens or more.
         """
-        for number, start in enumerate(range(0, len(ids) - 1, HALF)):
-            begin = max(0, start - HALF)
-            window = ids[begin : start + HALF + 1]
+        step = CONTEXT - overlap
+        for number, start in enumerate(range(0, len(ids) - 1, step)):
+            begin = max(0, start - overlap)
+            window = ids[begin : start + step + 1]
             grant = KvGrant(number, 0, tuple(range(CONTEXT // BLOCK)))
             span = Span(number, 0, len(window) - 1, sampling=Sampling())
             plan = StepPlan((number - 1,) if number else (), (grant,), (span,))
             logits = self.stage.logits(plan, np.array(window[:-1], dtype=np.int64))
             yield logits[start - begin :].float(), window[start - begin + 1 :]
 
-    def nats_per_token(self, ids: list[int]) -> float:
-        """Mean negative log-likelihood of the tokens of a text."""
+    def nats_per_token(self, ids: list[int], overlap: int = HALF) -> float:
+        """Mean negative log-likelihood of the tokens of a text. Without `overlap` it takes half the time."""
         total, count = 0.0, 0
-        for logits, following in self.logits(ids):
+        for logits, following in self.logits(ids, overlap):
             total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(following), reduction="sum"))
             count += len(following)
         self.stage.execute(StepPlan(frees=tuple(self.stage.pool.requests)))

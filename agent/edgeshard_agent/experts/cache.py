@@ -8,7 +8,7 @@ whose next use is expected last goes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from edgeshard_agent.experts.table import Choices, Chosen, ExpertTable
 
 Expert = tuple[int, int]
 """(mixture, expert), both from 0."""
+Sizes = NDArray[np.int64]
+"""[layers, experts]: bytes of each expert."""
 
 # How much one token weighs in the share of tokens that choose an expert: about the last hundred count.
 _RECENT = 0.01
@@ -29,11 +31,11 @@ _SPENT = 0.99
 
 @dataclass(slots=True)
 class Counts:
-    """What a cache did: experts that steps needed, those of them that were there, and experts read from storage."""
+    """What a cache did: experts that steps needed, those of them that were there, and bytes read from storage."""
 
     needed: int = 0
     hits: int = 0
-    loads: int = 0
+    bytes_read: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -42,11 +44,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An expert that is used now, or that may be. `load`: it is to be read first, in the place of `gone` if given."""
+    """An expert that is used now. `load`: it is to be read first, in the room of those that are `gone`."""
 
     expert: Expert
     load: bool = False
-    gone: Expert | None = None
+    gone: tuple[Expert, ...] = ()
 
 
 class ExpertCache(Protocol):
@@ -54,8 +56,11 @@ class ExpertCache(Protocol):
 
     counts: Counts
 
-    def ahead(self, layer: int) -> Iterator[Use]:
-        """Experts of a layer to be read while its router has not spoken; each counts as read once it is given out."""
+    def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
+        """Experts of a layer to be read while its router has not spoken, the likeliest first. Nothing is done yet."""
+
+    def bring(self, layer: int, expert: int) -> Sequence[Expert]:
+        """An expert that was read ahead is to stay; returns those in whose room it is."""
 
     def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
         """What the routers of a step's tokens have chosen, each expert once: a prompt is computed expert by expert.
@@ -70,31 +75,41 @@ def _distinct(chosen: Chosen) -> list[int]:
     return found
 
 
+@dataclass(slots=True)
 class LeastRecentlyUsed:
-    """The baseline: reads what is missing, in place of what was used longest ago."""
+    """The baseline: reads what is missing, in place of what was used longest ago.
 
-    def __init__(self, slots: int) -> None:
-        self.counts = Counts()
-        self._slots = slots
-        self._resident: OrderedDict[Expert, None] = OrderedDict()
+    `room` is in bytes, for experts of `sizes` [layers, experts].
+    """
 
-    def ahead(self, layer: int) -> Iterator[Use]:
-        yield from ()
+    room: int
+    sizes: Sizes
+    counts: Counts = field(default_factory=Counts)
+    _resident: OrderedDict[Expert, None] = field(default_factory=OrderedDict)
+    _held: int = 0
+
+    def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
+        return ()
+
+    def bring(self, layer: int, expert: int) -> Sequence[Expert]:
+        gone, size = [], int(self.sizes[layer, expert])
+        while self._resident and self._held + size > self.room:
+            gone.append(self._resident.popitem(last=False)[0])
+            self._held -= int(self.sizes[gone[-1]])
+        self._resident[layer, expert] = None
+        self._held += size
+        self.counts.bytes_read += size
+        return gone
 
     def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
-        keys = [(layer, expert) for expert in _distinct(chosen)]
-        uses = [Use(key) for key in keys if key in self._resident]
-        self.counts.needed += len(keys)
+        experts = _distinct(chosen)
+        uses = [Use((layer, expert)) for expert in experts if (layer, expert) in self._resident]
+        missing = [expert for expert in experts if (layer, expert) not in self._resident]
+        self.counts.needed += len(experts)
         self.counts.hits += len(uses)
         for use in uses:
             self._resident.move_to_end(use.expert)
-        for key in keys:
-            if key in self._resident:
-                continue
-            gone = self._resident.popitem(last=False)[0] if len(self._resident) >= self._slots else None
-            self._resident[key] = None
-            self.counts.loads += 1
-            uses.append(Use(key, True, gone))
+        uses += [Use((layer, expert), True, tuple(self.bring(layer, expert))) for expert in missing]
         return uses
 
 
@@ -117,12 +132,13 @@ class _Seen:
 class ForecastCache:
     """Reads ahead what the table says is likely, and lets go what is needed last.
 
-    At most `most_ahead` experts of a layer are read ahead, the likeliest first, each at least `least_likely`. None is
-    once as many experts were read as least recently used would have read, nearly: a wrong guess is a read for nothing,
-    and what better eviction saves is all that guesses may spend.
+    `room` is in bytes, for experts of `sizes` [layers, experts]. At most `most_ahead` experts of a layer are read
+    ahead, the likeliest first, each at least `least_likely`. None is once as much was read as least recently used would
+    have read, nearly: a wrong guess is a read for nothing, and what better eviction saves is all that guesses may spend.
     """
 
-    slots: int
+    room: int
+    sizes: Sizes
     table: ExpertTable
     most_ahead: int = 3
     least_likely: float = 0.3
@@ -134,22 +150,29 @@ class ForecastCache:
     _seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
-        self._plain = LeastRecentlyUsed(self.slots)
+        self._plain = LeastRecentlyUsed(self.room, self.sizes)
         self._resident = np.zeros((self.table.layers, self.table.experts), dtype=bool)
         self._share = 1.0 / (1.0 + np.exp(-self.table.base.astype(np.float64)))
 
-    def ahead(self, layer: int, tokens: int = 1) -> Iterator[Use]:
+    def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
         if self.most_ahead == 0:
-            return
+            return ()
+        spare = _SPENT * self._plain.counts.bytes_read - self.counts.bytes_read
         forecast = self.table.forecast(layer, *self._seen.of(tokens))
+        found: list[int] = []
         for expert in np.argsort(-forecast)[: self.most_ahead].tolist():
             if forecast[expert] < self.least_likely:
-                return
-            if self._resident[layer, expert]:
-                continue
-            if self.counts.loads >= _SPENT * self._plain.counts.loads:
-                return
-            yield Use((layer, expert), True, self._load(layer, expert, layer, forecast, [expert]))
+                break
+            spare -= 0 if self._resident[layer, expert] else int(self.sizes[layer, expert])
+            if spare < 0:
+                break
+            if not self._resident[layer, expert]:
+                found.append(expert)
+        return found
+
+    def bring(self, layer: int, expert: int) -> Sequence[Expert]:
+        forecast = self.table.forecast(layer, *self._seen.of(1))
+        return self._load(layer, expert, layer, forecast, [expert])
 
     def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
         self._plain.choose(layer, chosen)
@@ -162,9 +185,10 @@ class ForecastCache:
         before, _ = self._seen.of(len(chosen))
         forecast = self.table.forecast(following, chosen, before)
         # What this step uses stays while it may: its reads and products overlap.
-        kept = experts if len(experts) < self.slots else []
+        kept = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
         for expert in missing:
-            uses.append(Use((layer, expert), True, self._load(layer, expert, following, forecast, [*kept, expert])))
+            gone = self._load(layer, expert, following, forecast, [*kept, expert])
+            uses.append(Use((layer, expert), True, gone))
         share = self._share[layer]
         counted = np.bincount(chosen.ravel(), minlength=len(share)) / len(chosen)
         share += (1.0 - (1.0 - _RECENT) ** len(chosen)) * (counted - share)
@@ -173,16 +197,19 @@ class ForecastCache:
 
     def _load(
         self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept: list[int]
-    ) -> Expert | None:
-        """Make room for an expert; returns the one that goes."""
-        gone = self._let_go(following, forecast, layer, kept) if self._held >= self.slots else None
+    ) -> tuple[Expert, ...]:
+        """Make room for an expert; returns those that go."""
+        size = int(self.sizes[layer, expert])
+        gone = self._let_go(size, following, forecast, layer, kept) if self._held + size > self.room else ()
         self._resident[layer, expert] = True
-        self._held += gone is None
-        self.counts.loads += 1
+        self._held += size
+        self.counts.bytes_read += size
         return gone
 
-    def _let_go(self, following: int, forecast: NDArray[np.float32], layer: int, kept: list[int]) -> Expert:
-        """The resident expert whose next use is expected last, counted in turns of layers.
+    def _let_go(
+        self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept: list[int]
+    ) -> tuple[Expert, ...]:
+        """The resident experts whose next use is expected last, as many as it takes; counted in turns of layers.
 
         A layer comes after as many turns as it is away, and its expert is chosen then with its share, or again a round
         later. Of the layer that follows the forecast is known.
@@ -193,18 +220,23 @@ class ForecastCache:
         # Not chosen in this round, it waits a whole one and what it takes from there on.
         rounds[following] = (1.0 - forecast) * (1.0 + rounds[following])
         expected = distance[:, None] + layers * rounds
-        expected[~self._resident] = -2.0
         expected[layer, kept] = np.minimum(expected[layer, kept], -1.0)
-        place, expert = divmod(int(expected.argmax()), experts)
-        self._resident[place, expert] = False
-        return place, expert
+        expected[~self._resident] = -2.0
+        gone: list[Expert] = []
+        while self._held + size > self.room and self._resident.any():
+            place = divmod(int(expected.argmax()), experts)
+            gone.append(place)
+            expected[place] = -2.0
+            self._resident[place] = False
+            self._held -= int(self.sizes[place])
+        return tuple(gone)
 
 
 def replay(choices: Choices, cache: ExpertCache) -> Counts:
     """What a cache does on recorded routing, token by token, where what is read ahead is always there in time."""
     for token in choices:
         for layer, chosen in enumerate(token):
-            for _ in cache.ahead(layer):
-                pass
+            for expert in cache.likely(layer):
+                cache.bring(layer, expert)
             cache.choose(layer, chosen[None])
     return cache.counts

@@ -120,5 +120,5 @@ def _regression(inputs: Floats, outcomes: Floats) -> Floats:
 
 
 def _probability(odds: Floats) -> Floats:
-    result: Floats = 1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))
+    result: Floats = (1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))).astype(np.float32)
     return result

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from edgeshard_agent.experts.cache import Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, replay
+from edgeshard_agent.experts.cache import Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes, replay
 from edgeshard_agent.experts.table import Choices, ExpertTable, learn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,21 +36,25 @@ def routing(tokens: int, seed: int = 0) -> Choices:
 TABLE = learn(routing(2000), EXPERTS)
 
 
-def caches(slots: int) -> list[ExpertCache]:
-    return [LeastRecentlyUsed(slots), ForecastCache(slots, TABLE)]
+EVEN = np.full((LAYERS, EXPERTS), 10, np.int64)
+UNEVEN = np.where(np.arange(LAYERS * EXPERTS).reshape(LAYERS, EXPERTS) % 3, 5, 10)
+
+
+def caches(slots: int, sizes: Sizes = EVEN) -> list[ExpertCache]:
+    return [LeastRecentlyUsed(10 * slots, sizes), ForecastCache(10 * slots, sizes, TABLE)]
 
 
 class Memory:
     """Does what a cache says, and notes what would go wrong."""
 
-    def __init__(self, cache: ExpertCache, slots: int) -> None:
-        self.cache, self.slots = cache, slots
+    def __init__(self, cache: ExpertCache, slots: int, sizes: Sizes) -> None:
+        self.cache, self.room, self.sizes = cache, 10 * slots, sizes
         self.held: set[Expert] = set()
 
     def step(self, layer: int, chosen: np.ndarray) -> int:
         """Returns the experts read once the routers had spoken."""
-        for use in self.cache.ahead(layer):
-            self._read(use.expert, use.gone)
+        for expert in self.cache.likely(layer, len(chosen)):
+            self._read((layer, expert), self.cache.bring(layer, expert))
         used, loads = [], 0
         for use in self.cache.choose(layer, chosen):
             if use.load:
@@ -59,19 +65,18 @@ class Memory:
         assert sorted(used) == [(layer, expert) for expert in np.unique(chosen).tolist()]
         return loads
 
-    def _read(self, expert: Expert, gone: Expert | None) -> None:
-        if gone is not None:
-            self.held.remove(gone)
+    def _read(self, expert: Expert, gone: Sequence[Expert]) -> None:
+        self.held -= set(gone)
         assert expert not in self.held, "read again"
         self.held.add(expert)
-        assert len(self.held) <= self.slots
+        assert sum(int(self.sizes[some]) for some in self.held) <= self.room
 
 
 @given(st.integers(1, LAYERS * EXPERTS), st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_no_more_than_the_slots_and_one_read_for_an_expert_and_layer(slots: int, steps: list[int], seed: int) -> None:
-    for cache in caches(slots):
-        memory, choices = Memory(cache, slots), routing(sum(steps), seed)
+    for cache, sizes in [(some, of) for of in (EVEN, UNEVEN) for some in caches(slots, of)]:
+        memory, choices = Memory(cache, slots, sizes), routing(sum(steps), seed)
         for first, tokens in zip(np.cumsum([0, *steps[:-1]]), steps, strict=True):
             for layer in range(LAYERS):
                 chosen = choices[first : first + tokens, layer]
@@ -82,7 +87,7 @@ def test_no_more_than_the_slots_and_one_read_for_an_expert_and_layer(slots: int,
 def test_forecasts_hit_more_often_and_read_no_more(slots: int) -> None:
     plain, ours = (replay(routing(600, seed=1), cache) for cache in caches(slots))
     assert ours.hit_rate >= plain.hit_rate + 0.05
-    assert ours.loads <= plain.loads
+    assert ours.bytes_read <= plain.bytes_read
     assert ours.needed == plain.needed == 600 * LAYERS * CHOSEN
 
 
@@ -90,7 +95,7 @@ def test_with_room_for_all_each_is_read_once() -> None:
     choices = routing(600, seed=1)
     used = {(layer, expert) for token in choices.tolist() for layer, some in enumerate(token) for expert in some}
     for cache in caches(LAYERS * EXPERTS):
-        assert replay(choices, cache).loads == len(used)
+        assert replay(choices, cache).bytes_read == 10 * len(used)
 
 
 def test_a_forecast_is_what_was_seen() -> None:
