@@ -167,7 +167,7 @@ async def serve(settings: AgentSettings) -> None:
         # Spinning would use up a CPU quota, and the time of other agents on cores that they share.
         may_spin = emulation is None and has_cores_of_its_own() and not cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
-        hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s), facts)
+        hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s, settings.packs), facts)
         # Whether or not a coordinator is there: it may start later, or be restarted.
         notifier.ready(f"serving on {address}")
         check = HangCheck(hosting.stages, worker, clock)

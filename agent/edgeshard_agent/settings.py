@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -38,6 +38,10 @@ class AgentSettings(DaemonSettings):
         default=None, description="directory of the coordinator's models on this machine, read in place"
     )
 
+    @property
+    def packs(self) -> bool:
+        return self.pack == "always" or (self.pack == "auto" and self.shared_store is None)
+
     @field_validator("memory")
     @classmethod
     def _check_memory(cls, value: int | None) -> int | None:
@@ -50,4 +54,11 @@ class AgentSettings(DaemonSettings):
             )
         return value
 
-    cache_limit: ByteCount = Field(default=20 << 30, description="bytes of fetched weights to keep on disk")
+    cache_limit: ByteCount = Field(
+        default=20 << 30, description="bytes of fetched and of packed weights to keep on disk"
+    )
+    pack: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="keep weights packed on disk once they were loaded, so that the next load reads them only; auto: "
+        "unless the coordinator's models lie on this machine, where that would be a second copy",
+    )

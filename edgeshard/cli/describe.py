@@ -69,10 +69,19 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
 def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
     """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
     requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
-    the last seconds it was idle, steps waiting, KV cache in use. While it is ready: how long requests would stand still
-    if a box died, and what would take its place.
+    the last seconds it was idle, steps waiting, KV cache in use; and of boxes that stream weights from their disks what
+    they keep, what each sweep reads, and how long steps waited for it. While it is ready: how long requests would stand
+    still if a box died, and what would take its place.
     """
-    from edgeshard.cli.views import LOSS_COLUMNS, PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
+    from edgeshard.cli.views import (
+        LOSS_COLUMNS,
+        PLACED_COLUMNS,
+        RUNNING_COLUMNS,
+        STREAMING_COLUMNS,
+        deployment_fields,
+        running_stages,
+        streaming_stages,
+    )
 
     async def work() -> None:
         async with connect_of(context).client() as client:
@@ -85,6 +94,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
             [
                 (found.placement.stages, PLACED_COLUMNS),
                 (running_stages(found), RUNNING_COLUMNS),
+                (streaming_stages(found), STREAMING_COLUMNS),
                 (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
             ],
         )

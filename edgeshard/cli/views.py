@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment
-from edgeshard.domain.device import Node, StageStatus
+from edgeshard.domain.device import Node, StageStatus, StageStreaming
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
 from edgeshard.domain.site_event import SiteEvent
@@ -112,6 +112,26 @@ RUNNING_COLUMNS: list[Column[RunningStage]] = [
     Column("QUEUE", lambda stage: str(stage.status.steps_waiting), right=True),
     Column("KV IN USE", lambda stage: _kv_text(stage.status), right=True),
 ]
+
+
+STREAMING_COLUMNS: list[Column[RunningStage]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("IN MEMORY", lambda stage: human_bytes(_streaming(stage).resident_bytes), right=True),
+    Column("FROM DISK", lambda stage: human_bytes(_streaming(stage).streamed_bytes), right=True),
+    Column("READ", lambda stage: human_bytes(_streaming(stage).read_bytes), right=True),
+    Column("WAITED", lambda stage: human_seconds(_streaming(stage).waited_s), right=True),
+]
+"""Of weights: what stays, what each sweep reads, what was read so far, and how long steps waited for it."""
+
+
+def _streaming(stage: RunningStage) -> StageStreaming:
+    assert stage.status.streaming is not None
+    return stage.status.streaming
+
+
+def streaming_stages(deployment: Deployment) -> list[RunningStage]:
+    """The stages that stream weights from their disks."""
+    return [stage for stage in running_stages(deployment) if stage.status.streaming is not None]
 
 
 LOSS_COLUMNS: list[Column[Loss]] = [

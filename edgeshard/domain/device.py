@@ -48,6 +48,19 @@ class StageKey:
 
 
 @dataclass(frozen=True, slots=True)
+class StageStreaming:
+    """What a stage that streams weights keeps in memory, slots included, and reads of them in each sweep, in bytes.
+
+    Since it began it has read `read_bytes`, and its steps have waited `waited_s` for reads.
+    """
+
+    resident_bytes: int
+    streamed_bytes: int
+    read_bytes: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StageStatus:
     """What a box says of one stage it holds. Sizes in bytes.
 
@@ -57,7 +70,8 @@ class StageStatus:
 
     The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
     it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
-    error that failed the stage; its weights took `load_s` to fetch and load.
+    error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage with all
+    weights in memory.
     """
 
     deployment: DeploymentName
@@ -81,6 +95,7 @@ class StageStatus:
     step_cpu_s: float = 0.0
     failure_reason: str = ""
     load_s: float = 0.0
+    streaming: StageStreaming | None = None
 
     @property
     def key(self) -> StageKey:

@@ -26,7 +26,8 @@ class PlacedStage:
     """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
 
     `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
-    memory it takes beside these while it works.
+    memory it takes beside these while it works. `weight_budget` is what its weights may take of memory: the others
+    are read from the disk in every step; 0 for all of them in memory.
     """
 
     index: int
@@ -37,6 +38,7 @@ class PlacedStage:
     parameter_bytes: int
     kv_bytes: int
     workspace_bytes: int = 0
+    weight_budget: int = 0
 
 
 class LengthsFrom(StrEnum):
@@ -102,7 +104,8 @@ class Placement:
     """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
 
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
-    `costs`, one for each stage or none at all, let the head size its steps.
+    `costs`, one for each stage or none at all, let the head size its steps. The head sends micro-batches in groups of
+    `sweep`, for which a stage that streams weights reads them once; 1 where none does.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -113,6 +116,7 @@ class Placement:
     predicted: Prediction | None = None
     note: str = ""
     costs: tuple[StageCost, ...] = ()
+    sweep: int = 1
 
     @property
     def head(self) -> PlacedStage:

@@ -72,12 +72,14 @@ class StepPlan:
     """What every stage does in one step, applied in this order: frees, grants, spans.
 
     The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
-    is legal: a cancel is one.
+    is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
+    for them, and reads each layer once for all.
     """
 
     frees: tuple[int, ...] = ()
     grants: tuple[KvGrant, ...] = ()
     spans: tuple[Span, ...] = ()
+    following: int = 0
 
     @property
     def token_count(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.domain.condition import Condition, Support
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus
+from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus, StageStreaming
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
@@ -96,7 +96,21 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         step_cpu_s=status.step_cpu_s,
         failure_reason=status.failure_reason,
         load_s=status.load_s,
+        streaming=None if status.streaming is None else _streaming_to_wire(status.streaming),
     )
+
+
+def _streaming_to_wire(streaming: StageStreaming) -> pb.StageStreaming:
+    return pb.StageStreaming(
+        resident_bytes=streaming.resident_bytes,
+        streamed_bytes=streaming.streamed_bytes,
+        read_bytes=streaming.read_bytes,
+        waited_s=streaming.waited_s,
+    )
+
+
+def _streaming_from_wire(message: pb.StageStreaming) -> StageStreaming:
+    return StageStreaming(message.resident_bytes, message.streamed_bytes, message.read_bytes, message.waited_s)
 
 
 def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
@@ -122,6 +136,7 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         step_cpu_s=message.step_cpu_s,
         failure_reason=message.failure_reason,
         load_s=message.load_s,
+        streaming=_streaming_from_wire(message.streaming) if message.HasField("streaming") else None,
     )
 
 

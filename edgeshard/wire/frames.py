@@ -343,6 +343,7 @@ def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
         ],
         spans=[_span_to_wire(span) for span in plan.spans],
         timings=timings_to_wire(timings),
+        following=plan.following,
     )
 
 
@@ -370,6 +371,7 @@ def _plan_from_wire(step: pb.Step) -> StepPlan:
         frees=tuple(step.frees),
         grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks), g.filled) for g in step.grants),
         spans=tuple(_span_from_wire(span) for span in step.spans),
+        following=step.following,
     )
 
 

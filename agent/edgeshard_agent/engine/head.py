@@ -281,8 +281,9 @@ class Head:
 
     def _pump(self) -> None:
         try:
-            while self._is_open and self._failure is None and (step := self._scheduler.next_step()) is not None:
-                self._epoch.offer(step)
+            while self._is_open and self._failure is None and (steps := self._scheduler.next_sweep()):
+                for step in steps:
+                    self._epoch.offer(step)
         except Exception as error:
             # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.device import StagePhase, StageStatus, StageStreaming
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.generation import StageTiming
 from edgeshard.domain.ids import DeploymentName, Epoch
@@ -25,7 +25,7 @@ from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
 from edgeshard_agent.engine.running import StepOnThread
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
@@ -50,6 +50,10 @@ class StageObserver(Protocol):
 
 Pace = Callable[[LayerRange, StepPlan], float]
 """Seconds a step of these layers has to take: how the lab's boxes pretend to be others."""
+
+
+_Offered = tuple[HeadStep | ForwardStep, float]
+"""A step and when it arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,9 @@ class StageRunner:
         self._around = around
         self._clock = clock
         self._pace = pace
+        self._store, self._residency = model.weights.store, model.weights.residency
+        self._waiting: list[_Offered] = []
+        """Steps of a sweep whose others are still on their way."""
         self._free_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -116,7 +123,10 @@ class StageRunner:
 
     def offer(self, step: HeadStep | ForwardStep) -> None:
         self._steps_offered += 1
-        self._worker.submit(self._run, step, self._clock.now())
+        self._waiting.append((step, self._clock.now()))
+        if self._store is None or not step.plan.following:
+            steps, self._waiting = self._waiting, []
+            self._worker.submit(self._run, steps)
 
     def running(self) -> tuple[RunningStep, StepPlan] | None:
         """The step that computes now."""
@@ -150,30 +160,50 @@ class StageRunner:
             step_age_s=running[0].age_s if running else 0.0,
             step_cpu_s=running[0].cpu_s if running else 0.0,
             failure_reason=self.failure.reason if self.failure else "",
+            streaming=self._streaming(),
         )
+
+    def _streaming(self) -> StageStreaming | None:
+        store, residency = self._store, self._residency
+        if store is None or residency is None:
+            return None
+        counts = store.counts
+        return StageStreaming(residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s)
 
     @property
     def _has_ended(self) -> bool:
         return self._stopped or self.failure is not None
 
-    def _run(self, step: HeadStep | ForwardStep, arrived_s: float) -> None:
-        """On the compute thread: run a step and tell the event loop."""
+    def _run(self, steps: list[_Offered]) -> None:
+        """On the compute thread: run a step, or those of a sweep, and tell the event loop."""
         assert self._loop is not None
-        self._steps_begun += 1
-        if self._has_ended or self._broken:
-            return
-        ran: _Ran | EdgeShardError
-        self._on_thread = StepOnThread(self._steps_begun, step.plan, self._clock.now())
-        try:
-            ran = self._compute(step, self._clock.now() - arrived_s)
-        except EdgeShardError as error:
-            ran = error
-        except Exception as error:
-            ran = self._crashed(error)
-        finally:
-            self._on_thread = None
-        # Steps queued behind it would run on a pool that it left half done.
-        self._broken = isinstance(ran, EdgeShardError)
+        while steps:
+            self._steps_begun += 1
+            if self._has_ended or self._broken:
+                return
+            first, arrived_s = steps[0]
+            ran: list[_Ran] | EdgeShardError
+            self._on_thread = StepOnThread(self._steps_begun, first.plan, self._clock.now())
+            try:
+                ran = self._compute(steps)
+            except EdgeShardError as error:
+                ran = error
+            except Exception as error:
+                ran = self._crashed(error)
+            finally:
+                self._on_thread = None
+            if isinstance(ran, EdgeShardError):
+                # Steps queued behind it would run on a pool that it left half done.
+                self._broken = True
+                self._tell(first, arrived_s, ran)
+                return
+            self._steps_begun += len(ran) - 1
+            for (step, arrived_s), result in zip(steps, ran, strict=False):
+                self._tell(step, arrived_s, result)
+            steps = steps[len(ran) :]
+
+    def _tell(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
+        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
@@ -206,30 +236,51 @@ class StageRunner:
         if self.recorder is not None:
             self.recorder.ran(step.number, step.plan, arrived_s, ran.began_s, ran.ended_s)
 
-    def _compute(self, step: HeadStep | ForwardStep, waited_s: float) -> _Ran:
-        """On the compute thread: run the step and make its frames."""
+    def _compute(self, steps: Sequence[_Offered]) -> list[_Ran]:
+        """On the compute thread: run as many of these steps as go together, and make their frames.
+
+        Each counts as its part of the time that they took.
+        """
         began = self._clock.now()
-        output = self._model.execute(step.plan, self._inputs(step))
-        hidden = _tensor(output.hidden, self._model)
-        if self._pace is not None:
-            # From the time the device could have begun, so that this machine's own overhead is not added.
-            could_begin = max(began - waited_s, self._free_at)
-            self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, step.plan))
-            if self._on_thread is not None:
-                self._on_thread.waits(self._clock.now())
-            time.sleep(max(0.0, self._free_at - self._clock.now()))
-        timing = StageTiming(self.index, waited_s, self._clock.now() - began)
+        outputs = self._model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps])
+        results, share = [], 0.0
+        for (step, arrived_s), output in zip(steps, outputs, strict=False):
+            waited_s = began - arrived_s
+            hidden = _tensor(output.hidden, self._model)
+            if self._pace is not None:
+                self._keep_pace(step.plan, began - waited_s)
+            if not share:
+                share = (self._clock.now() - began) / len(outputs)
+            timing = StageTiming(self.index, waited_s, share)
+            result = self._result(step, output, hidden, timing)
+            # The only stage of a pipeline hands its result to the head beside it: nothing travels.
+            alone = self._model.is_first and self._model.is_last
+            frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
+            results.append((result, frames))
+        part = (self._clock.now() - began) / len(results)
+        return [
+            _Ran(result, frames, began + index * part, began + (index + 1) * part)
+            for index, (result, frames) in enumerate(results)
+        ]
+
+    def _keep_pace(self, plan: StepPlan, could_begin: float) -> None:
+        """Wait as long as an emulated device would take."""
+        assert self._pace is not None
+        # From the time the device could have begun, so that this machine's own overhead is not added.
+        could_begin = max(could_begin, self._free_at)
+        self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, plan))
+        if self._on_thread is not None:
+            self._on_thread.waits(self._clock.now())
+        time.sleep(max(0.0, self._free_at - self._clock.now()))
+
+    def _result(
+        self, step: HeadStep | ForwardStep, output: StageOutput, hidden: Tensor | None, timing: StageTiming
+    ) -> WireStep:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
-        result: WireStep
         if self._model.is_last:
             outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures)
-            result = ReturnedStep(step.number, outcome)
-        else:
-            result = ForwardStep(step.number, step.plan, hidden, timings)
-        # The only stage of a pipeline hands its result to the head beside it: nothing travels.
-        alone = self._model.is_first and self._model.is_last
-        frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
-        return _Ran(result, frames, began, self._clock.now())
+            return ReturnedStep(step.number, outcome)
+        return ForwardStep(step.number, step.plan, hidden, timings)
 
     def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:
         if isinstance(step, HeadStep):

@@ -134,7 +134,7 @@ class ForecastCache:
 
     `room` is in bytes, for experts of `sizes` [layers, experts]. At most `most_ahead` experts of a layer are read
     ahead, the likeliest first, each at least `least_likely`. None is once as much was read as least recently used would
-    have read, nearly: a wrong guess is a read for nothing, and what better eviction saves is all that guesses may spend.
+    have read, nearly: a wrong guess is a read for nothing, and better eviction pays for all of them.
     """
 
     room: int

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.model.weights import StageWeights
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
-ModelKey = tuple[WeightsKey, LayerRange, DType, int]
+ModelKey = tuple[WeightsKey, LayerRange, DType, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class LoadedModel:
 def model_key(prepare: PrepareStage) -> ModelKey:
     """What must be equal for loaded weights and their KV arena to serve another epoch."""
     kv_dtype, kv_blocks = prepare.spec.effective_kv_dtype, prepare.placement.kv_blocks
-    return weights_key(prepare), prepare.placed.layers, kv_dtype, kv_blocks
+    placed = prepare.placed
+    return weights_key(prepare), placed.layers, kv_dtype, kv_blocks, placed.weight_budget
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:
@@ -147,7 +148,7 @@ class Reports:
     probed: Callable[[tuple[MeasuredLink, ...]], None]
 
 
-MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float], Tools]
+MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]
 """`edgeshard_agent.hosting.tools.make_tools`"""
 ReadFacts = Callable[[str, int | None], DeviceFacts]
 """`edgeshard_agent.measuring.facts.read_facts`"""

@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 import structlog
 
-from edgeshard.architectures import ModelShape, held_bytes, parse_config, stage_tensors, unit_of
+from edgeshard.architectures import ModelShape, canonical_name, held_bytes, parse_config, stage_tensors, unit_of
+from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
-from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.checkpoint import check_file_size
 from edgeshard.storage.forms import GENERATION, TOKENIZER, eos_tokens_of, parse_json_object
@@ -26,21 +26,27 @@ from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.model.cached_source import CachedTensorSource
+from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.stage import StageModel, check_weights
 from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.store.cache import BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher
+from edgeshard_agent.store.packed import PACKED_DAMAGED
+from edgeshard_agent.store.packed_units import UnitForm
 
 log = structlog.get_logger()
 
 # Of the head; the last stage has them for guides, also where none comes: some megabytes beside its weights.
+_DAMAGED_FILES = 3
+"""Packed files that may be found damaged in one load; each is made again."""
 _HEAD_FILES = (TOKENIZER, GENERATION)
 
 
 class StageLoader:
     """Loads stages through the box's cache; the coordinator is asked only for what the cache lacks.
 
-    `aside` has a thread for standbys, so that they do not hold up the steps of this box.
+    `aside` has a thread for standbys, so that they do not hold up the steps of this box. With `packs`, what was loaded
+    is kept packed, and the next load of it only reads.
     """
 
     def __init__(
@@ -51,8 +57,11 @@ class StageLoader:
         aside: AsideThread,
         device: str,
         idle_spin_s: float,
+        packs: bool,
     ) -> None:
+        self._cache = cache
         self._fetcher = Fetcher(cache, store)
+        self._packs = packs and device == "cpu"
         self._worker = worker
         self._aside = aside
         self._device = device
@@ -62,13 +71,27 @@ class StageLoader:
         self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights] = ()
     ) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
+        for _ in range(_DAMAGED_FILES):
+            try:
+                return await self._load(prepare, progress, held)
+            except DataLossError as error:
+                # A tensor that cannot be read was packed a moment ago, and is not any more.
+                if error.reason not in (PACKED_DAMAGED, "UNREADABLE_TENSOR"):
+                    raise
+                log.warning("packed_file_damaged", deployment=prepare.deployment, why=error.message)
+        return await self._load(prepare, progress, held)
+
+    async def _load(
+        self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights]
+    ) -> LoadedModel:
         began, layers = time.monotonic(), prepare.placed.layers
         reuse = [item.weights for item in held]
-        fetched = await self._fetch(prepare.manifest_digest, layers, reuse, progress)
+        fetched = await self._fetch(prepare, layers, reuse, progress)
         try:
             guides = await asyncio.to_thread(_guides, layers, fetched)
             model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guides)
             self._check_size(prepare, fetched, layers, model.parameter_bytes)
+            fetched.keep_packed(model.weights.packed_files)
             for_head = await _for_head(model.shape, layers, fetched, held)
         except BaseException:
             fetched.pin.release()
@@ -85,10 +108,11 @@ class StageLoader:
         """As `load`, but without memory for keys and values; cancelled, it stops at the next tensor."""
         began = time.monotonic()
         reuse = [item.weights for item in held]
-        fetched = await self._fetch(command.manifest_digest, layers, reuse, progress)
+        fetched = await self._fetch(command, layers, reuse, progress)
         try:
             weights = await self._aside.run(partial(self._load_weights, command, layers, fetched, reuse))
             self._check_size(command, fetched, layers, weights.parameter_bytes)
+            fetched.keep_packed(weights.packed_files)
             for_head = await _for_head(weights.shape, layers, fetched, held)
         except BaseException:
             fetched.pin.release()
@@ -96,20 +120,38 @@ class StageLoader:
         return HeldWeights(weights_key(command), weights, for_head, fetched.pin, time.monotonic() - began)
 
     async def _fetch(
-        self, digest: Digest, layers: LayerRange, reuse: Sequence[StageWeights], progress: Callable[[int, int], None]
+        self,
+        command: PrepareStage | KeepStandby,
+        layers: LayerRange,
+        reuse: Sequence[StageWeights],
+        progress: Callable[[int, int], None],
     ) -> _Fetched:
-        """What is not in memory yet, in the cache and pinned."""
+        """What is neither in memory nor packed, in the cache and pinned."""
+        digest, quantisation = command.manifest_digest, quantisation_of(command)
         manifest = await self._fetcher.manifest(digest)
         tensors = stage_tensors(manifest, layers)
         there = frozenset[int]().union(*(weights.shareable(layers) for weights in reuse))
         shape = parse_config(manifest.config)
         wanted = [t for t in tensors if unit_of(shape.architecture, t.name, manifest.config) not in there]
+        budget = command.placed.weight_budget if isinstance(command, PrepareStage) else 0
+        packing, packed = None, frozenset[str]()
+        if self._packs or budget:
+            packing = Packing(self._cache.packed, digest, budget or None, writes=self._packs)
+            form = UnitForm(digest, command.spec.dtype, quantisation, shape)
+            units = tensors_of_units(manifest.config, layers, quantisation)
+            lacking = [names for unit, names in units.items() if not self._cache.packed.has(form.name(unit))]
+            needed = frozenset[str]().union(*lacking)
+            packed = frozenset(t.name for t in wanted if canonical_name(shape.architecture, t.name) not in needed)
         at_end = layers.first == 0 or layers.end == shape.layer_count
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
         for file in files:  # of a model that an older version added
             check_file_size(file.name, file.size)
-        pin = await self._fetcher.fetch([*wanted, *files], progress)
-        return _Fetched(manifest, tensors, tuple(wanted), files, pin)
+        fetched = [tensor for tensor in wanted if tensor.name not in packed]
+        pin = await self._fetcher.fetch([*fetched, *files], progress)
+        if packing is not None and fetched:
+            size = held_bytes(manifest.config, fetched, layers, command.spec.dtype, quantisation)
+            await self._cache.allow_packed(size + size // 16)  # rows are padded, and files have headers
+        return _Fetched(manifest, tensors, tuple(wanted), files, pin, packing)
 
     def _load_stage(
         self,
@@ -131,6 +173,7 @@ class StageLoader:
             idle_spin_s=self._stay_awake_s,
             reuse=reuse,
             guides=guides,
+            packing=fetched.packing,
         )
 
     def _load_weights(
@@ -151,6 +194,7 @@ class StageLoader:
             quantisation=quantisation_of(command),
             progress=go_on,
             reuse=reuse,
+            packing=fetched.packing,
         )
 
     @staticmethod
@@ -170,6 +214,13 @@ class _Fetched:
     wanted: tuple[TensorInfo, ...]
     files: list[FileInfo]
     pin: Pin
+    packing: Packing | None = None
+
+    def keep_packed(self, names: Sequence[str]) -> None:
+        """Hold the packed files that the weights came from or went to, instead of the blobs of their tensors."""
+        if names:
+            files = {file.sha256 for file in self.files}
+            self.pin.keep_packed(names, {tensor.sha256 for tensor in self.wanted} - files)
 
     @property
     def paths(self) -> dict[str, Path]:

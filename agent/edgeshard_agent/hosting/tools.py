@@ -24,8 +24,12 @@ def make_tools(
     store: grpc.aio.Channel,
     worker: ComputeThread,
     idle_spin_s: float,
+    packs: bool,
 ) -> Tools:
-    """The tools of this box, whose `node.facts` are complete. `store` is a channel to the coordinator's models."""
-    loader = StageLoader(cache, store, worker, AsideThread(worker), node.device, idle_spin_s)
+    """The tools of this box, whose `node.facts` are complete. `store` is a channel to the coordinator's models.
+
+    With `packs`, weights are kept packed once they were loaded.
+    """
+    loader = StageLoader(cache, store, worker, AsideThread(worker), node.device, idle_spin_s, packs)
     measurer = Measurer(node, reports.report, reports.progress, reports.probed)
     return Tools(loader.load, loader.load_standby, measurer.run, HostedStage)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ from torch.nn import functional
 from edgeshard.architectures import shares_embedding
 from edgeshard.architectures.record import Ends
 from edgeshard.domain.model import LayerRange
+from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
+from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import QuantizedWeight
 
 _EMBEDDING, _HEAD = "embedding", "head"
@@ -44,6 +48,8 @@ class DecoderModules(StageModules):
             self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
         self._ordered: list[Any] = list(self.layers.values())
         self._shared_ends: set[str] = set()
+        self.store: WeightStore | None = None
+        """Through which some of the layers pass; None where all of them stay in memory."""
         experts = context.architecture.is_expert
         self._has_experts = any(
             experts(name)
@@ -65,6 +71,25 @@ class DecoderModules(StageModules):
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         """Take the tensor of this name in the block of this index."""
         raise NotImplementedError
+
+    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+        return self.run_sweep([(hidden, positions, step)])[0]
+
+    def _in_memory(self) -> Iterator[list[Any]]:
+        """The blocks in the order they run, as many at a time as are in memory together."""
+        store = self.store
+        if store is None:
+            yield self._ordered
+            return
+        layers = range(self.context.layers.first, self.context.layers.end)
+        for streamed, group in groupby(zip(layers, self._ordered, strict=True), lambda item: store.streams(item[0])):
+            if not streamed:
+                yield [block for _, block in group]
+                continue
+            for layer, block in group:
+                store.acquire(layer)
+                yield [block]
+                store.release(layer)
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if self._embeds_with_head:
@@ -107,6 +132,8 @@ class DecoderModules(StageModules):
 
     @property
     def shareable_blocks(self) -> frozenset[int]:
+        if self.store is not None:
+            return frozenset()  # they pass through the slots of this stage
         return frozenset(int(index) for index in self.layers)
 
     def share(self, other: StageModules) -> frozenset[str]:
@@ -116,6 +143,8 @@ class DecoderModules(StageModules):
             theirs.device,
             theirs.quantisation,
         ):
+            return frozenset()
+        if self.store is not None or other.store is not None:
             return frozenset()
         shared = self.layers.keys() & other.layers.keys()
         for index in shared:

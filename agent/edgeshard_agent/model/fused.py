@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,10 +10,37 @@ import torch
 from edgeshard_agent.model.attention import Rotary, StepAttention
 from edgeshard_agent.model.blocks import Block, BlockOptions, Shapes, make_norm, place_of
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.modules import StageContext
+from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
 from edgeshard_agent.ops import NativeBlock, QuantizedWeight
+
+
+class _Passing:
+    """A micro-batch on its way through the blocks: `addend` [T, width] and the sum before it, if there is one."""
+
+    __slots__ = ("_addend", "_residual", "_rotary", "_step")
+
+    def __init__(self, hidden: torch.Tensor, rotary: dict[str | None, Rotary | None], step: StepAttention) -> None:
+        self._addend = hidden
+        self._residual: torch.Tensor | None = None
+        self._rotary, self._step = rotary, step
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self._addend if self._residual is None else self._addend + self._residual
+
+    def run(self, blocks: Sequence[Block], native: Sequence[NativeBlock]) -> None:
+        """Through consecutive blocks, in one native call where there is one for them and for this step."""
+        shared = self._rotary.get("")
+        if native and shared is not None:
+            arenas = self._step.native_arenas([block.layer_idx for block in blocks])
+            if arenas:
+                self._addend, self._residual = self._step.run_native(native, arenas, self.result, shared), None
+                return
+        for block in blocks:
+            rotary = self._rotary[block.options.style.rotary]
+            self._addend, self._residual = block(self._addend, self._residual, rotary, self._step)
 
 
 class FusedModules(DecoderModules):
@@ -25,16 +53,16 @@ class FusedModules(DecoderModules):
         self._kinds: set[str | None] = {block.options.style.rotary for block in self._ordered}
         self._native: dict[Block, NativeBlock | None] = {}
 
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
-        rotary = {kind: self._rotary(positions[0], kind) for kind in self._kinds}
-        if (shared := rotary.get("")) is not None and (native := self._native_blocks()):
-            arenas = step.native_arenas([block.layer_idx for block in self._ordered])
-            if arenas:
-                return step.run_native(native, arenas, hidden[0], shared).unsqueeze(0)
-        addend, residual = hidden[0], None
-        for block in self._ordered:
-            addend, residual = block(addend, residual, rotary[block.options.style.rotary], step)
-        return (addend if residual is None else addend + residual).unsqueeze(0)
+    def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        passing = [
+            _Passing(hidden[0], {kind: self._rotary(at[0], kind) for kind in self._kinds}, step)
+            for hidden, at, step in batches
+        ]
+        for blocks in self._in_memory():
+            native = self._native_blocks(blocks)
+            for batch in passing:
+                batch.run(blocks, native)
+        return [batch.result.unsqueeze(0) for batch in passing]
 
     def _block(self, index: int) -> Block:
         return Block(self._shapes(index), self._options(index), index)
@@ -76,12 +104,12 @@ class FusedModules(DecoderModules):
         else:  # a norm
             self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value))
 
-    def _native_blocks(self) -> list[NativeBlock]:
+    def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
         """The blocks for a single native call; none where any of them has no such form."""
-        if len(self._kinds) > 1:
+        if len(self._kinds) > 1 or "" not in self._kinds:
             return []
         native = []
-        for block in self._ordered:
+        for block in blocks:
             if block not in self._native:
                 self._native[block] = block.native()
             if (compiled := self._native[block]) is None:

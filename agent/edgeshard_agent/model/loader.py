@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -101,10 +101,44 @@ def load_parameters(
     bytes loaded so far. At most one tensor is in memory besides the stage. Raises DataLossError for a tensor that is
     missing, InvalidArgumentError for one of the wrong shape, both with its name as field, and ResourceExhaustedError.
     """
-    context = modules.context
-    stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
-    loaded = 0
-    for name, tensor in expected.items():
+    ParameterLoader(modules, source, progress).load(expected)
+    check_filled(modules)
+
+
+def check_filled(modules: StageModules) -> None:
+    """Raise InternalError for a parameter that no tensor came for."""
+    left = modules.missing()
+    if left is not None:
+        raise InternalError(f"nothing was loaded into {left}")
+
+
+class ParameterLoader:
+    """The same in several calls, for some of the tensors each."""
+
+    def __init__(
+        self, modules: StageModules, source: TensorSource, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self._modules = modules
+        self._source = source
+        self._progress = progress
+        context = modules.context
+        self._stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
+        self._loaded = 0
+
+    def load(self, expected: Mapping[str, ExpectedTensor]) -> None:
+        """Give the parameters of these tensors their numbers. Raises as `load_parameters` does."""
+        for name, tensor in expected.items():
+            self._load_one(name, tensor)
+
+    def count(self, size: int) -> None:
+        """Bytes of weights that came in another way."""
+        self._loaded += size
+        if self._progress is not None:
+            self._progress(self._loaded)
+
+    def _load_one(self, name: str, tensor: ExpectedTensor) -> None:
+        modules, source, stored = self._modules, self._source, self._stored
+        context = modules.context
         if name not in stored:
             raise DataLossError(
                 f"tensor {name} is missing from the checkpoint; fetch or convert it again",
@@ -129,12 +163,7 @@ def load_parameters(
                 raise
             raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
         held = DType.FLOAT32 if keeps_float32(context.shape, name) else context.dtype
-        loaded += numbers.numel() * held.itemsize
-        if progress is not None:
-            progress(loaded)
-    left = modules.missing()
-    if left is not None:
-        raise InternalError(f"nothing was loaded into {left}")
+        self.count(numbers.numel() * held.itemsize)
 
 
 def _is_want_of_memory(error: Exception) -> bool:

@@ -6,6 +6,7 @@ Parameters are made on the meta device and take memory when their tensor arrives
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,10 @@ class StageContext:
         return TORCH_DTYPES[self.dtype]
 
 
+Batch = tuple[torch.Tensor, torch.Tensor, StepAttention]
+"""A micro-batch as `StageModules.run` takes it: hidden states, positions, and where its keys and values are."""
+
+
 class StageModules(nn.Module):
     """Base of the families: token ids or hidden states in, hidden states out; `head` turns those into logits."""
 
@@ -95,6 +100,10 @@ class StageModules(nn.Module):
     def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
         """[1, T, width] through this stage's blocks."""
         raise NotImplementedError
+
+    def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        """What `run` makes of each of several micro-batches. A streamed layer is read once for all of them."""
+        return [self.run(*batch) for batch in batches]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab] of hidden states [R, width]; on the last stage only."""

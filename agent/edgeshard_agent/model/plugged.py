@@ -6,6 +6,7 @@ matrices are `Projection`s, so that our kernels multiply and small integers are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from edgeshard.architectures.record import Place
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.modules import StageContext, StageModules
+from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.ops import QuantizedWeight
 
@@ -87,10 +88,16 @@ class PluggedModules(DecoderModules):
         self._stacking: dict[str, _Stacking] = {}
         self._kinds = {block.rotary for block in self._ordered}
 
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
-        rotary = {kind: self.rotary_emb(hidden, positions, *([kind] if kind else [])) for kind in self._kinds}
-        for block in self._ordered:
-            hidden = block(hidden, positions, rotary[block.rotary], step)
+    def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        hidden = [batch[0] for batch in batches]
+        rotary = [
+            {kind: self.rotary_emb(first, positions, *([kind] if kind else [])) for kind in self._kinds}
+            for first, positions, _ in batches
+        ]
+        for blocks in self._in_memory():
+            for index, (_, positions, step) in enumerate(batches):
+                for block in blocks:
+                    hidden[index] = block(hidden[index], positions, rotary[index][block.rotary], step)
         return hidden
 
     def _block(self, index: int) -> PluggedBlock:

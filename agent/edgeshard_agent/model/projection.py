@@ -69,16 +69,31 @@ class Projection(nn.Module):
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weight without its bias; 0 while it is still a parameter."""
-        if self._packed is None:
-            return 0
+        return 0 if self._packed is None else self.matrix_bytes(self._dtype.itemsize)
+
+    def matrix_bytes(self, itemsize: int) -> int:
+        """Bytes of the matrix once it is packed, for a dtype of this size; filled or not."""
         if self._integers is not None:
             return self._integers.format.matrix_bytes(self.rows, self.columns, self._integers.group)
-        return self.rows * self.columns * self._dtype.itemsize
+        return self.rows * self.columns * itemsize
 
     @property
     def packed(self) -> PackedLinear | None:
         """The packed weight; None while it is filled, and where the product is torch's."""
         return self._packed
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters that were packed."""
+        return self._dtype
+
+    def adopt(self, packed: PackedLinear, dtype: torch.dtype) -> None:
+        """Use a matrix that is packed already, from parameters of this dtype; the bias is there."""
+        self.weight, self._dtype, self._packed, self._awaited = None, dtype, packed, 0
+
+    def adopt_plain(self) -> None:
+        """The parameters were given their memory by others; torch multiplies."""
+        self._awaited = 0
 
     def row_vectors(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows [T, columns] of W by their indices [T]: how a head that is the embedding too looks tokens up."""

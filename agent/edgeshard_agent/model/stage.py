@@ -12,15 +12,17 @@ import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.causal import prepare_causal
+from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.loader import TensorSource
+from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
@@ -55,6 +57,16 @@ class StageOutput:
     tokens: tuple[SampledToken, ...] = ()
     prompt_logprobs: tuple[SpanLogprobs, ...] = ()
     guide_failures: tuple[GuideFailure, ...] = ()
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A step that was committed: what blocks take of it, if it has spans, and the hidden states [T, width] after."""
+
+    plan: StepPlan
+    inputs: StageInputs
+    batch: Batch | None = None
+    hidden: torch.Tensor | None = None
 
 
 class StageModel:
@@ -100,10 +112,12 @@ class StageModel:
         idle_spin_s: float = 0.0,
         reuse: Sequence[StageWeights] = (),
         guides: Guides | None = None,
+        packing: Packing | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
-        `config` is the decoded config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
+        `packing` says where packed files are and how much of the weights may stay in memory. `config` is the decoded
+        config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
         a step the processor's cores do not halt. `guides` are those of the last stage's requests. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
@@ -122,6 +136,7 @@ class StageModel:
             quantisation=quantisation,
             progress=progress,
             reuse=reuse,
+            packing=packing,
         )
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
@@ -149,7 +164,7 @@ class StageModel:
 
     def release(self) -> None:
         """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
-        self.retire()
+        self.retire().close()
         del self.weights
 
     def retire(self) -> StageWeights:
@@ -168,13 +183,36 @@ class StageModel:
         others, and may be None for a step without spans. Everything is validated first: a step refused with
         InvalidArgumentError or FailedPreconditionError has changed nothing.
         """
-        output = self._execute(plan, inputs)
+        return self.execute_sweep([(plan, inputs)])[0]
+
+    @torch.inference_mode()
+    def execute_sweep(self, steps: Sequence[tuple[StepPlan, StageInputs]]) -> list[StageOutput]:
+        """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
+
+        Their results are those of `execute`, one by one. Returns the results of as many steps as could go together, at
+        least one: a step that frees a request of another one begins a sweep of its own, as does one that is refused.
+        Raises as `execute` does, for the first step.
+        """
+        begun: list[_Begun] = []
+        requests: set[int] = set()
+        for plan, inputs in steps:
+            if requests.intersection(plan.frees):
+                break
+            try:
+                begun.append(self._begin(plan, inputs))
+            except EdgeShardError:
+                if not begun:
+                    raise
+                break
+            requests.update(span.request for span in plan.spans)
+        self._run(begun)
+        outputs = [self._output(step) for step in begun]
         if self._stay_awake_s:
             idle_spin(self._stay_awake_s, torch.get_num_threads())
-        return output
+        return outputs
 
-    def _execute(self, plan: StepPlan, inputs: StageInputs) -> StageOutput:
-        hidden = self._advance(plan, inputs)
+    def _output(self, step: _Begun) -> StageOutput:
+        plan, inputs, hidden = step.plan, step.inputs, step.hidden
         if hidden is None:
             return StageOutput()
         if not self.is_last:
@@ -229,6 +267,20 @@ class StageModel:
 
     def _advance(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor | None:
         """Validate, commit, and run the blocks: hidden states [T, width], None for a step without spans."""
+        step = self._begin(plan, inputs)
+        self._run([step])
+        return step.hidden
+
+    def _run(self, steps: Sequence[_Begun]) -> None:
+        """The blocks, for all steps that have spans."""
+        through = [step for step in steps if step.batch is not None]
+        batches = [step.batch for step in through if step.batch is not None]
+        if batches:
+            for step, hidden in zip(through, self._modules.run_sweep(batches), strict=True):
+                step.hidden = hidden.squeeze(0)
+
+    def _begin(self, plan: StepPlan, inputs: StageInputs) -> _Begun:
+        """Validate and commit a step, and make what its blocks take. Raises as `execute` does, changing nothing."""
         tensor = self._check_inputs(plan.token_count, inputs)
         self._check_spans(plan)
         draft = self.pool.check(plan)
@@ -236,14 +288,14 @@ class StageModel:
         if self.is_last:
             self._apply_sampling(plan)
         if not plan.spans:
-            return None
+            return _Begun(plan, inputs)
         if self._static is not None and self._static.takes(plan.spans):
-            return self._static.run(plan.spans, tensor)
+            return _Begun(plan, inputs, hidden=self._static.run(plan.spans, tensor))
         step = StepAttention(self.pool, plan.spans, self._device)
         positions = _positions(plan.spans, self._device)
         tensor = tensor.to(self._device).unsqueeze(0)
         hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
-        return self._modules.run(hidden, positions, step).squeeze(0)
+        return _Begun(plan, inputs, (hidden, positions, step))
 
     def _wait(self) -> None:
         """Until the device has finished: a step that gives nothing to read would seem to take no time."""

@@ -9,21 +9,28 @@ from edgeshard.architectures import ModelShape, expected_tensors, parse_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.residency import Residency
 from edgeshard_agent.model.adapters import build_modules
-from edgeshard_agent.model.loader import TensorSource, load_parameters
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.filling import Filled, Packing, fill
+from edgeshard_agent.model.loader import TensorSource
 from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.weight_store import WeightStore
 
 
 class StageWeights:
     """The modules of [layers.first, layers.end), filled."""
 
-    def __init__(self, shape: ModelShape, layers: LayerRange, modules: StageModules) -> None:
+    def __init__(
+        self, shape: ModelShape, layers: LayerRange, modules: StageModules, filled: Filled | None = None
+    ) -> None:
         self.shape = shape
         self.layers = layers
         self.modules = modules
+        self._filled = filled or Filled()
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 (as `StageModel.load`)
         cls,
         source: TensorSource,
         config: Mapping[str, Any],
@@ -34,9 +41,11 @@ class StageWeights:
         quantisation: Quantisation | None = None,
         progress: Callable[[int], None] | None = None,
         reuse: Sequence[StageWeights] = (),
+        packing: Packing | None = None,
     ) -> StageWeights:
-        """`reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
+        """`packing` says where packed files are and how much may stay in memory; without it all does.
 
+        `reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
         Raises as `StageModel.load` does.
         """
         shape = parse_config(config)
@@ -48,8 +57,31 @@ class StageWeights:
         shared = frozenset[str]().union(*(modules.share(held.modules) for held in reuse))
         expected = expected_tensors(config, layers)
         wanted = {name: tensor for name, tensor in expected.items() if not modules.has(name, shared)}
-        load_parameters(modules, source, wanted, progress)
-        return cls(shape, layers, modules)
+        filled = fill(modules, config, source, wanted, packing, progress)
+        if filled.store is not None:
+            assert isinstance(modules, DecoderModules)
+            modules.store = filled.store
+        return cls(shape, layers, modules, filled)
+
+    @property
+    def store(self) -> WeightStore | None:
+        """Through which some layers pass; None where all stay in memory."""
+        return self._filled.store
+
+    @property
+    def residency(self) -> Residency | None:
+        """Which layers stay in memory; None where nobody asked."""
+        return self._filled.residency
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """Names of the packed files that these weights came from or went to."""
+        return tuple(self._filled.files)
+
+    def close(self) -> None:
+        """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
+        if self._filled.store is not None:
+            self._filled.store.close()
 
     @property
     def parameter_bytes(self) -> int:
@@ -62,4 +94,5 @@ class StageWeights:
 
     def keep(self, layers: LayerRange) -> None:
         """Give back the memory of blocks of other layers. Nothing can run in the modules any more."""
+        self.close()
         self.modules.drop_blocks(layers)

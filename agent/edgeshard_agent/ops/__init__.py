@@ -11,7 +11,7 @@ from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.idle_spin import idle_spin
 from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena, zeroed
-from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.linear import PackedForm, PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
@@ -21,6 +21,7 @@ __all__ = [
     "KvArena",
     "LikelyTokens",
     "NativeBlock",
+    "PackedForm",
     "PackedLinear",
     "PanelArena",
     "QuantizedWeight",

@@ -35,8 +35,8 @@ class Arena:
         self._next = self._end = 0
         self._lock = threading.Lock()  # agents in one process share it, and each packs in a thread of its own
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in memory that nobody else has, aligned to a cache line. Raises MemoryError."""
+    def take(self, shape: Sequence[int], dtype: torch.dtype, alignment: int = _ALIGNMENT) -> torch.Tensor:
+        """A tensor in memory that nobody else has, aligned to a cache line or more. Raises MemoryError."""
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -45,12 +45,12 @@ class Arena:
             return mapped(shape, dtype)
         with self._lock:
             chunk = None if self._chunk is None else self._chunk()
-            if chunk is None or self._end - self._next < rounded:
-                chunk, self._next = _mapping(self._chunk_bytes)
-                self._end = self._next + self._chunk_bytes
+            offset = self._next + -self._next % alignment
+            if chunk is None or self._end - offset < rounded:
+                chunk, offset = _mapping(self._chunk_bytes)
+                self._end = offset + self._chunk_bytes
                 self._chunk = weakref.ref(chunk)
-            offset = self._next
-            self._next += rounded
+            self._next = offset + rounded
         return _tensor(chunk, offset, shape, dtype)
 
 

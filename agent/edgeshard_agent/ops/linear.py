@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear, pad
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard_agent.ops import native, packing
 from edgeshard_agent.ops.quantize import (
     DEFAULT_GROUPS,
@@ -29,6 +30,34 @@ _DTYPES = {
     Scheme.INT4: (torch.float32, torch.bfloat16),
     Scheme.INT2: (torch.float32, torch.bfloat16),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PackedForm:
+    """What packed bytes are: their scheme, how many inputs share a scale (0 for floats), and the matrix [out, in]."""
+
+    scheme: str
+    group: int
+    out_features: int
+    in_features: int
+    half_scales: bool = False
+
+    @property
+    def in_padded(self) -> int:
+        return packing.padded_inputs(Scheme.parse(self.scheme), self.group, self.in_features)
+
+    @property
+    def panels(self) -> int:
+        return -(-self.out_features // packing.PANEL)
+
+    @property
+    def padded_rows(self) -> int:
+        return self.panels * packing.PANEL
+
+    @property
+    def size(self) -> int:
+        """Bytes of the packed matrix without its bias."""
+        return packing.packed_size(Scheme.parse(self.scheme), self.group, self.out_features, self.in_features)
 
 
 class PackedLinear:
@@ -90,6 +119,46 @@ class PackedLinear:
             raise InvalidArgumentError(f"{weight.scheme} values do not fit {chosen}", field="scheme")
         with _one_thread():
             return cls(weight, chosen, bias, weight.group)
+
+    @classmethod
+    def adopt(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> PackedLinear:
+        """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a cache line.
+
+        Nothing is copied or computed. Without memory the layer must be `place`d before it is called. `bias` is as
+        `packed_bias` gives it. Raises InvalidArgumentError where memory or bias do not fit the form, and
+        FailedPreconditionError without native kernels.
+        """
+        if not native.native_available():
+            raise FailedPreconditionError("packed weights need the native kernels, which are missing or switched off")
+        made = cls.__new__(cls)
+        made.scheme, made.group = Scheme.parse(form.scheme), form.group
+        made.out_features, made.in_features = form.out_features, form.in_features
+        made._reference = None
+        made._native = _NativeWeight.of(form, memory, bias)
+        return made
+
+    @property
+    def form(self) -> PackedForm | None:
+        """What `adopt` must be told of this layer; None where it is not packed for native kernels."""
+        if self._native is None:
+            return None
+        half = bool(self._native.half_scales)
+        return PackedForm(self.scheme.value, self.group, self.out_features, self.in_features, half)
+
+    @property
+    def packed_memory(self) -> torch.Tensor | None:
+        """The packed bytes, uint8; None where the layer has none now."""
+        return None if self._native is None else self._native.packed
+
+    @property
+    def packed_bias(self) -> torch.Tensor | None:
+        """The bias in float32, padded to whole panels."""
+        return None if self._native is None else self._native.bias
+
+    def place(self, memory: torch.Tensor | None) -> None:
+        """Read the packed bytes from `memory` from now on; None takes them away, and the layer cannot be called."""
+        assert self._native is not None
+        self._native.place(memory)
 
     @property
     def nbytes(self) -> int:
@@ -157,49 +226,74 @@ def _one_thread() -> Iterator[None]:
 class _NativeWeight:
     """A weight in the layout of the native kernels, and the struct that describes it to them."""
 
-    __slots__ = ("_address", "_bias", "_function", "_packed", "_padding", "_struct")
+    __slots__ = ("_address", "_function", "_padding", "_struct", "bias", "packed")
 
     def __init__(
         self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
     ) -> None:
+        out_features, in_features = _matrix(weight).shape
+        half_scales = False
+        if isinstance(weight, QuantizedWeight):
+            packed = packing.pack_stored(weight, scheme)
+            half_scales = weight.scales.dtype is torch.float16
+        elif scheme.is_quantized:
+            packed = packing.pack_quantized(weight, scheme, group)
+        else:
+            packed = packing.pack_float(weight, scheme)
+        form = PackedForm(scheme.value, group, out_features, in_features, half_scales)
+        padded = None if bias is None else pad(bias.float(), (0, form.panels * packing.PANEL - out_features))
+        self._describe(form, packed, padded)
+
+    @classmethod
+    def of(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> _NativeWeight:
+        if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.panels * packing.PANEL):
+            raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
+        made = cls.__new__(cls)
+        made._describe(form, None, bias)
+        if memory is not None:
+            if memory.dtype is not torch.uint8 or memory.numel() != form.size:
+                raise InvalidArgumentError(
+                    f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
+                )
+            made.place(memory)
+        return made
+
+    def _describe(self, form: PackedForm, packed: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
-        out_features, in_features = _matrix(weight).shape
-        step = group or (2 if scheme is Scheme.BFLOAT16 else 1)
-        padding = -in_features % step
-        half_scales = False
-        if isinstance(weight, QuantizedWeight):
-            self._packed = packing.pack_stored(weight, scheme)
-            self._padding = 0
-            half_scales = weight.scales.dtype is torch.float16
-        elif scheme.is_quantized:
-            self._packed = packing.pack_quantized(weight, scheme, group)
-            self._padding = 0  # done where rows are rounded to integers
-        else:
-            self._packed = packing.pack_float(weight, scheme)
-            self._padding = padding
-        panels = -(-out_features // packing.PANEL)
-        self._bias = None if bias is None else pad(bias.float(), (0, panels * packing.PANEL - out_features))
+        self.packed, self.bias = packed, bias
+        scheme = Scheme.parse(form.scheme)
+        # Rows are padded where they are rounded to integers; for floats whoever calls must do it.
+        self._padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
         self._struct = native.LinearStruct(
-            self._packed.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            None if packed is None else packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
             _SCHEMES[scheme],
-            group,
-            in_features,
-            in_features + padding,
-            out_features,
-            panels,
-            half_scales,
+            form.group,
+            form.in_features,
+            form.in_padded,
+            form.out_features,
+            form.panels,
+            form.half_scales,
         )
         self._address = ctypes.addressof(self._struct)
 
+    def place(self, memory: torch.Tensor | None) -> None:
+        self.packed = memory
+        self._struct.weights = None if memory is None else memory.data_ptr()
+
+    @property
+    def half_scales(self) -> bool:
+        return bool(self._struct.half_scales)
+
     @property
     def nbytes(self) -> int:
-        return self._packed.numel() + (0 if self._bias is None else self._bias.nbytes)
+        return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
 
     def rows(self, indices: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-        return packing.float_rows(self._packed, scheme, self._struct.in_padded, indices)
+        assert self.packed is not None
+        return packing.float_rows(self.packed, scheme, self._struct.in_padded, indices)
 
     @property
     def needs_padding(self) -> bool:
@@ -210,6 +304,8 @@ class _NativeWeight:
         return self._address
 
     def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if self.packed is None:
+            raise InternalError("a layer was called whose weights are not in memory")
         if self._padding:
             x = pad(x, (0, self._padding))
         elif x.stride(1) != 1:

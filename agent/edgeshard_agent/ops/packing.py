@@ -25,6 +25,21 @@ def pack_float(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     return packed
 
 
+def padded_inputs(scheme: Scheme, group: int, in_features: int) -> int:
+    """Inputs of a row as it is packed: whole groups, or pairs of bfloat16."""
+    step = group or (2 if scheme is Scheme.BFLOAT16 else 1)
+    return -(-in_features // step) * step
+
+
+def packed_size(scheme: Scheme, group: int, out_features: int, in_features: int) -> int:
+    """Bytes of a packed weight [out, in]."""
+    panels, padded = -(-out_features // PANEL), padded_inputs(scheme, group, in_features)
+    if not scheme.is_quantized:
+        return panels * PANEL * padded * (4 if scheme is Scheme.FLOAT32 else 2)
+    values_bytes = PANEL * group * scheme.bits // 8
+    return panels * (padded // group) * (_SCALES_BYTES + values_bytes)
+
+
 def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: torch.Tensor) -> torch.Tensor:
     """Rows [n, in_padded] of what `pack_float` packed, by their indices [n]."""
     step, dtype = (1, torch.float32) if scheme is Scheme.FLOAT32 else (2, torch.bfloat16)

@@ -31,7 +31,8 @@ class Batching:
 
     `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where others would be
     quicker. Otherwise m is chosen at run time: at most as placed, or, where it is `open`, at most the window, with as
-    many decodes in a step as there are requests.
+    many decodes in a step as there are requests. Steps go in groups of up to `sweep`, for each of which stages that
+    stream weights read them once.
     """
 
     mode: Mode
@@ -40,9 +41,10 @@ class Batching:
     micro_batches: int
     fixed: bool = False
     open: bool = False
+    sweep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("window", "micro_batch", "micro_batches"):
+        for name in ("window", "micro_batch", "micro_batches", "sweep"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be 1 or more", field=name)
 
@@ -82,6 +84,10 @@ class Flight:
         self._decodes: deque[bool] = deque()
         self._owed: deque[Owed] = deque()
         self._round_over = False
+        self._sweep = batching.sweep
+        self._most_sweeps = max(1, self._window // batching.sweep)
+        self._sweeps: deque[int] = deque()
+        """Steps of each sweep in flight that are not back."""
 
     def __len__(self) -> int:
         return len(self._decodes)
@@ -99,6 +105,18 @@ class Flight:
     def has_room(self) -> bool:
         return len(self) < self._window and not self._round_over
 
+    @property
+    def sweep(self) -> int:
+        """Steps that the next sweep may have; 0 while the sweeps in flight leave no room for another."""
+        if self._sweep == 1:
+            return 1
+        return self._sweep if len(self._sweeps) < self._most_sweeps else 0
+
+    def swept(self, steps: int) -> None:
+        """The last so many steps that began are a sweep."""
+        if self._sweep > 1:
+            self._sweeps.append(steps)
+
     def begin(self, decodes: bool, owed: Owed) -> None:
         self._decodes.append(decodes)
         self._owed.append(owed)
@@ -106,6 +124,10 @@ class Flight:
     def end(self) -> Owed:
         """The oldest step is back; what it owes. With bubbles the next begins only when all are."""
         self._decodes.popleft()
+        if self._sweeps:
+            self._sweeps[0] -= 1
+            if not self._sweeps[0]:
+                self._sweeps.popleft()
         self._round_over = self._mode is Mode.BUBBLES and bool(self._decodes)
         return self._owed.popleft()
 

@@ -8,7 +8,7 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeshard.domain.errors import (
     AlreadyExistsError,
@@ -278,6 +278,23 @@ class Scheduler:
         return [event for request_id in list(self._requests) for event in self.cancel(request_id)]
 
     # -- steps out -----------------------------------------------------------------------------------------------
+
+    def next_sweep(self) -> tuple[HeadStep, ...]:
+        """The steps to run now: one, or those of a sweep; none when nothing is runnable or enough is in flight."""
+        steps: list[HeadStep] = []
+        for _ in range(self._flight.sweep):
+            step = self.next_step()
+            if step is None:
+                break
+            steps.append(step)
+        if not steps:
+            return ()
+        self._flight.swept(len(steps))
+        last = len(steps) - 1
+        return tuple(
+            replace(step, plan=replace(step.plan, following=last - index)) if index < last else step
+            for index, step in enumerate(steps)
+        )
 
     def next_step(self) -> HeadStep | None:
         """The step to run now; None when nothing is runnable or the window is full."""

@@ -66,4 +66,6 @@ def batching(prepare: PrepareStage) -> Batching:
         micro_batch = max(micro_batch, -(-places // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
-    return Batching(mode, placement.window, largest, micro_batches, fixed, is_free and not fixed)
+    if placement.sweep > 1:  # what a sweep reads is shared by its micro-batches: their number is the plan's
+        fixed = True
+    return Batching(mode, placement.window, largest, micro_batches, fixed, is_free and not fixed, placement.sweep)

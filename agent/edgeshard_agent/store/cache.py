@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from edgeshard.storage.blobs import BlobDirectory, in_thread, missing_blob
 from edgeshard.storage.files import write_atomically
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
+from edgeshard_agent.store.packed_units import PackedUnits
 
 log = structlog.get_logger()
 
@@ -28,6 +29,7 @@ class Pin:
     def __init__(self, cache: BlobCache, digests: Iterable[Digest]) -> None:
         self._cache = cache
         self._digests = frozenset(digests)
+        self._packed: tuple[str, ...] = ()
         self._held = True
 
     def location(self, digest: Digest) -> BlobLocation:
@@ -36,10 +38,20 @@ class Pin:
             raise KeyError(digest)
         return self._cache.location(digest)
 
+    def keep_packed(self, names: Sequence[str], not_needed: Iterable[Digest]) -> None:
+        """Keep these packed files too, and let go of blobs whose numbers are in them."""
+        assert self._held
+        dropped = self._digests & frozenset(not_needed)
+        self._digests -= dropped
+        self._cache.unpin(dropped)
+        self._packed += tuple(names)
+        self._cache.packed.pin(names)
+
     def release(self) -> None:
         if self._held:
             self._held = False
             self._cache.unpin(self._digests)
+            self._cache.packed.unpin(self._packed)
 
     def __enter__(self) -> Pin:
         return self
@@ -51,8 +63,9 @@ class Pin:
 
 
 class BlobCache:
-    """Blobs under `directory`, at most `limit_bytes` of them: the least recently used unpinned ones make room.
+    """Blobs and packed files under `directory`, at most `limit_bytes` of both.
 
+    The least recently used that nobody holds make room: blobs first, because packed files load sooner.
     Partial downloads count and survive a restart. One process at a time owns the directory. What lies in `shared`, the
     coordinator's own store on this machine, is used there: it is neither fetched nor counted.
     """
@@ -61,6 +74,7 @@ class BlobCache:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._blobs = BlobDirectory(directory / "blobs")
+        self.packed = PackedUnits(directory / "packed")
         self._shared = shared
         self._manifests = directory / "manifests"
         # Bytes by blob, least recently used first. A blob being fetched counts in full from the start.
@@ -123,10 +137,20 @@ class BlobCache:
         async with self._making_room:
             room = self.limit_bytes - (size - self._sizes.get(digest, 0))
             await self._evict_until(room)
-            if self.used_bytes > room:
+            if self._all_bytes > room:
                 raise self._too_small(f"{size} bytes more are needed while loaded stages hold the rest")
             self._account(digest, size)
             self._touch(digest)
+
+    async def allow_packed(self, size: int) -> None:
+        """Make room for so many bytes of packed files, as far as something can go, and let them be written."""
+        async with self._making_room:
+            await self._evict_until(max(0, self.limit_bytes - size))
+            self.packed.allow(max(0, min(size, self.limit_bytes - self._all_bytes)))
+
+    @property
+    def _all_bytes(self) -> int:
+        return self.used_bytes + self.packed.used_bytes
 
     async def received(self, digest: Digest) -> int:
         """Bytes of a partial download."""
@@ -186,10 +210,11 @@ class BlobCache:
         return True
 
     async def _evict_until(self, limit_bytes: int) -> None:
-        """Remove unpinned blobs, least recently used first, until at most `limit_bytes` are left or none can go."""
-        while self.used_bytes > limit_bytes:
+        """Remove blobs and packed files that nobody holds until at most `limit_bytes` are left or none can go."""
+        while self._all_bytes > limit_bytes:
             victim = next((digest for digest in self._sizes if digest not in self._pins), None)
             if victim is None:
+                await in_thread(self.packed.make_room, 0, max(0, limit_bytes - self.used_bytes))
                 return
             # Nobody holds the lock of an unpinned blob, so this does not wait; it keeps a fetch of it out meanwhile.
             async with self.lock(victim):

@@ -221,7 +221,7 @@ class DeviceFacts(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., cores: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_budget_bytes: _Optional[int] = ..., unified_memory: _Optional[bool] = ..., software: _Optional[str] = ..., bits_fingerprint: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s")
+    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,7 @@ class StageStatus(_message.Message):
     STEP_CPU_S_FIELD_NUMBER: _ClassVar[int]
     FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    STREAMING_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     epoch: int
     stage: int
@@ -264,7 +265,20 @@ class StageStatus(_message.Message):
     step_cpu_s: float
     failure_reason: str
     load_s: float
-    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ...) -> None: ...
+    streaming: StageStreaming
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ...) -> None: ...
+
+class StageStreaming(_message.Message):
+    __slots__ = ("resident_bytes", "streamed_bytes", "read_bytes", "waited_s")
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    resident_bytes: int
+    streamed_bytes: int
+    read_bytes: int
+    waited_s: float
+    def __init__(self, resident_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ..., read_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("deployment", "stage", "standby")

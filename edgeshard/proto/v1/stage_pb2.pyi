@@ -128,16 +128,18 @@ class TensorHeader(_message.Message):
     def __init__(self, dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("frees", "grants", "spans", "timings")
+    __slots__ = ("frees", "grants", "spans", "timings", "following")
     FREES_FIELD_NUMBER: _ClassVar[int]
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     frees: _containers.RepeatedScalarFieldContainer[int]
     grants: _containers.RepeatedCompositeFieldContainer[KvGrant]
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
-    def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ...) -> None: ...
+    following: int
+    def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., following: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("request", "first_position", "token_count", "sample", "sampling", "targets")

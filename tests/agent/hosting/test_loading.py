@@ -40,7 +40,7 @@ class Box:
         self.files = directory
         self._channel = channel
         self._worker = ComputeThread(1)
-        self._loader = StageLoader(cache, channel, self._worker, AsideThread(self._worker), "cpu", 0.0)
+        self._loader = StageLoader(cache, channel, self._worker, AsideThread(self._worker), "cpu", 0.0, packs=False)
 
     async def add(self) -> Digest:
         return await add_model(self._channel, self.files, "tiny")

@@ -100,7 +100,8 @@ class TestAnonHugePages:
         rows, columns = 4096, 8192
         layer = PackedLinear.pack(torch.ones(rows, columns), "bf16")
         assert layer._native is not None, "the native library is missing"
-        resident, huge = _resident(layer._native._packed)
+        assert layer.packed_memory is not None
+        resident, huge = _resident(layer.packed_memory)
         assert resident >= 2 * rows * columns
         assert huge >= 0.9 * resident
 

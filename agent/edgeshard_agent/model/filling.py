@@ -1,0 +1,256 @@
+"""Filling a stage: from packed files where there are any, from the checkpoint's tensors where not.
+
+What comes from the checkpoint is packed on the way, if there is room. A stage whose weights exceed its budget keeps
+some layers on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from edgeshard.architectures.tensors import ExpectedTensor
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
+from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency
+from edgeshard_agent.model.blocks import Block, MixtureMlp
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
+from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_memory
+from edgeshard_agent.model.weight_store import WeightStore
+from edgeshard_agent.ops import native_available
+from edgeshard_agent.store.direct import ChunkReader
+from edgeshard_agent.store.packed import PackedFile
+from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where packed files of a model are, and what a stage may keep in memory.
+
+    `model` is its manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
+    are packed that are not yet; streamed ones always are. `prefetched` layers are read ahead of the one that computes.
+    """
+
+    units: PackedUnits
+    model: Digest
+    budget: int | None = None
+    writes: bool = True
+    prefetched: int = PREFETCHED_LAYERS
+
+
+@dataclass(slots=True)
+class Filled:
+    """What came of it: the store of streamed layers, what stays in memory, and the packed files that are used."""
+
+    store: WeightStore | None = None
+    residency: Residency | None = None
+    files: list[str] = field(default_factory=list)
+
+
+def fill(
+    modules: StageModules,
+    config: Mapping[str, Any],
+    source: TensorSource,
+    wanted: Mapping[str, ExpectedTensor],
+    packing: Packing | None,
+    progress: Callable[[int], None] | None = None,
+) -> Filled:
+    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
+
+    Raises as `load_parameters` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
+    DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
+    """
+    loader = ParameterLoader(modules, source, progress)
+    if packing is None or not _can_pack(modules):
+        if packing is not None and packing.budget is not None:
+            _refuse_streaming(modules)
+        loader.load(wanted)
+        check_filled(modules)
+        return Filled()
+    filling = _Filling(modules, config, loader, wanted, packing)
+    try:
+        return filling.run()
+    finally:
+        filling.reader.close()
+
+
+def _can_pack(modules: StageModules) -> bool:
+    return isinstance(modules, DecoderModules) and modules.context.device == "cpu" and native_available()
+
+
+def _refuse_streaming(modules: StageModules) -> None:
+    context = modules.context
+    if context.device != "cpu":
+        why = f"weights stream from the disk to the CPU only, not to {context.device}"
+    elif not native_available():
+        why = "weights stream from the disk to native kernels only, which are missing here"
+    else:
+        why = f"layers of {context.shape.architecture} cannot be streamed"
+    raise FailedPreconditionError(f"weight_budget: {why}; give all of them memory", field="weight_budget")
+
+
+class _Filling:
+    def __init__(
+        self,
+        modules: StageModules,
+        config: Mapping[str, Any],
+        loader: ParameterLoader,
+        wanted: Mapping[str, ExpectedTensor],
+        packing: Packing,
+    ) -> None:
+        assert isinstance(modules, DecoderModules)
+        self.reader = ChunkReader()
+        self._modules = modules
+        self._loader = loader
+        self._packing = packing
+        self._left = dict(wanted)
+        context = modules.context
+        self._tensors = tensors_of_units(config, context.layers, context.quantisation)
+        self._form = UnitForm(packing.model, context.dtype, context.quantisation, context.shape)
+        self._filled = Filled()
+
+    def run(self) -> Filled:
+        units = {unit.name: unit for unit in units_of(self._modules)}
+        layers = self._layers_of(units)
+        inside = {unit.name for group in layers for unit in group}
+        ends = [unit for name, unit in units.items() if name not in inside]
+        itemsize = self._modules.context.dtype.itemsize
+        sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
+        others = sum(_held_bytes(unit, itemsize) for unit in ends)
+        residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
+        streamed: list[tuple[int, list[AdoptedUnit]]] = []
+        self._fill_ends(ends)
+        for place, group in enumerate(layers):
+            if residency.resident[place]:
+                for unit in group:
+                    self._fill_unit(unit)
+            else:
+                adopted = [self._stream_unit(unit) for unit in group]
+                streamed.append((self._modules.context.layers.first + place, adopted))
+        self._loader.load(self._left)
+        self._filled.residency = residency
+        if streamed:
+            self._filled.store = WeightStore(streamed, residency.slots)
+        else:
+            check_filled(self._modules)
+        return self._filled
+
+    def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
+        """The units of each layer, in order."""
+        groups = []
+        for layer in range(self._modules.context.layers.first, self._modules.context.layers.end):
+            prefix = f"layer-{layer}"
+            groups.append([unit for name, unit in units.items() if name == prefix or name.startswith(prefix + "-")])
+        return groups
+
+    def _fill_ends(self, ends: Sequence[ModelUnit]) -> None:
+        """Embedding and head, which may be two copies of one tensor: then both are packed, or both are loaded."""
+        wanted = [unit for unit in ends if self._tensors.get(unit.name, frozenset()) & self._left.keys()]
+        found = [(unit, self._find(unit)) for unit in wanted]
+        names = frozenset[str]().union(*(self._tensors[unit.name] for unit in wanted))
+        if all(file is not None for _, file in found):
+            for unit, file in found:
+                assert file is not None
+                self._read(unit, file)
+            self._take(names)
+            return
+        self._loader.load(self._take(names))
+        for unit, file in found:
+            if file is None and self._packing.writes:
+                self._write(unit)
+
+    def _fill_unit(self, unit: ModelUnit) -> None:
+        names = self._tensors.get(unit.name, frozenset())
+        if not names & self._left.keys():
+            return  # shared with another stage
+        if (file := self._find(unit)) is not None:
+            self._read(unit, file)
+            self._take(names)
+        else:
+            self._loader.load(self._take(names))
+            if self._packing.writes:
+                self._write(unit)
+
+    def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
+        names = self._tensors.get(unit.name, frozenset())
+        file = self._find(unit)
+        if file is None:
+            self._loader.load(self._take(names))
+            file = self._write(unit)
+            if file is None:
+                raise ResourceExhaustedError(
+                    f"cache-limit: there is no room on the disk to pack {unit.name}, which this box is to stream; give "
+                    "more with --cache-limit, or free space",
+                    field="cache-limit",
+                    reason="CACHE_LIMIT",
+                )
+        else:
+            self._take(names)
+            self._loader.count(file.header.data_bytes)
+        small = unit_memory(file.header.small_bytes)
+        file.read_small(self.reader, small.numpy().data)
+        return AdoptedUnit(unit, file, small)
+
+    def _take(self, names: frozenset[str]) -> dict[str, ExpectedTensor]:
+        """These of the tensors that are left to load; one that is in two units is loaded into both at once."""
+        return {name: self._left.pop(name) for name in list(self._left) if name in names}
+
+    def _find(self, unit: ModelUnit) -> PackedFile | None:
+        name = self._form.name(unit.name)
+        found = self._packing.units.find(name, self._form.key(unit.name))
+        if found is not None:
+            self._filled.files.append(name)
+        return found
+
+    def _write(self, unit: ModelUnit) -> PackedFile | None:
+        data = unit_bytes(unit)
+        if data is None:
+            return None
+        name, key = self._form.name(unit.name), self._form.key(unit.name)
+        written = self._packing.units.write(name, key, data.entries, data.small, data.large, data.large_bytes)
+        if written is not None:
+            self._filled.files.append(name)
+        return written
+
+    def _read(self, unit: ModelUnit, file: PackedFile) -> None:
+        memory = unit_memory(file.header.data_bytes)
+        file.read_whole(self.reader, memory.numpy().data)
+        AdoptedUnit(unit, file, memory).place(memory[file.header.small_bytes :])
+        self._loader.count(file.header.data_bytes)
+
+
+def _held_bytes(unit: ModelUnit, itemsize: int) -> int:
+    """What a unit's tensors take once they are packed, but for what pads them."""
+    total = sum(projection.matrix_bytes(itemsize) for _, projection in unit.projections())
+    for _, owner, leaf, tensor in unit.tensors():
+        if not (isinstance(owner, Projection) and leaf == "weight"):
+            total += tensor.numel() * itemsize
+    return total
+
+
+def units_of(modules: DecoderModules) -> list[ModelUnit]:
+    """The units of a stage in the order they run."""
+    units = []
+    if hasattr(modules, "embed_tokens"):
+        units.append(ModelUnit(EMBEDDING_UNIT, (("embed_tokens", modules.embed_tokens),)))
+    for index, block in modules.layers.items():
+        units.extend(_units_of_block(int(index), block))
+    if modules.context.is_last:
+        units.append(ModelUnit(HEAD_UNIT, (("norm", modules.norm), ("lm_head", modules.lm_head))))
+    return units
+
+
+def _units_of_block(index: int, block: nn.Module) -> Iterator[ModelUnit]:
+    if not (isinstance(block, Block) and isinstance(block.mlp, MixtureMlp)):
+        yield ModelUnit(layer_unit(index), (("", block),))
+        return
+    yield ModelUnit(layer_unit(index), (("", block),), without="mlp.experts.")
+    for number, expert in enumerate(block.mlp.experts):
+        yield ModelUnit(expert_unit(index, number), (("", expert),))

@@ -1,0 +1,136 @@
+"""Reading large pieces of a file at the rate of its disk: past the page cache, in chunks, by several threads.
+
+Reads that pass the page cache (O_DIRECT) cost no copy and push nothing out of memory, but want addresses, offsets and
+sizes in whole blocks. A file system that refuses them is read through the cache, and its pages are given back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+
+ALIGNMENT = 4096
+"""Of addresses, offsets and sizes, in bytes; no disk wants more."""
+CHUNK_BYTES = 2 << 20
+THREADS = 4
+_CACHED_SHARE = 0.9
+"""A file of whose pages this share is in memory is copied from there, which is faster than any disk."""
+
+
+def rounded_up(size: int) -> int:
+    """`size` in whole blocks."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def cached_share(path: Path) -> float:
+    """The share of a file's pages that is in the page cache; 0 for an empty file, and where the system does not say."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return 0.0
+        # A private, writable mapping, because ctypes takes the address of no other; nothing is written.
+        with mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as pages:
+            count = -(-size // mmap.PAGESIZE)
+            found = (ctypes.c_ubyte * count)()
+            anchor = ctypes.c_char.from_buffer(pages)
+            try:
+                refused = _mincore()(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
+            finally:
+                del anchor
+            return 0.0 if refused else sum(value & 1 for value in bytes(found)) / count
+
+
+def _mincore() -> Callable[..., int]:
+    function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).mincore
+    return function
+
+
+class ChunkReader:
+    """Reads pieces of files into memory, `threads` chunks at a time. For use by one thread at a time."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def read(
+        self,
+        path: Path,
+        offset: int,
+        into: memoryview,
+        chunks: Sequence[int],
+        arrived: Callable[[int, memoryview], None],
+        *,
+        cached: bool | None = None,
+    ) -> None:
+        """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
+
+        Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread with each chunk and its
+        index; what it raises ends the read. `cached` says to read through the page cache or past it; by default,
+        whichever is faster. Raises OSError, and EOFError where the file ends before.
+        """
+        through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
+        with _opened(path, direct=not through_cache) as (file, is_direct):
+            lock, places, stopped = Lock(), enumerate(zip(accumulate(chunks, initial=0), chunks, strict=False)), False
+
+            def work() -> None:
+                nonlocal stopped
+                try:
+                    while not stopped:
+                        with lock:
+                            item = next(places, None)
+                        if item is None:
+                            return
+                        index, (place, size) = item
+                        chunk = into[place : place + size]
+                        _fill(file, chunk, offset + place)
+                        arrived(index, chunk)
+                except BaseException:
+                    stopped = True
+                    raise
+
+            workers = [self._pool.submit(work) for _ in range(min(self._threads, len(chunks)))]
+            errors = [error for worker in workers if (error := worker.exception()) is not None]
+            if not through_cache and not is_direct:
+                with suppress(OSError):
+                    os.posix_fadvise(file, offset, len(into), os.POSIX_FADV_DONTNEED)
+            if errors:
+                raise errors[0]
+
+
+def _fill(file: int, chunk: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(chunk):
+        count = os.preadv(file, [chunk[done:]], offset + done)
+        if count == 0:
+            raise EOFError(f"the file ends at byte {offset + done}")
+        done += count
+
+
+@contextmanager
+def _opened(path: Path, *, direct: bool) -> Iterator[tuple[int, bool]]:
+    """The file's descriptor, and whether reads pass the page cache."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    file, is_direct = -1, False
+    if direct and hasattr(os, "O_DIRECT"):
+        try:
+            file, is_direct = os.open(path, flags | os.O_DIRECT), True
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+    if file < 0:
+        file = os.open(path, flags)
+    try:
+        yield file, is_direct
+    finally:
+        os.close(file)

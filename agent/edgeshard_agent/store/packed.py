@@ -1,0 +1,220 @@
+"""Packed files: a unit of a model, such as a layer, as the kernels read it, so that loading it is reading it.
+
+A file is a header, padded to whole blocks, and data: first the unit's small tensors, then, from a whole block on, the
+large ones. The header has the entries, a CRC32C of every chunk of the data, which each read checks, and the SHA-256 of
+all of it, which names what was written. Nothing in a file depends on the instruction set. (ServerlessLLM, OSDI 2024,
+section 4: one file in loading order, read in chunks past the page cache)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import google_crc32c
+
+from edgeshard.domain.errors import DataLossError
+from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync
+from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, rounded_up
+
+LAYOUT = 1
+"""Version of the files and of the kernels' layout in them; a file of another one is made again."""
+SUFFIX = ".packed"
+PACKED_DAMAGED = "PACKED_DAMAGED"
+"""Reason of the error for a file that is not as it was written; it is gone, and is made again by the next load."""
+_MAGIC = b"ESPACKED"
+_HEAD = struct.Struct("<8sIII")
+_HEADER_LIMIT = 64 << 20
+_COPIED_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEntry:
+    """One tensor of a unit: `size` bytes at `offset` of the data, and how they are to be read.
+
+    A matrix for the kernels has a `scheme`, and 0 or the inputs that share a scale as `group`. Its bias, if there is
+    one, is an entry of its own. Others are plain tensors, row by row.
+    """
+
+    name: str
+    offset: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: str = ""
+    group: int = 0
+    half_scales: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHeader:
+    """What a packed file holds. `small_bytes` of the data are small tensors; `data_bytes` are all, in whole blocks."""
+
+    key: str
+    entries: tuple[PackedEntry, ...]
+    small_bytes: int
+    data_bytes: int
+    sha256: str
+    chunks: tuple[int, ...]
+    """CRC32C of the small tensors, and of each CHUNK_BYTES of the large ones."""
+
+    @property
+    def large_bytes(self) -> int:
+        return self.data_bytes - self.small_bytes
+
+
+def checksum(data: memoryview) -> int:
+    """CRC32C. Some pages at a time: the library wants a copy, which so stays in a cache."""
+    value = 0
+    for first in range(0, len(data), _COPIED_BYTES):
+        value = google_crc32c.extend(value, bytes(data[first : first + _COPIED_BYTES]))
+    return int(value)
+
+
+def packed_damage(path: Path, why: str) -> DataLossError:
+    return DataLossError(
+        f"packed file {path.name}: {why}; load the stage again, which makes it anew",
+        field="packed",
+        reason=PACKED_DAMAGED,
+    )
+
+
+def write_packed(
+    path: Path, key: str, entries: Iterable[PackedEntry], small: bytes, large: Iterable[memoryview], large_bytes: int
+) -> PackedHeader:
+    """Write a packed file of small tensors and of large ones, which are of `large_bytes` together.
+
+    Either part is padded to whole blocks. A crash leaves all of the file or none. Raises ResourceExhaustedError for a
+    full disk.
+    """
+    entries, small = tuple(entries), small + bytes(-len(small) % ALIGNMENT)
+    large_bytes = rounded_up(large_bytes)
+    count = 1 + -(-large_bytes // CHUNK_BYTES)
+    header = PackedHeader(key, entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
+    room = rounded_up(_HEAD.size + len(_to_json(header)))  # checksums are written with ten digits each
+    temporary = path.with_name(path.name + TEMPORARY)
+    with naming_full_disk(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.seek(room)
+                whole, checksums = hashlib.sha256(), []
+                for chunk in (small, *_chunks(large, large_bytes)):
+                    whole.update(chunk)
+                    checksums.append(google_crc32c.value(chunk))
+                    file.write(chunk)
+                header = replace(header, sha256=whole.hexdigest(), chunks=tuple(checksums))
+                text = _to_json(header)
+                file.seek(0)
+                file.write(_HEAD.pack(_MAGIC, len(text), google_crc32c.value(text), room) + text)
+                file.flush()
+                os.fsync(file.fileno())
+                # It will be read past the page cache; a box that streams has better use for its memory.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+    return header
+
+
+def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
+    """The pieces in chunks of CHUNK_BYTES, with zeros behind them: `size` bytes in all."""
+    held = bytearray()
+    for piece in chain(pieces, (memoryview(bytes(ALIGNMENT)),)):
+        for first in range(0, len(piece), CHUNK_BYTES):
+            held += piece[first : first + CHUNK_BYTES]
+            while size and len(held) >= min(size, CHUNK_BYTES):
+                chunk = bytes(held[: min(size, CHUNK_BYTES)])
+                del held[: len(chunk)]
+                size -= len(chunk)
+                yield chunk
+    assert not size
+
+
+def _to_json(header: PackedHeader) -> bytes:
+    fields = asdict(header) | {"layout": LAYOUT, "chunks": [f"{value:010d}" for value in header.chunks]}
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+class PackedFile:
+    """A packed file that is there. Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path = path
+        self._first, self.header = _read_header(path, key)
+
+    def read_whole(self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None) -> None:
+        """Fill `into` with all data, checked: small tensors, then large ones. `cached` is as of `ChunkReader.read`."""
+        self._read(reader, 0, into, 0, cached)
+
+    def read_small(self, reader: ChunkReader, into: memoryview) -> None:
+        """Fill `into` with the data of the small tensors, checked."""
+        self._read(reader, 0, into[: self.header.small_bytes], 0, None)
+
+    def read_large(self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None) -> None:
+        """Fill `into` with the data of the large tensors, checked."""
+        self._read(reader, self.header.small_bytes, into[: self.header.large_bytes], 1, cached)
+
+    def _read(self, reader: ChunkReader, offset: int, into: memoryview, first: int, cached: bool | None) -> None:
+        header = self.header
+        left, sizes = len(into), list[int]()
+        while left:
+            is_small = not sizes and first == 0
+            sizes.append(min(left, header.small_bytes if is_small else CHUNK_BYTES))
+            left -= sizes[-1]
+
+        def check(index: int, chunk: memoryview) -> None:
+            if checksum(chunk) != header.chunks[first + index]:
+                raise packed_damage(self.path, f"chunk {first + index} does not match its checksum")
+
+        try:
+            reader.read(self.path, self._first + offset, into, sizes, check, cached=cached)
+        except (OSError, EOFError, DataLossError) as error:
+            self.path.unlink(missing_ok=True)  # whoever loads next makes it again
+            if isinstance(error, DataLossError):
+                raise
+            raise packed_damage(self.path, str(error)) from None
+
+
+def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
+    try:
+        with path.open("rb") as file:
+            magic, length, checksum, first = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != _MAGIC or length > _HEADER_LIMIT:
+                raise packed_damage(path, "it does not begin as one")
+            text = file.read(length)
+            size = os.fstat(file.fileno()).st_size
+        if google_crc32c.value(text) != checksum:
+            raise packed_damage(path, "its header does not match its checksum")
+        fields = json.loads(text)
+        if fields.pop("layout") != LAYOUT or fields["key"] != key:
+            raise packed_damage(path, f"it is of {fields['key']}, layout {LAYOUT} of {key} is wanted")
+        entries = tuple(PackedEntry(**item | {"shape": tuple(item["shape"])}) for item in fields.pop("entries"))
+        chunks = tuple(int(value) for value in fields.pop("chunks"))
+        header = PackedHeader(entries=entries, chunks=chunks, **fields)
+    except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
+        raise packed_damage(path, f"it cannot be read: {error}") from None
+    if (
+        first % ALIGNMENT
+        or size != first + header.data_bytes
+        or len(chunks) != 1 + -(-header.large_bytes // CHUNK_BYTES)
+    ):
+        raise packed_damage(path, f"it has {size} bytes, its header says {first + header.data_bytes}")
+    return first, header
+
+
+def laid_out(sizes: Sequence[int], alignment: int, first: int = 0) -> tuple[list[int], int]:
+    """Offsets of tensors of these sizes one behind the other from `first` on, and where the last one ends."""
+    offsets, end = [], first
+    for size in sizes:
+        end = -(-end // alignment) * alignment
+        offsets.append(end)
+        end += size
+    return offsets, end

@@ -1,0 +1,69 @@
+"""A llama of 2.3 GB with random weights, written as a checkpoint, for what loads and streams weights."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from bench.random_llama import CONFIG
+from edgeshard.architectures import ExpectedTensor, expected_tensors
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange
+
+BIG_CONFIG: dict[str, Any] = {
+    **CONFIG,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+"""1.15 G parameters: 90 MB a layer in bfloat16."""
+MODEL = Digest("b16" + "0" * 61)
+"""Stands for the digest of its manifest."""
+_SPREAD = 0.02
+
+
+class DrawnWeights:
+    """Its tensors, each drawn from its own name when it is read."""
+
+    def __init__(self, config: dict[str, Any] = BIG_CONFIG) -> None:
+        layers = LayerRange(0, config["num_hidden_layers"])
+        self._expected = {
+            name if name == "lm_head.weight" else f"model.{name}": tensor
+            for name, tensor in expected_tensors(config, layers).items()
+        }
+
+    def names(self) -> Collection[str]:
+        return self._expected.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: ExpectedTensor = self._expected[name]
+        values = torch.ones(tensor.shape, dtype=torch.bfloat16)
+        if len(tensor.shape) > 1:
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            values.normal_(0.0, _SPREAD, generator=generator)
+        return values
+
+
+def write_checkpoint(directory: Path, config: dict[str, Any] = BIG_CONFIG) -> None:
+    """As safetensors, a file for each layer; nothing where it is there already."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    weights, files = DrawnWeights(config), dict[str, list[str]]()
+    for name in weights.names():
+        part = name.split(".layers.")[1].split(".")[0] if ".layers." in name else "ends"
+        files.setdefault(f"part-{part}.safetensors", []).append(name)
+    for file, names in files.items():
+        save_file({name: weights.read(name) for name in names}, directory / file)
+    (directory / "config.json").write_text(json.dumps(config))
+    index.write_text(json.dumps({"weight_map": {name: file for file, names in files.items() for name in names}}))

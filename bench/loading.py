@@ -1,0 +1,133 @@
+"""How fast a stage loads from packed files, beside reading the same files past the page cache and doing nothing else.
+
+    python -m bench.loading DIR [--rounds 5] [--layers 14]
+
+DIR takes a checkpoint of 2.3 GB and its packed files. In each round the same files are read by both, in turns, each
+time with none of them in the page cache (as `mincore` says); then they are loaded from the page cache, beside loading
+the checkpoint from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import mmap
+import os
+import statistics
+import threading
+import time
+from pathlib import Path
+
+import torch
+from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share, rounded_up
+from edgeshard_agent.store.packed_units import PackedUnits
+
+from bench.big_llama import BIG_CONFIG, MODEL, write_checkpoint
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.model import LayerRange
+
+
+def load(directory: Path, layers: LayerRange, packing: Packing | None) -> tuple[float, float, StageWeights]:
+    """Seconds, seconds of the processor, and the weights."""
+    gc.collect()
+    began, used = time.perf_counter(), time.process_time()
+    source = SafetensorsDirectory(directory)
+    weights = StageWeights.load(source, BIG_CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", packing=packing)
+    return time.perf_counter() - began, time.process_time() - used, weights
+
+
+def read_direct(files: list[Path]) -> float:
+    """Seconds to read them with O_DIRECT into memory that is there, by as many threads and in chunks as large."""
+    memory = mmap.mmap(-1, rounded_up(max(file.stat().st_size for file in files)))
+    memory.write(bytes(len(memory)))
+    view, began = memoryview(memory), time.perf_counter()
+    for path in files:
+        file, size = os.open(path, os.O_RDONLY | os.O_DIRECT), path.stat().st_size
+        places, lock = iter(range(0, size, CHUNK_BYTES)), threading.Lock()
+
+        def work(file: int = file, places=places, lock=lock) -> None:  # type: ignore[no-untyped-def]
+            while True:
+                with lock:
+                    place = next(places, None)
+                if place is None:
+                    return
+                os.preadv(file, [view[place : place + CHUNK_BYTES]], place)
+
+        threads = [threading.Thread(target=work) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os.close(file)
+    return time.perf_counter() - began
+
+
+def forget(files: list[Path]) -> None:
+    """Take files out of the page cache."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+    assert all(cached_share(path) == 0.0 for path in files)
+
+
+def remember(files: list[Path]) -> None:
+    for path in files:
+        path.read_bytes()
+    assert all(cached_share(path) == 1.0 for path in files)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=14)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    checkpoint, layers = options.directory / "checkpoint", LayerRange(0, options.layers)
+    write_checkpoint(checkpoint)
+    units = PackedUnits(options.directory / "packed")
+    units.allow(1 << 40)
+    packing = Packing(units, MODEL)
+    everything = LayerRange(0, BIG_CONFIG["num_hidden_layers"])
+    began = time.perf_counter()
+    files = load(checkpoint, everything, packing)[2].packed_files
+    print(f"packed {len(files)} units, or found them: {time.perf_counter() - began:.1f} s")
+    names = load(checkpoint, layers, packing)[2].packed_files
+    mine = [options.directory / "packed" / f"{name}.packed" for name in names]
+    others = [path for path in (options.directory / "packed").iterdir() if path not in mine]
+    size = sum(path.stat().st_size for path in mine)
+    print(f"stage of {layers}: {len(mine)} files, {size / 1e9:.2f} GB; {os.cpu_count()} cores")
+    ratios = []
+    for number in range(options.rounds):
+        took: dict[str, float] = {}
+        for what in ("read", "load") if number % 2 else ("load", "read"):
+            forget([*mine, *others])
+            if what == "read":
+                took[what] = read_direct(mine)
+            else:
+                took[what], used, _ = load(checkpoint, layers, packing)
+                touched = sum(cached_share(path) > 0 for path in others)
+        ratios.append(took["read"] / took["load"])
+        print(
+            f"  read {size / took['read'] / 1e9:.2f} GB/s, loaded {size / took['load'] / 1e9:.2f} GB/s "
+            f"({used:.2f} s of processor): {ratios[-1]:.2f}; {touched} of {len(others)} other files touched"
+        )
+    print(f"cold load, median of {len(ratios)}: {statistics.median(ratios):.2f} of the disk's rate")
+    gains = []
+    for _ in range(options.rounds):
+        remember([*mine, *(path for path in checkpoint.iterdir() if path.suffix == ".safetensors")])
+        packed, used, _ = load(checkpoint, layers, packing)
+        today, today_used, _ = load(checkpoint, layers, None)
+        gains.append(today / packed)
+        print(f"  from the page cache: packed {packed:.2f} s ({used:.2f}), checkpoint {today:.2f} s ({today_used:.2f})")
+    print(f"second load, median of {len(gains)}: {statistics.median(gains):.1f} times as fast")
+
+
+if __name__ == "__main__":
+    main()

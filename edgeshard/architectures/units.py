@@ -1,0 +1,55 @@
+"""The units in which a box keeps a model packed: a layer, an expert of one, the embedding, the head with its norm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from edgeshard.architectures.config import read_config
+from edgeshard.architectures.record import Fused
+from edgeshard.architectures.tensors import HEAD_WEIGHT, expected_tensors
+from edgeshard.architectures.weights import shares_embedding
+from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.model import LayerRange
+
+EMBEDDING_UNIT = "embedding"
+HEAD_UNIT = "head"
+_EXPERT = re.compile(r"layers\.(\d+)\..*\bexperts\.(\d+)\.")
+
+
+def layer_unit(layer: int) -> str:
+    """Of a layer's block, without its experts."""
+    return f"layer-{layer}"
+
+
+def expert_unit(layer: int, expert: int) -> str:
+    return f"layer-{layer}-expert-{expert}"
+
+
+def tensors_of_units(
+    config: Mapping[str, Any], layers: LayerRange, quantisation: Quantisation | None
+) -> dict[str, frozenset[str]]:
+    """The canonical names of the tensors in each unit of a stage; a tied embedding is in two where it is kept twice.
+
+    Raises as `expected_tensors` does.
+    """
+    decoder = read_config(config)
+    shape, record = decoder.shape, decoder.architecture
+    first, last = layers.first == 0, layers.end == shape.layer_count
+    units: dict[str, set[str]] = {}
+    for name in expected_tensors(config, layers):
+        found = _EXPERT.match(name) if isinstance(record.runs, Fused) and record.is_expert(name) else None
+        if found is not None:
+            names = [expert_unit(int(found[1]), int(found[2]))]
+        elif name.startswith("layers."):
+            names = [layer_unit(int(name.split(".", 2)[1]))]
+        elif name == record.embedding:
+            embeds = first and not (last and shares_embedding(shape, quantisation))
+            names = [EMBEDDING_UNIT] * embeds + [HEAD_UNIT] * (last and shape.tied)
+        else:
+            assert name == HEAD_WEIGHT or last
+            names = [HEAD_UNIT]
+        for unit in names:
+            units.setdefault(unit, set()).add(name)
+    return {unit: frozenset(names) for unit, names in units.items()}

@@ -1,0 +1,71 @@
+"""Which layers of a stage stay in memory and which are read from the disk in every step. Pure; sizes in bytes.
+
+Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference; section
+5 of the survey's table in docs/papers.md). Layers that stay are spread evenly among those that do not, so that the disk
+reads on while they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeshard.domain.errors import ResourceExhaustedError
+
+PREFETCHED_LAYERS = 1
+"""Layers that are read ahead: p of ZeRO-Inference; there is one slot more, for the layer that computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Of the layers of a stage, in order: whether each stays in memory. The others pass through `slots` slots."""
+
+    resident: tuple[bool, ...]
+    slots: int
+    resident_bytes: int
+    """What weights take of memory: layers that stay, slots, and all that is no layer."""
+    streamed_bytes: int
+    """What every step reads."""
+
+    @property
+    def streams(self) -> bool:
+        return self.slots > 0
+
+
+def least_budget(layers: Sequence[int], others: int, prefetched: int = PREFETCHED_LAYERS) -> int:
+    """The smallest budget that `choose_residency` takes."""
+    return min(sum(layers), (1 + prefetched) * max(layers, default=0)) + others
+
+
+def choose_residency(
+    layers: Sequence[int], others: int, budget: int | None, prefetched: int = PREFETCHED_LAYERS
+) -> Residency:
+    """As many layers in memory as `budget` allows; all of them where it is None.
+
+    `layers` are the bytes of each layer and `others` those of embedding and head, which stay. Raises
+    ResourceExhaustedError, naming the bytes that lack, where even the slots do not fit.
+    """
+    whole = sum(layers)
+    if budget is None or whole + others <= budget:
+        return Residency((True,) * len(layers), 0, whole + others, 0)
+    slots = 1 + prefetched
+    fixed = others + slots * max(layers)
+    if fixed > budget:
+        raise ResourceExhaustedError(
+            f"weight_budget: {budget} bytes are too few by {fixed - budget}: embedding and head take {others}, and "
+            f"{slots} slots for layers of up to {max(layers)} take the rest; give this box more or fewer layers",
+            field="weight_budget",
+            reason="WEIGHT_BUDGET",
+        )
+    resident = _spread(layers, budget - fixed)
+    held = sum(size for size, stays in zip(layers, resident, strict=True) if stays)
+    return Residency(resident, slots, fixed + held, whole - held)
+
+
+def _spread(layers: Sequence[int], room: int) -> tuple[bool, ...]:
+    """As many layers as fit into `room` if spread evenly: the largest count for which they do."""
+    for count in range(len(layers) - 1, 0, -1):
+        chosen = {(2 * index + 1) * len(layers) // (2 * count) for index in range(count)}
+        if sum(layers[index] for index in chosen) <= room:
+            return tuple(index in chosen for index in range(len(layers)))
+    return (False,) * len(layers)

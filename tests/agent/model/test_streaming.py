@@ -1,0 +1,207 @@
+"""Stages from packed files, in memory and streamed from the disk, give the bits of stages loaded from checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.model import units as units_module
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops import native_available
+from edgeshard_agent.store.packed_units import PackedUnits
+
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import StepPlan
+
+pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+MODEL = Digest("5" * 64)
+SPANS = (((0, 9), (1, 5)), ((0, 1), (1, 11), (2, 12)), ((0, 1), (1, 1), (2, 1)))
+
+
+class NothingLeft:
+    """A checkpoint that must not be read any more; it still knows its names."""
+
+    def __init__(self, source: SafetensorsDirectory) -> None:
+        self._names = source.names()
+
+    def names(self) -> Any:
+        return self._names
+
+    def read(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read from the checkpoint")
+
+
+def load(checkpoint: Any, packing: Packing | None, *, source: Any = None, **options: Any) -> StageModel:
+    layers = options.pop("layers", None) or LayerRange(0, _layer_count(checkpoint))
+    dtype = options.pop("dtype", DType.FLOAT32)
+    return StageModel.load(
+        source or SafetensorsDirectory(checkpoint.path),
+        checkpoint.config,
+        layers,
+        dtype=dtype,
+        kv_dtype=dtype,
+        kv_blocks=40,
+        block_tokens=16,
+        device="cpu",
+        packing=packing,
+        **options,
+    )
+
+
+def _layer_count(checkpoint: Any) -> int:
+    from edgeshard.architectures import parse_config
+
+    return parse_config(checkpoint.config).layer_count
+
+
+def logits(stage: StageModel, checkpoint: Any, tiny_head: Any) -> Iterator[torch.Tensor]:
+    head = tiny_head([stage], checkpoint.sequences)
+    for spans in SPANS:
+        yield from head.step(spans).values()
+
+
+def _packed(tmp_path: Path) -> PackedUnits:
+    units = PackedUnits(tmp_path / "packed")
+    units.allow(1 << 40)
+    return units
+
+
+def _least_budget(checkpoint: Any, units: PackedUnits, prefetched: int, **options: Any) -> int:
+    """The smallest budget, from what the refusal of a smaller one says lacks."""
+    with pytest.raises(ResourceExhaustedError) as refused:
+        load(checkpoint, Packing(units, MODEL, budget=1, prefetched=prefetched), **options)
+    return 1 + int(refused.value.message.split("too few by ")[1].split(":")[0])
+
+
+def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+    plain = load(checkpoint, None)
+    wanted = list(logits(plain, checkpoint, tiny_head))
+    units = _packed(tmp_path)
+    first = load(checkpoint, Packing(units, MODEL))
+    if not first.weights.packed_files:
+        assert not isinstance(first.weights.modules, DecoderModules)
+        with pytest.raises(FailedPreconditionError, match="cannot be streamed"):
+            load(checkpoint, Packing(units, MODEL, budget=1))
+        return
+    nothing = NothingLeft(SafetensorsDirectory(checkpoint.path))
+    again = load(checkpoint, Packing(units, MODEL), source=nothing)
+    assert again.parameter_bytes == plain.parameter_bytes
+    for stage in (first, again):
+        assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
+    budget = _least_budget(checkpoint, units, 0, source=nothing)
+    streamed = load(checkpoint, Packing(units, MODEL, budget=budget, prefetched=0), source=nothing)
+    assert streamed.parameter_bytes == plain.parameter_bytes
+    store = streamed.weights.store
+    if _layer_count(checkpoint) > 1:
+        assert store is not None
+        assert all(map(torch.equal, logits(streamed, checkpoint, tiny_head), wanted))
+        assert store.counts.layers_read >= len(SPANS) * _layer_count(checkpoint)
+    streamed.release()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
+@pytest.mark.parametrize("quantisation", [None, Quantisation.INT8, Quantisation.INT4_HEAD_INT4])
+@pytest.mark.parametrize("prefetched", [0, 1])
+def test_bits_in_all_dtypes(
+    checkpoint: Any,
+    tiny_head: Any,
+    tmp_path: Path,
+    dtype: DType,
+    quantisation: Quantisation | None,
+    prefetched: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if dtype is DType.FLOAT16:
+        if quantisation is not None:
+            pytest.skip("kernels of small integers take float32 and bfloat16")
+        monkeypatch.setattr(units_module, "SMALL_TENSOR_BYTES", 256)  # its matrices are plain tensors
+    options: dict[str, Any] = {"dtype": dtype, "quantisation": quantisation}
+    wanted = list(logits(load(checkpoint, None, **options), checkpoint, tiny_head))
+    units = _packed(tmp_path)
+    least = _least_budget(checkpoint, units, prefetched, **options)
+    for budget in (least, least + 1000, None):
+        stage = load(checkpoint, Packing(units, MODEL, budget=budget, prefetched=prefetched), **options)
+        assert (stage.weights.store is None) == (budget is None)
+        assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
+        stage.release()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain"])
+def test_a_sweep_reads_once_and_gives_what_its_steps_give(checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+    units = _packed(tmp_path)
+    plain, options = load(checkpoint, None), {"prefetched": 1}
+    streamed = load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 1), **options))
+    store = streamed.weights.store
+    assert store is not None
+    # Two chunks of one prompt, another prompt, and a decode behind both: the steps of one sweep, in order.
+    wanted, plans = [], []
+    for stage, seen in ((plain, wanted), (streamed, plans)):
+        head = tiny_head([stage], checkpoint.sequences)
+        steps = [head.plan(spans) for spans in (((0, 9),), ((0, 4),), ((1, 12),), ((0, 1), (1, 1)))]
+        inputs = [head.inputs(step) for step in steps]
+        if stage is plain:
+            seen.extend(stage.execute(*step) for step in zip(steps, inputs, strict=True))
+        else:
+            before = store.counts.layers_read
+            outputs = stage.execute_sweep(list(zip(steps, inputs, strict=True)))
+            seen.extend(outputs)
+            round_of_layers = store.streamed_bytes // (store.counts.bytes_read // store.counts.layers_read)
+            assert store.counts.layers_read - before <= round_of_layers + 2, "read ahead of the next sweep"
+    assert [output.tokens for output in plans] == [output.tokens for output in wanted]
+    freed = head.plan(((2, 3),))
+    steps = [(freed, head.inputs(freed)), (StepPlan(frees=(2,)), None)]
+    assert len(streamed.execute_sweep(steps)) == 1, "a step that frees a request of the sweep waits for the next"
+    assert streamed.execute(StepPlan(frees=(2,))).tokens == ()
+    streamed.release()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain"])
+def test_a_damaged_or_vanished_file_is_named_and_made_again(checkpoint: Any, tmp_path: Path, tiny_head: Any) -> None:
+    units = _packed(tmp_path)
+    wanted = list(logits(load(checkpoint, Packing(units, MODEL)), checkpoint, tiny_head))
+    for damage in (_flip_last, _cut_last, _flip_first, lambda path: path.unlink()):
+        files = sorted((tmp_path / "packed").iterdir())
+        damage(files[0])
+        if files[0].exists():
+            with pytest.raises(DataLossError) as named:
+                load(checkpoint, Packing(units, MODEL))
+            assert named.value.reason == "PACKED_DAMAGED" and files[0].name in named.value.message
+            assert not files[0].exists()
+        again = load(checkpoint, Packing(units, MODEL))
+        assert files[0].exists()
+        assert all(map(torch.equal, logits(again, checkpoint, tiny_head), wanted))
+
+
+def _flip_last(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-4000] ^= 1
+    path.write_bytes(data)
+
+
+def _flip_first(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+
+
+def _cut_last(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+@pytest.mark.parametrize("variant", ["llama-plain"])
+def test_without_room_a_stage_loads_and_packs_nothing(checkpoint: Any, tmp_path: Path) -> None:
+    units = PackedUnits(tmp_path / "packed")
+    stage = load(checkpoint, Packing(units, MODEL))
+    assert stage.weights.packed_files == () and units.files() == []
+    with pytest.raises(ResourceExhaustedError, match="no room on the disk to pack layer-0"):
+        load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 0), prefetched=0))
