@@ -22,6 +22,7 @@ Expert = tuple[int, int]
 Sizes = NDArray[np.int64]
 """[layers, experts]: bytes of each expert."""
 
+MOST_AHEAD = 3
 # How much one token weighs in the share of tokens that choose an expert: about the last hundred count.
 _RECENT = 0.01
 _LEAST_SHARE = 1e-4
@@ -140,7 +141,7 @@ class ForecastCache:
     room: int
     sizes: Sizes
     table: ExpertTable
-    most_ahead: int = 3
+    most_ahead: int = MOST_AHEAD
     least_likely: float = 0.3
     counts: Counts = field(default_factory=Counts)
     _plain: LeastRecentlyUsed = field(init=False)

@@ -63,6 +63,21 @@ class ExpertTable:
         result: Floats = single[0] if len(single) == 1 else 1.0 - (1.0 - single).prod(0)
         return result
 
+    def part(self, first: int, end: int) -> ExpertTable:
+        """Of some of the layers, where what other layers chose is not known."""
+        if (first, end) == (0, self.layers):
+            return self
+        last, earlier = self.last[first:end].copy(), self.earlier[first:end].copy()
+        last[:1] = 0.0
+        earlier[:2] = 0.0
+        return ExpertTable(self.base[first:end], last, earlier)
+
+    @classmethod
+    def even(cls, layers: int, experts: int) -> ExpertTable:
+        """One that knows nothing: every expert is as likely as another."""
+        square = np.zeros((layers, experts, experts), np.float32)
+        return cls(np.full((layers, experts), -np.log(max(1, experts - 1)), np.float32), square, square)
+
     def tensors(self) -> dict[str, NDArray[np.float16]]:
         """What is kept beside the model."""
         return {

@@ -10,22 +10,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange
 from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency
+from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
+from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
-from edgeshard_agent.store.direct import ChunkReader
+from edgeshard_agent.store.direct import ChunkReader, rounded_up
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
 
@@ -36,6 +41,7 @@ class Packing:
 
     `model` is its manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
     are packed that are not yet; streamed ones always are. `prefetched` layers are read ahead of the one that computes.
+    `expert_table` forecasts the experts of all the model's mixtures, where there is one.
     """
 
     units: PackedUnits
@@ -43,6 +49,7 @@ class Packing:
     budget: int | None = None
     writes: bool = True
     prefetched: int = PREFETCHED_LAYERS
+    expert_table: ExpertTable | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +57,7 @@ class Filled:
     """What came of it: the store of streamed layers, what stays in memory, and the packed files that are used."""
 
     store: WeightStore | None = None
+    experts: ExpertStore | None = None
     residency: Residency | None = None
     files: list[str] = field(default_factory=list)
 
@@ -108,6 +116,7 @@ class _Filling:
         assert isinstance(modules, DecoderModules)
         self.reader = ChunkReader()
         self._modules = modules
+        self._config = config
         self._loader = loader
         self._packing = packing
         self._left = dict(wanted)
@@ -124,6 +133,9 @@ class _Filling:
         itemsize = self._modules.context.dtype.itemsize
         sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
         others = sum(_held_bytes(unit, itemsize) for unit in ends)
+        if self._caches_experts(layers, sum(sizes) + others):
+            self._fill_with_cache(ends, layers, others)
+            return self._filled
         residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
         streamed: list[tuple[int, list[AdoptedUnit]]] = []
         self._fill_ends(ends)
@@ -141,6 +153,48 @@ class _Filling:
         else:
             check_filled(self._modules)
         return self._filled
+
+    def _caches_experts(self, layers: Sequence[Sequence[ModelUnit]], everything: int) -> bool:
+        """Layers with experts stay but for these, which a cache holds; where all fits there is nothing to decide."""
+        budget = self._packing.budget
+        return budget is not None and everything > budget and any(len(group) > 1 for group in layers)
+
+    def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], others: int) -> None:
+        itemsize, budget = self._modules.context.dtype.itemsize, self._packing.budget or 0
+        mixtures = [group[1:] for group in layers if len(group) > 1]
+        largest = max(rounded_up(_held_bytes(unit, itemsize)) for group in mixtures for unit in group)
+        fixed = others + sum(_held_bytes(group[0], itemsize) for group in layers)
+        # Room for one that computes, and for one that is read ahead.
+        if fixed + 2 * largest > budget:
+            raise ResourceExhaustedError(
+                f"weight_budget: {budget} bytes are too few by {fixed + 2 * largest - budget}: what is no expert takes "
+                f"{fixed}, and two experts take the rest; give this box more memory or fewer layers",
+                field="weight_budget",
+                reason="WEIGHT_BUDGET",
+            )
+        self._fill_ends(ends)
+        for group in layers:
+            self._fill_unit(group[0])
+        adopted = [[self._stream_unit(unit) for unit in group] for group in mixtures]
+        self._loader.load(self._left)
+        sizes = np.array([[rounded_up(unit.large_bytes) for unit in group] for group in adopted], np.int64)
+        room = budget - fixed - int(sizes.max())
+        store = self._filled.experts = ExpertStore(adopted, ForecastCache(room, sizes, *self._forecasts(sizes)))
+        self._modules.has_all = False
+        blocks = [block for block in self._modules.layers.values() if isinstance(block, Block)]
+        places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
+        for number, mixture in enumerate(places):
+            mixture.source = store.layer(number)
+
+    def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
+        """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
+        table, context = self._packing.expert_table, self._modules.context
+        if table is None:
+            return ExpertTable.even(*sizes.shape), 0
+        before = LayerRange(0, context.layers.first)
+        units = tensors_of_units(self._config, before, context.quantisation) if before.end else {}
+        first = sum(expert_unit(layer, 0) in units for layer in range(before.end))
+        return table.part(first, first + len(sizes)), MOST_AHEAD
 
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
         """The units of each layer, in order."""
