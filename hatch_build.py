@@ -111,7 +111,7 @@ def _compile(compile_command: tuple[str, ...], directory: Path) -> str:
         return f"the kernels do not compile, and the agent will be several times slower:\n{errors['portable']}"
     linked = directory / LIBRARY.name
     objects = [str(directory / f"{name}.o") for name in built]
-    shared = [str(SOURCES / name) for name in ("library.cpp", "blocks.cpp")]
+    shared = [str(SOURCES / name) for name in ("library.cpp", "blocks.cpp", "checksum.cpp")]
     with_sets = [f"-DES_WITH_{name.upper()}" for name in built]
     sources = f'-DES_SOURCES="{_digest()}"'
     link = (*compile_command, *with_sets, sources, "-shared", *shared, *objects, "-pthread", "-o", str(linked))

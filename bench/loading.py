@@ -78,7 +78,7 @@ def forget(files: list[Path]) -> None:
 def remember(files: list[Path]) -> None:
     for path in files:
         path.read_bytes()
-    assert all(cached_share(path) == 1.0 for path in files)
+    assert all(cached_share(path) > 0.9 for path in files), [cached_share(path) for path in files]
 
 
 def main() -> None:

@@ -135,6 +135,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     kv_overcommit: Annotated[
         bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
     ] = False,
+    allow_streaming: Annotated[
+        bool, typer.Option("--allow-streaming", help="Boxes may read a part of their weights from disk in every step.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
@@ -169,6 +172,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "max_inter_token_latency_s": max_inter_token_latency,
         "prefix_cache": prefix_cache or None,
         "kv_overcommit": kv_overcommit or None,
+        "allow_streaming": allow_streaming or None,
     }
     connect, elsewhere = connect_of(context), model_source(model)
     if elsewhere is not None:
@@ -301,6 +305,8 @@ async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s:
     console = stderr_console()
     with console.status(f"deploying {spec.name}") as status:
         async with connect.client() as client:
+            if spec.allow_streaming and (first := await client.plan(spec)).streams:
+                console.print(f"before it starts: {first.note}", markup=False)
             reporter = DeployReporter(status)
             try:
                 deployment = await client.deploy(spec, wait, timeout_s, reporter.show)

@@ -69,6 +69,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many boxes.")] = None,
     head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other box sees a token.")] = False,
     relays: Annotated[bool, typer.Option("--relays", help="Boxes without layers may go between two others.")] = False,
+    allow_streaming: Annotated[
+        bool, typer.Option("--allow-streaming", help="Boxes may read a part of their weights from disk in every step.")
+    ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Show all strategies, and whether to split at all.")
     ] = False,
@@ -110,6 +113,11 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         raise InvalidArgumentError("--plot draws a --sweep, a --compare or a --simulate: give one too", field="plot")
     if sum((compare, explain, sweep is not None, simulate is not None)) > 1:
         raise InvalidArgumentError("give one of --compare, --explain, --sweep and --simulate", field="compare")
+    if allow_streaming and (compare or simulate is not None):
+        raise InvalidArgumentError(
+            "--allow-streaming: --compare and --simulate know only boxes that hold their weights; give one of them",
+            field="allow_streaming",
+        )
     asked = Asked(
         model=model,
         source=source,
@@ -133,6 +141,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
             "head_on_source": head_on_source,
+            "allow_streaming": allow_streaming,
         },
     )
     if cluster is not None:

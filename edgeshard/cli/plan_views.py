@@ -24,6 +24,15 @@ from edgeshard.planning.explain import bottleneck, explain
 from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
 from edgeshard.planning.problem import PlanProblem
+from edgeshard.planning.tiers.words import (
+    advice_without_streaming,
+    daily_bytes,
+    daily_words,
+    offer_words,
+    speed_words,
+    speeds,
+    streaming_words,
+)
 from edgeshard.planning.verdict import advice
 
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
@@ -56,7 +65,7 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
     earlier = plan(before, alternatives=0) if before is not None else None
     if output in (Output.JSON, Output.YAML):
         data = plan_data(result)
-        data["advice"] = advice(result) or None
+        data["advice"] = _advice(result) or None
         if with_explanation:
             data["explanation"] = list(explain(result))
         if earlier is not None:
@@ -64,6 +73,7 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
         show_data(data, output)
     elif output is Output.NAME:
         if result.feasible:
+            _warn_of_streaming(result)
             typer.echo(result.placement)
     else:
         _show_tables(result, earlier, with_explanation, output)
@@ -77,14 +87,24 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
         show_fields(_fields(result, earlier))
     if result.feasible:
         if with_explanation:
-            typer.echo("\n".join(explain(result)))
-            if words := advice(result):
+            typer.echo("\n".join((*explain(result), *(f"Streaming: {line}." for line in streaming_words(result)))))
+            if words := _advice(result):
                 typer.echo(f"{words[0].upper()}{words[1:]}.")
         typer.echo()
         stdout_console().print(table(result.stages, visible(STAGE_COLUMNS, output)))
         if result.alternatives and not with_explanation:
             typer.echo()
             stdout_console().print(table(result.alternatives, ALTERNATIVE_COLUMNS))
+
+
+def _advice(result: PlanResult) -> str:
+    return advice_without_streaming(result) if result.streams else advice(result)
+
+
+def _warn_of_streaming(result: PlanResult) -> None:
+    """On stderr, where only the placement is printed."""
+    for line in streaming_words(result):
+        typer.echo(f"streaming: {line}", err=True)
 
 
 def plan_words(problem: PlanProblem) -> str:
@@ -100,7 +120,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "objective": problem.objective.value,
     }
     if prediction is None:
-        return fields | {"plan": "none", "why": bottleneck(result)}
+        offer = {"offer": words} if (words := offer_words(result)) else {}
+        return fields | {"plan": "none", "why": bottleneck(result)} | offer
     fields |= {
         "time per token": human_seconds(prediction.time_per_token_s),
         "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {load_words(result)}",
@@ -111,7 +132,9 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     }
     if prediction.joules_per_token is not None:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these boxes alone"
-    if words := advice(result):
+    if result.streams:
+        fields |= {"streaming": "; ".join(speed_words(result)), "disk": "; ".join(daily_words(result))}
+    if words := _advice(result):
         fields["advice"] = words
     measured, estimated = _measured_nodes(result)
     if measured:
@@ -159,6 +182,9 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         }
         for stage in result.stages
     ]
+    if result.streams:
+        for data, stage in zip(stages, result.stages, strict=True):
+            data["streaming"] = plain(stage.streaming)
     alternatives = [
         {
             "placement": item.placement,
@@ -187,6 +213,25 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         "measured": _measured_nodes(result)[0],
         "doubtful": doubtful(problem),
         "figures": {kind: source for kind, source in kinds.items() if kind in used},
+        **_streaming_data(result),
+    }
+
+
+def _streaming_data(result: PlanResult) -> dict[str, Any]:
+    """What only a plan that streams has, or one in whose place streaming is offered."""
+    if result.offer is not None:
+        return {"offer": plan_data(result.offer)}
+    if not result.streams or result.prediction is None:
+        return {}
+    alone, many = speeds(result)
+    figures = many or alone
+    return {
+        "sweep": result.prediction.sweep,
+        "alone_time_per_token_s": alone.time_per_token_s,
+        "daily_read_bytes": {
+            stage.node: daily_bytes(stage, figures) for stage in result.stages if stage.streaming is not None
+        },
+        "streaming": list(streaming_words(result)),
     }
 
 

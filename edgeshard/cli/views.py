@@ -82,6 +82,12 @@ PLACED_COLUMNS: list[Column[PlacedStage]] = [
     Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
     Column("KV CACHE", lambda stage: human_bytes(stage.kv_bytes), right=True),
     Column("WORKSPACE", lambda stage: human_bytes(stage.workspace_bytes), right=True, wide=True),
+    Column(
+        "STREAMS",
+        lambda stage: human_bytes(stage.streamed_bytes) if stage.streamed_bytes else "-",
+        right=True,
+        wide=True,
+    ),
     Column("ADDRESS", lambda stage: stage.address),
 ]
 

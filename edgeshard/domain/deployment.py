@@ -28,17 +28,18 @@ Positive = Annotated[int, Field(ge=1, le=2**31)]
 class DeploymentSpec(BaseModel):
     """The unit of `edgectl deploy`: a model, its source box and how it is to run.
 
-    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. `max_context` 0
-    means the model's own limit. `concurrency` requests of `max_context` tokens fit the KV pool at once; with
-    `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out. `prompt_tokens` and
-    `new_tokens` are typical lengths of a prompt and an answer, which it is planned for; None: those of its traffic so
-    far. `prefix_cache` shares the KV of equal beginnings among a client's requests. `max_inter_token_latency_s` keeps
-    prompts from holding up requests that are generating. `micro_batches` is how many decode steps are in flight at
-    once; with 0 the head chooses while it runs. `quantisation` is by box, "*" for those not named, such as `{"*" =
-    "int8"}`; without it a model that is stored as small integers stays so, and "none" makes it whole. On a box with
-    quantised weights the LM head is as `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of
-    `standby` keep weights of others' layers in memory, to take them over; with "auto" alone the coordinator chooses
-    them.
+    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty.
+    `max_context` 0 means the model's own limit. `concurrency` requests of `max_context` tokens fit the KV pool at
+    once; with `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out.
+    `prompt_tokens` and `new_tokens` are typical lengths of a prompt and an answer, which it is planned for; None:
+    those of its traffic so far. With `allow_streaming` boxes may read a part of their weights from their disks in
+    every step, where that is better or nothing else fits. `prefix_cache` shares the KV of equal beginnings among a
+    client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
+    `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it runs.
+    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`; without it a model that is stored
+    as small integers stays so, and "none" makes it whole. On a box with quantised weights the LM head is as
+    `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of `standby` keep weights of others'
+    layers in memory, to take them over; with "auto" alone the coordinator chooses them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -58,6 +59,7 @@ class DeploymentSpec(BaseModel):
     max_time_per_token_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     max_inter_token_latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     kv_overcommit: bool = False
+    allow_streaming: bool = False
     prefix_cache: bool = False
     mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
     micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -160,6 +162,12 @@ def _check_together(spec: DeploymentSpec) -> None:
         raise InvalidArgumentError(
             "head_quantisation: no box has quantised weights; give quantisation too",
             field="head_quantisation",
+            reason="INVALID_SPEC",
+        )
+    if spec.allow_streaming and spec.objective == "energy":
+        raise InvalidArgumentError(
+            "allow_streaming: it is not for the objective energy; what a disk takes is not known",
+            field="allow_streaming",
             reason="INVALID_SPEC",
         )
     _check_lengths(spec)

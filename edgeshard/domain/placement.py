@@ -26,8 +26,8 @@ class PlacedStage:
     """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
 
     `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
-    memory it takes beside these while it works. `weight_budget` is what its weights may take of memory: the others
-    are read from the disk in every step; 0 for all of them in memory.
+    memory it takes beside these while it works. A stage that reads `streamed_bytes` of its weights from the disk in
+    every step has `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0.
     """
 
     index: int
@@ -38,7 +38,8 @@ class PlacedStage:
     parameter_bytes: int
     kv_bytes: int
     workspace_bytes: int = 0
-    weight_budget: int = 0
+    weight_budget_bytes: int = 0
+    streamed_bytes: int = 0
 
 
 class LengthsFrom(StrEnum):
@@ -104,8 +105,8 @@ class Placement:
     """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
 
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
-    `costs`, one for each stage or none at all, let the head size its steps. The head sends micro-batches in groups of
-    `sweep`, for which a stage that streams weights reads them once; 1 where none does.
+    `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
+    micro-batches go through the layers together.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -117,6 +118,11 @@ class Placement:
     note: str = ""
     costs: tuple[StageCost, ...] = ()
     sweep: int = 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether a stage reads weights from its disk in every step."""
+        return any(stage.streamed_bytes for stage in self.stages)
 
     @property
     def head(self) -> PlacedStage:

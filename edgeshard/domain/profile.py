@@ -98,6 +98,14 @@ class EnergyProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskProfile:
+    """The disk of the agent's state: bytes a second read one after the other past the page cache, and bytes free."""
+
+    read_bytes_per_s: AboveZero
+    free_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeProfile:
     """A box's times for one model shape and one way to keep its weights: in `dtype`, or as `quantisation` says.
 
@@ -105,7 +113,8 @@ class ComputeProfile:
 
     `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
     processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
-    among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator.
+    among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator. `disk` is None where it
+    could not be read past the page cache.
     """
 
     fingerprint: str
@@ -121,6 +130,7 @@ class ComputeProfile:
     energy: EnergyProfile | None = None
     quantisation: Quantisation | None = None
     others_share: NotNegative = 0.0
+    disk: DiskProfile | None = None
 
     @property
     def step_overhead_s(self) -> float:

@@ -115,15 +115,18 @@ def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) 
 def allowed(instance: Instance, cuts: Cuts) -> Booleans:
     """[K] whether a cut keeps the limits of memory, layers, links and stages; order and ends are taken as sound."""
     nodes, starts, ends = cuts.nodes, cuts.starts, cuts.ends
-    held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
-    need = instance.stage_bytes + held[ends] - held[starts]
-    head = 0 if instance.head_on_source else nodes.shape[1] - 1
-    need[:, 0] += instance.embed_bytes
-    need[:, head] += instance.head_bytes
-    if head == 0:
-        need[:, 0] -= instance.tied_bytes
-    ok = (need <= instance.capacity_bytes[nodes] * (1 + SLACK)) & (ends - starts <= instance.max_layers[nodes])
-    fits = np.asarray(ok.all(axis=1))
+    if instance.stage_s is not None:
+        room = np.isfinite(instance.stage_s[nodes, starts, ends])
+    else:
+        held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
+        need = instance.stage_bytes + held[ends] - held[starts]
+        head = 0 if instance.head_on_source else nodes.shape[1] - 1
+        need[:, 0] += instance.embed_bytes
+        need[:, head] += instance.head_bytes
+        if head == 0:
+            need[:, 0] -= instance.tied_bytes
+        room = need <= instance.capacity_bytes[nodes] * (1 + SLACK)
+    fits = np.asarray((room & (ends - starts <= instance.max_layers[nodes])).all(axis=1))
     if nodes.shape[1] > 1:
         fits &= np.isfinite(instance.hop_s[nodes[:, :-1], nodes[:, 1:]]).all(axis=1)
         fits &= np.isfinite(instance.return_s[nodes[:, -1], instance.source])
@@ -133,11 +136,14 @@ def allowed(instance: Instance, cuts: Cuts) -> Booleans:
 def scores(instance: Instance, cuts: Cuts) -> tuple[Floats, Floats]:
     """[K] R and [K] B of every cut, as `scoring.score` has them."""
     nodes, receivers = cuts.nodes, cuts.receivers
-    done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
-    stage = instance.overhead_s[nodes] + (done[nodes, cuts.ends] - done[nodes, cuts.starts])
-    head = 0 if instance.head_on_source else nodes.shape[1] - 1
-    stage[:, 0] += instance.embed_s[nodes[:, 0]]
-    stage[:, head] += instance.head_s[nodes[:, head]]
+    if instance.stage_s is not None:
+        stage = instance.stage_s[nodes, cuts.starts, cuts.ends]
+    else:
+        done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+        stage = instance.overhead_s[nodes] + (done[nodes, cuts.ends] - done[nodes, cuts.starts])
+        head = 0 if instance.head_on_source else nodes.shape[1] - 1
+        stage[:, 0] += instance.embed_s[nodes[:, 0]]
+        stage[:, head] += instance.head_s[nodes[:, head]]
     if nodes.shape[1] == 1:
         return stage[:, 0], stage[:, 0]
     hop = instance.hop_s[nodes, receivers]

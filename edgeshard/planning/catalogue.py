@@ -29,6 +29,9 @@ class DeviceSpec:
     known. Those of the catalogue are the whole module of a Jetson, without its carrier board, and the board alone of a
     discrete GPU, without the computer around it: for the energy of whole boxes, give a cluster file what a meter at the
     socket shows.
+
+    A box's disk is read at `disk_bytes_per_s`, None where nobody knows, as for all of the catalogue; `disk_bytes` of it
+    are free, None for enough.
     """
 
     kind: str
@@ -41,6 +44,8 @@ class DeviceSpec:
     step_overhead_s: float = 0.0
     idle_w: float | None = None
     busy_w: float | None = None
+    disk_bytes_per_s: float | None = None
+    disk_bytes: float | None = None
 
     @property
     def usable_bytes(self) -> float:

@@ -5,7 +5,7 @@ Every unknown key and every value that cannot be raises InvalidArgumentError nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -147,12 +147,14 @@ _DEVICE_KEYS = (
     "unified",
     "idle_w",
     "busy_w",
+    "disk_bytes_per_s",
+    "disk_bytes",
     "step_overhead_s",
     "up_bps",
     "down_bps",
     "figures_source",
 )
-_FIGURES = _DEVICE_KEYS[3:10]
+_FIGURES = _DEVICE_KEYS[3:12]
 
 
 def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
@@ -215,6 +217,8 @@ def _device(table: Fields) -> DeviceSpec:
         step_overhead_s=table.not_negative("step_overhead_s", base.step_overhead_s if base else 0.0),
         idle_w=idle_w,
         busy_w=busy_w,
+        disk_bytes_per_s=table.positive("disk_bytes_per_s", base.disk_bytes_per_s if base else None),
+        disk_bytes=table.positive("disk_bytes", base.disk_bytes if base else None),
     )
 
 
@@ -327,6 +331,24 @@ def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
         raise invalid(field_name, f"would remove the source {name}; name another box")
     cloud = None if cluster.cloud == name else cluster.cloud
     return replace(cluster, nodes=cluster.nodes[:index] + cluster.nodes[index + 1 :], cloud=cloud)
+
+
+def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], DeviceSpec], field_name: str) -> Cluster:
+    """The cluster with other figures for a box, or for all boxes of a group; for all there are where no name is given.
+
+    Raises InvalidArgumentError naming `field_name` when there is no such box.
+    """
+    named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
+    devices: dict[int, DeviceSpec] = {}  # boxes that share a spec go on sharing one
+    nodes = []
+    for node in cluster.nodes:
+        if node.name in named:
+            if id(node.device) not in devices:
+                devices[id(node.device)] = change(node.device)
+            nodes.append(replace(node, device=devices[id(node.device)]))
+        else:
+            nodes.append(node)
+    return replace(cluster, nodes=tuple(nodes))
 
 
 def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:

@@ -35,7 +35,7 @@ def bottleneck(result: PlanResult) -> str:
 
 def is_saturated(prediction: CutPrediction) -> bool:
     """Whether the busiest station, not the way round, sets the rate."""
-    m = prediction.load.micro_batches
+    m = prediction.in_flight
     return m > 1 and m * prediction.decode.bottleneck_s >= prediction.decode.round_s
 
 
@@ -66,7 +66,7 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     lines.append(_where_time_goes(prediction))
     if prediction.joules_per_token is not None:
         lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, that of its boxes alone.")
-    if sliced := _sliced(result):
+    if not result.streams and (sliced := _sliced(result)):
         lines.append(sliced)
     tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
     memory = tightest.memory

@@ -37,6 +37,10 @@ class Instance:
                    otherwise a box's compute and its sends are one station
     head_on_source the source computes norm and head: hidden states return, and its station serves both
     min_nodes, max_nodes      bounds on the number of stages
+    stage_s        [M, N+1, N+1]  seconds of a whole stage on box j with the blocks from n to e, its overhead, embedding
+                   and head among them; infinite where the box can hold it in no way. It stands where a stage's time is
+                   no sum over blocks, because weights stream from a disk, and replaces the sums and the memory. None
+                   otherwise.
     """
 
     compute_s: Floats
@@ -59,6 +63,7 @@ class Instance:
     head_on_source: bool = False
     min_nodes: int = 1
     max_nodes: int = 1 << 30
+    stage_s: Floats | None = None
 
     @property
     def layers(self) -> int:
@@ -71,7 +76,8 @@ class Instance:
 
 def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
     """The seconds of a prompt and so many tokens after it, over one cut, under the memory of `token`."""
-    names = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
+    names = ["compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s"]
+    names += [] if token.stage_s is None else ["stage_s"]
     if not tokens:  # a missing link takes for ever, and no tokens over it would be no number
         return replace(token, **{name: getattr(prompt, name) for name in names})
     return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})

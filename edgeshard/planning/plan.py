@@ -9,6 +9,9 @@ then its tokens:
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
 
+Where boxes may stream weights from their disks, the best plan with boxes that do is compared with the best without
+(`tiers.joint`); where nothing fits and they may not, it is offered.
+
 Energy is the joules that a token takes (`energy`), of one request alone or of a load chosen with the cuts
 (`energy_search`).
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
@@ -27,12 +31,14 @@ from edgeshard.planning.energy_search import search_energy
 from edgeshard.planning.instance import Cut, Score, Solution
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.request_search import prompt_and_tokens, search_request
-from edgeshard.planning.scoring import stages, violations
+from edgeshard.planning.scoring import score, stages, violations
 from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
 from edgeshard.planning.site import listed
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.problem import equal_kinds
+from edgeshard.planning.tiers.joint import StreamedLoad, StreamSearch
+from edgeshard.planning.tiers.streams import Streaming, StreamTables
 
 ALTERNATIVES = 2
 """Runner-ups shown."""
@@ -45,6 +51,13 @@ GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
 GAP_OF_RATE = "token rate, prompts included"
 GAP_OF_ENERGY = "energy per token"
+_GAPS = {
+    Objective.LATENCY: GAP_OF_LATENCY,
+    Objective.REQUEST: GAP_OF_REQUEST,
+    Objective.TTFT: GAP_OF_TTFT,
+}
+OFFERED = ("memory", "source_memory")
+"""Constraints for want of which streaming is offered."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
 """Reason of the error for boxes whose watts are not known."""
 
@@ -54,8 +67,9 @@ class CutPrediction:
     """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
 
     `ttft_s` is the time until the last of the micro-batches has its first token, all starting together; for one request
-    alone with its prompt in `slices`. `request_s` is the time until they have all their tokens. `joules_per_token` is
-    what all boxes of the cut take in that time for each token, None where the watts of one are unknown.
+    alone with its prompt in `slices`. Where boxes stream, `sweep` micro-batches go as one step, whose scores these are.
+    `request_s` is the time until they have all their tokens. `joules_per_token` is what all boxes of the cut take in
+    that time for each token, None where the watts of one are unknown.
     """
 
     cut: Cut
@@ -68,6 +82,12 @@ class CutPrediction:
     throughput_tps: float
     slices: tuple[int, ...] = ()
     joules_per_token: float | None = None
+    sweep: int = 1
+
+    @property
+    def in_flight(self) -> int:
+        """Steps, or sweeps, under way at once."""
+        return self.load.micro_batches // self.sweep
 
     def cost(self, goal: Objective) -> float:
         """What an objective minimises: seconds, or joules per token; of a throughput, the seconds a token takes."""
@@ -89,7 +109,8 @@ class CutPrediction:
 class PlannedStage:
     """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it).
 
-    `power` are its box's watts, None where they are unknown.
+    `power` are its box's watts, None where they are unknown. `streaming` says what it reads from its disk in every
+    step, None where all its weights stay in memory.
     """
 
     node: str
@@ -99,6 +120,7 @@ class PlannedStage:
     compute_s: float
     send_s: float
     power: Power | None
+    streaming: Streaming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +141,7 @@ class PlanResult:
     """A plan, or why there is none (`shortage`). Every figure is of this placement under this load.
 
     `gap` is how much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best.
+    `offer` is what streaming would give where nothing fits and it was not allowed.
     """
 
     problem: PlanProblem
@@ -128,6 +151,12 @@ class PlanResult:
     gap_objective: str = GAP_OF_LATENCY
     alternatives: tuple[Alternative, ...] = ()
     shortage: Shortage | None = None
+    offer: PlanResult | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether a box of the plan streams weights from its disk."""
+        return any(stage.streaming is not None for stage in self.stages)
 
     @property
     def feasible(self) -> bool:
@@ -163,7 +192,11 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
             result = _energy(costs)
         case _:
             result = _request(costs)
-    if result.prediction is None or alternatives < 1:
+    if problem.allow_streaming:
+        result = _better(result, streaming_result(costs))
+    elif result.shortage is not None and result.shortage.constraint in OFFERED:
+        result = replace(result, offer=streaming_result(costs))
+    if result.prediction is None or result.streams or alternatives < 1:
         return result
     return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
 
@@ -205,6 +238,63 @@ def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_ob
         for index, (node, first, end) in enumerate(stages(cut))
     )
     return PlanResult(costs.problem, planned, prediction, gap, gap_objective)
+
+
+def streaming_result(costs: Costs) -> PlanResult | None:
+    """The best plan whose boxes may stream; None where there is none, or none that is more than a plan without."""
+    tables = StreamTables(costs)
+    if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
+        return None
+    found = StreamSearch(costs).run()
+    result = None if found is None else given_streaming(costs, found.cut, found.load)
+    if found is None or result is None or not result.streams:
+        return None
+    gap = 1.0 - found.bound / found.cost if found.cost > 0 else 0.0
+    return replace(result, gap=gap if gap > _SAME_ENERGY else 0.0)
+
+
+def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
+    """A cut and a load that were given; None where a box has no room, not even streaming, or no disk to stream from."""
+    tables = StreamTables(costs)
+    prediction = predict_streaming(tables, load, cut)
+    if not isfinite(prediction.request_s):
+        return None
+    result = result_of(costs, prediction, None, _GAPS.get(costs.problem.goal, GAP_OF_RATE))
+    staged = tuple(
+        stage if one is None else replace(stage, streaming=one, memory=replace(stage.memory, weights=one.budget_bytes))
+        for stage, one in zip(result.stages, tables.streaming(load.load, cut), strict=True)
+    )
+    return replace(result, stages=staged)
+
+
+def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None) -> CutPrediction:
+    """The figures of a cut whose boxes may stream, by the two-phase formula with sweeps for micro-batches.
+
+    `pool` is the load that memory was given to, where it is more than `load`.
+    """
+    costs, flight = tables.costs, load.in_flight
+    prefill = score(tables.instance(load.load, load.sweep, True, pool), cut, costs.names)
+    decode = score(tables.instance(load.load, load.sweep, False, pool), cut, costs.names)
+    ttft = prefill.round_s + (flight - 1) * prefill.bottleneck_s
+    per_token = max(decode.round_s, flight * decode.bottleneck_s)
+    seconds = ttft + (costs.problem.new_tokens - 1) * per_token
+    rate = load.load.requests * costs.problem.new_tokens / seconds
+    return CutPrediction(cut, load.load, prefill, decode, ttft, per_token, seconds, rate, sweep=load.sweep)
+
+
+def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
+    """The better of two plans, with a gap that holds for both ways."""
+    if streaming is None or streaming.prediction is None:
+        return resident
+    if resident.prediction is None:
+        return streaming
+    goal = resident.problem.goal
+    costs = [result.prediction.cost(goal) for result in (resident, streaming) if result.prediction is not None]
+    best = min(costs)
+    bound = min(cost * (1.0 - (result.gap or 0.0)) for cost, result in zip(costs, (resident, streaming), strict=True))
+    gap = 1.0 - bound / best if best > 0 else 0.0
+    chosen = streaming if costs[1] < costs[0] * (1 - _SAME_ENERGY) else resident
+    return replace(chosen, gap=gap if gap > _SAME_ENERGY else 0.0)
 
 
 def _latency(costs: Costs) -> PlanResult:

@@ -107,6 +107,7 @@ class PlanProblem:
     head_on_source        the source computes norm and head, so that no other box sees a token
     relays                whether a box without layers may pass frames around a slow link
     asynchronous          whether sending overlaps computing
+    allow_streaming       whether a box may read a part of its weights from its disk in every step
     sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
                           `STEP_TOKENS`, each of which passes all stages before the next begins
     times                 measured boxes by name; the others are estimated from their figures
@@ -134,6 +135,7 @@ class PlanProblem:
     head_on_source: bool = False
     relays: bool = False
     asynchronous: bool = True
+    allow_streaming: bool = False
     sliced: bool = True
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -193,6 +195,8 @@ class PlanProblem:
             )
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
+        if self.allow_streaming and self.objective is Objective.ENERGY:
+            raise invalid("allow_streaming", "is not for the objective energy: what a disk takes is not known")
         if self.max_nodes is not None and self.max_nodes < self.min_nodes:
             raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")
         self._check_nodes()

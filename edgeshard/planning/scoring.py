@@ -57,6 +57,8 @@ def score(instance: Instance, cut: Cut, names: Sequence[str] | None = None) -> S
 
 def _stage_seconds(instance: Instance, cut: Cut, index: int) -> float:
     node, start, end = stages(cut)[index]
+    if instance.stage_s is not None:
+        return float(instance.stage_s[node, start, end])
     seconds = instance.overhead_s[node] + instance.compute_s[node, start:end].sum()
     if index == 0:
         seconds += instance.embed_s[node]
@@ -111,7 +113,10 @@ def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
             found.append(f"box {node} has no layers and is no relay")
         if end - start > instance.max_layers[node]:
             found.append(f"box {node} has {end - start} layers, more than its {instance.max_layers[node]}")
-        if not within(need, float(instance.capacity_bytes[node])):
+        if instance.stage_s is not None:
+            if not np.isfinite(instance.stage_s[node, start, end]):
+                found.append(f"box {node} cannot hold {end - start} layers, not even streaming them")
+        elif not within(need, float(instance.capacity_bytes[node])):
             found.append(f"box {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}")
     if not np.isfinite(score(instance, cut).round_s):
         found.append("two neighbours have no link")

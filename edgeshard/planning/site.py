@@ -215,6 +215,7 @@ def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
     Its watts are measured too where it has a sensor, else those of the catalogue where it is there.
     """
     idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
+    disk = profile.disk
     if profile.energy is not None:
         idle_w, busy_w = profile.energy.idle_w, max(profile.energy.idle_w, profile.energy.busy_w)
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
@@ -233,4 +234,6 @@ def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
         source="measured",
         idle_w=idle_w,
         busy_w=busy_w,
+        disk_bytes_per_s=None if disk is None else disk.read_bytes_per_s,
+        disk_bytes=None if disk is None else float(disk.free_bytes),
     )

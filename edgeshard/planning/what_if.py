@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,22 +10,32 @@ from itertools import permutations
 from types import MappingProxyType
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.planning.catalogue import DeviceSpec
 from edgeshard.planning.devices import (
     NO_NEIGHBOUR_BPS,
     Cluster,
     ClusterNode,
     Link,
     node_like,
+    with_figures,
     with_nodes,
     without_nodes,
 )
 from edgeshard.planning.problem import PlanProblem
 
 MOST_ADDED = 10_000
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_FIGURE = re.compile(
+    r"(?:(?P<node>[^\s=]+)\s+)?(?:(?P<disk>disk)=|memory=\+)(?P<number>\d{1,15}(?:\.\d{1,9})?)(?P<unit>[kmgt]?)b?"
+    r"(?(disk)(?:/s)?)",
+    re.IGNORECASE,
+)
+"""`NODE disk=2.1GB/s` and `NODE memory=+8GB`; without a box they are for all."""
 
 
 def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
-    """The problem after changes such as `+2 orin-nx` and `-agx-3`, one after the other.
+    """The problem after changes such as `+2 orin-nx`, `-agx-3`, `disk=2.1GB/s` and `agx-1 memory=+8GB`, one after the
+    other.
 
     Raises InvalidArgumentError for one that is no change, or that names what there is not.
     """
@@ -32,6 +43,9 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
         text = change.strip()
         if text.startswith("-"):
             problem = _without(problem, text[1:].strip())
+            continue
+        if (figure := _FIGURE.fullmatch(text)) is not None:
+            problem = _with_figure(problem, figure)
             continue
         number, _, kind = text.removeprefix("+").strip().partition(" ")
         if not kind:
@@ -43,7 +57,9 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
             or not 0 < int(number) <= MOST_ADDED
         ):
             raise InvalidArgumentError(
-                f'--what-if {change!r} is not a change: say "+2 orin-nx", or "-NODE" to take one away', field="what_if"
+                f'--what-if {change!r} is not a change: say "+2 orin-nx", "-NODE" to take one away, "disk=2.1GB/s" or '
+                '"NODE memory=+8GB"',
+                field="what_if",
             )
         problem = _with_nodes(problem, kind.strip(), int(number))
     return problem
@@ -57,6 +73,18 @@ def typical_link(cluster: Cluster) -> Link:
     return Link(
         statistics.median(link.bandwidth_bps for link in rates), statistics.median(link.latency_s for link in rates)
     )
+
+
+def _with_figure(problem: PlanProblem, figure: re.Match[str]) -> PlanProblem:
+    """With another rate of disks, or with more memory, on the boxes named or on all."""
+    value = float(figure["number"]) * _UNITS[figure["unit"].lower()]
+
+    def change(device: DeviceSpec) -> DeviceSpec:
+        if figure["disk"]:
+            return replace(device, disk_bytes_per_s=value or None)
+        return replace(device, memory_bytes=device.memory_bytes + value)
+
+    return replace(problem, cluster=with_figures(problem.cluster, figure["node"] or "", change, "what_if"))
 
 
 def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:

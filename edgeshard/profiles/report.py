@@ -25,6 +25,11 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     shared = ", shared with the accelerator" if memory.unified else ""
     yield f"memory: {_size(memory.free_bytes)} free of {_size(memory.total_bytes)}{shared}"
     yield f"the agent itself: {_size(memory.daemon_bytes)}"
+    if profile.disk is None:
+        yield "disk: could not be read past the page cache"
+    else:
+        rate, free = profile.disk.read_bytes_per_s, _size(profile.disk.free_bytes)
+        yield f"disk: reads {rate / 1e9:.2f} GB/s past the page cache, {free} free"
     energy = profile.energy
     if energy is None:
         yield "power: no sensor could be read"

@@ -39,6 +39,7 @@ _SPEC_SCALARS = (
     "max_time_per_token_s",
     "max_inter_token_latency_s",
     "kv_overcommit",
+    "allow_streaming",
     "prefix_cache",
     "micro_batches",
     "head_quantisation",
@@ -56,6 +57,8 @@ def placement_to_wire(placement: Placement) -> pb.Placement:
             parameter_bytes=stage.parameter_bytes,
             kv_bytes=stage.kv_bytes,
             workspace_bytes=stage.workspace_bytes,
+            weight_budget_bytes=stage.weight_budget_bytes,
+            streamed_bytes=stage.streamed_bytes,
         )
         for stage in placement.stages
     ]
@@ -68,6 +71,7 @@ def placement_to_wire(placement: Placement) -> pb.Placement:
         predicted=_prediction_to_wire(placement.predicted) if placement.predicted is not None else None,
         note=placement.note,
         costs=[_cost_to_wire(cost) for cost in placement.costs],
+        sweep=placement.sweep,
     )
 
 
@@ -129,6 +133,8 @@ def placement_from_wire(message: pb.Placement) -> Placement:
             parameter_bytes=stage.parameter_bytes,
             kv_bytes=stage.kv_bytes,
             workspace_bytes=stage.workspace_bytes,
+            weight_budget_bytes=stage.weight_budget_bytes,
+            streamed_bytes=stage.streamed_bytes,
         )
         for stage in message.stages
     )
@@ -141,6 +147,7 @@ def placement_from_wire(message: pb.Placement) -> Placement:
         predicted=_prediction_from_wire(message.predicted) if message.HasField("predicted") else None,
         note=message.note,
         costs=tuple(_cost_from_wire(cost) for cost in message.costs),
+        sweep=max(1, message.sweep),
     )
 
 

@@ -11,6 +11,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.profile import (
     ComputeProfile,
+    DiskProfile,
     EnergyProfile,
     LayerKind,
     LayerProfile,
@@ -27,7 +28,7 @@ _KINDS = frozenset(kind.value for kind in LayerKind)
 
 
 def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
-    overhead, memory, energy = profile.overhead, profile.memory, profile.energy
+    overhead, memory, energy, disk = profile.overhead, profile.memory, profile.energy, profile.disk
     return pb.ComputeProfile(
         fingerprint=profile.fingerprint,
         model_hash=profile.model_hash,
@@ -53,6 +54,11 @@ def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
         ),
         quantisation=quantisation_to_wire(profile.quantisation),
         others_share=profile.others_share,
+        disk=(
+            pb.DiskProfile(read_bytes_per_s=disk.read_bytes_per_s, free_bytes=disk.free_bytes)
+            if disk is not None
+            else None
+        ),
     )
 
 
@@ -79,6 +85,7 @@ def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
         energy=_energy_from_wire(message.energy) if message.HasField("energy") else None,
         quantisation=quantisation_from_wire(message.quantisation),
         others_share=_measure(message.others_share, "others_share"),
+        disk=_disk_from_wire(message.disk) if message.HasField("disk") else None,
     )
 
 
@@ -165,6 +172,10 @@ def _energy_from_wire(message: pb.EnergyProfile) -> EnergyProfile:
     return EnergyProfile(
         _measure(message.idle_w, "energy.idle_w"), _measure(message.busy_w, "energy.busy_w"), message.source
     )
+
+
+def _disk_from_wire(message: pb.DiskProfile) -> DiskProfile:
+    return DiskProfile(_above_zero(message.read_bytes_per_s, "disk.read_bytes_per_s"), message.free_bytes)
 
 
 def _measure(value: float, field: str) -> float:

@@ -359,3 +359,71 @@ def test_it_needs_no_torch_no_ortools_and_no_grpc() -> None:
         command = [sys.executable, "-c", program, "plan", *arguments]
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         assert output.strip().splitlines()[-1] == numpy
+
+
+SMALL_BOXES = """
+source = "left"
+[[device]]
+name = "left"
+memory_bytes = 12e9
+system_bytes = 2e9
+bandwidth_bytes_per_s = 40e9
+flops = 1e12
+disk_bytes_per_s = 2.1e9
+[[device]]
+name = "right"
+memory_bytes = 12e9
+system_bytes = 2e9
+bandwidth_bytes_per_s = 40e9
+flops = 1e12
+disk_bytes_per_s = 2.1e9
+[[link]]
+bandwidth_bps = 1e9
+[model]
+dtype = "float16"
+"""
+
+
+@pytest.fixture
+def small_boxes(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL_BOXES, encoding="utf-8")
+    return path
+
+
+def test_streaming_is_offered_with_its_speed_and_never_done_unasked(small_boxes: Path) -> None:
+    refused = run(cluster=small_boxes, model="llama2-13b")
+    assert refused.exit_code == 1
+    assert "with --allow-streaming it would run: right holds 7.9 of 17 GB and streams 8.9" in refused.stdout
+    assert "a token alone" in refused.stdout and "a day from its disk" in refused.stdout
+    asked = run("-o", "json", cluster=small_boxes, model="llama2-13b")
+    assert json.loads(asked.stdout)["offer"]["stages"][1]["streaming"]["streamed_bytes"] > 8e9
+
+
+def test_a_plan_that_streams_says_what_it_reads_and_what_would_do_without(small_boxes: Path) -> None:
+    result = run("--allow-streaming", cluster=small_boxes, model="llama2-13b")
+    assert result.exit_code == 0, result.output
+    assert "streams 8.9 from its disk at 2.1 GB/s: 4.8 s a token alone" in result.stdout
+    assert "one more box like right would bring" in result.stdout and "GB more memory in right" in result.stdout
+    plan = data("--allow-streaming", cluster=small_boxes, model="llama2-13b")
+    assert [stage["streaming"] is None for stage in plan["stages"]] == [True, False]
+    assert plan["daily_read_bytes"]["right"] > 1e12 and plan["sweep"] == 1
+    named = run("--allow-streaming", "-o", "name", cluster=small_boxes, model="llama2-13b")
+    assert named.stdout.strip() == "left=0:14,right=14:40" and "streaming: right holds" in named.stderr
+
+
+def test_a_faster_disk_is_faster_and_more_memory_streams_nothing(small_boxes: Path) -> None:
+    options = ("--allow-streaming", "--what-if")
+    plans = [
+        data("--allow-streaming", cluster=small_boxes, model="llama2-13b"),
+        data(*options, "disk=6GB/s", cluster=small_boxes, model="llama2-13b"),
+        data(*options, "right memory=+8GB", cluster=small_boxes, model="llama2-13b"),
+    ]
+    slow, fast, none = (plan["time_per_token_s"] for plan in plans)
+    assert slow > 2 * fast > 2 * none and "daily_read_bytes" not in plans[2]
+
+
+def test_streaming_is_refused_beside_what_does_not_know_it(small_boxes: Path) -> None:
+    for other in (("--compare",), ("--simulate", "together"), ("--objective", "energy")):
+        result = run("--allow-streaming", *other, cluster=small_boxes, model="llama2-13b")
+        assert result.exit_code == 2 and "allow" in result.stderr, result.output

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.catalogue import CATALOGUE
 from edgeshard.planning.devices import Cluster, ClusterNode, Link, parse_cluster, with_bandwidth
 from edgeshard.planning.problem import PlanProblem, StepShape
@@ -49,6 +50,17 @@ def problem() -> PlanProblem:
 def link(problem: PlanProblem, sender: str, receiver: str) -> Link:
     nodes = {node.name: node for node in problem.cluster.nodes}
     return problem.cluster.link(nodes[sender], nodes[receiver])
+
+
+def test_disks_and_memory_are_changed_by_box_and_for_all(problem: PlanProblem) -> None:
+    after = changed(problem, ["disk=800MB/s", "b disk=2.1GB/s", "c memory=+8GB"])
+    assert [node.device.disk_bytes_per_s for node in after.cluster.nodes] == [0.8e9, 2.1e9, 0.8e9]
+    more = [node.device.memory_bytes - CATALOGUE["orin-nx"].memory_bytes for node in after.cluster.nodes]
+    assert more == [0, 0, 8e9]
+    for wrong in ("disk=fast", "memory=8GB", "nobody disk=1GB/s", "disk=", "b disk=1GB/s x"):
+        with pytest.raises(InvalidArgumentError) as caught:
+            changed(problem, [wrong])
+        assert caught.value.field == "what_if", wrong
 
 
 def test_a_box_like_a_measured_one_takes_its_times(problem: PlanProblem) -> None:

@@ -9,6 +9,7 @@ import pytest
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.profile import (
     ComputeProfile,
+    DiskProfile,
     EnergyProfile,
     LayerKind,
     LayerProfile,
@@ -53,10 +54,11 @@ def test_every_sort_of_layer_has_its_medians_spread_and_fit(profile: ComputeProf
     assert lines[6] == "head: 1 of 99 parameters" and lines[7].startswith(
         "  decode by sequences, 0 positions: 1: 300 us"
     )
-    assert lines[-4:-1] == [
+    assert lines[-5:-1] == [
         "step overhead: 400 us, and 1.05 ms/MiB",
         "memory: 6.00 GiB free of 8.00 GiB, shared with the accelerator",
         "the agent itself: 300 MiB",
+        "disk: could not be read past the page cache",
     ]
 
 
@@ -72,6 +74,12 @@ def test_power_is_told_where_the_device_tells_it(profile: ComputeProfile) -> Non
     assert none == "power: no sensor could be read"
     *_, last = profile_lines(replace(profile, energy=EnergyProfile(5.0, 14.25, "ina3221")))
     assert last == "power: 5.0 W at rest, 14.2 W while measuring (ina3221)"
+
+
+def test_the_disk_is_told_where_it_could_be_read(profile: ComputeProfile) -> None:
+    assert "disk: could not be read past the page cache" in list(profile_lines(profile))
+    told = list(profile_lines(replace(profile, disk=DiskProfile(2.1e9, 300 << 30))))
+    assert "disk: reads 2.10 GB/s past the page cache, 300.00 GiB free" in told
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.5, "1.50 s"), (0.0123, "12.30 ms"), (45e-6, "45 us")])

@@ -82,7 +82,7 @@ def model_key(prepare: PrepareStage) -> ModelKey:
     """What must be equal for loaded weights and their KV arena to serve another epoch."""
     kv_dtype, kv_blocks = prepare.spec.effective_kv_dtype, prepare.placement.kv_blocks
     placed = prepare.placed
-    return weights_key(prepare), placed.layers, kv_dtype, kv_blocks, placed.weight_budget
+    return weights_key(prepare), placed.layers, kv_dtype, kv_blocks, placed.weight_budget_bytes
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:

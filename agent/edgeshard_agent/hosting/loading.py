@@ -133,7 +133,7 @@ class StageLoader:
         there = frozenset[int]().union(*(weights.shareable(layers) for weights in reuse))
         shape = parse_config(manifest.config)
         wanted = [t for t in tensors if unit_of(shape.architecture, t.name, manifest.config) not in there]
-        budget = command.placed.weight_budget if isinstance(command, PrepareStage) else 0
+        budget = command.placed.weight_budget_bytes if isinstance(command, PrepareStage) else 0
         packing, packed = None, frozenset[str]()
         if self._packs or budget:
             packing = Packing(self._cache.packed, digest, budget or None, writes=self._packs)

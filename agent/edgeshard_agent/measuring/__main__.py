@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.profiles.report import profile_lines
     from edgeshard_agent.measuring.cache import ProfileStore
     from edgeshard_agent.measuring.compute import fingerprint
+    from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
     from edgeshard_agent.measuring.facts import read_facts
     from edgeshard_agent.measuring.report import measured
 
@@ -79,6 +81,7 @@ def _run(options: argparse.Namespace) -> None:
     if profile is None:
         profile = measured(config, dtype, options.device, threads, options.quick, quantisation)
         if store is not None:
+            profile = replace(profile, disk=measure_disk(options.state_dir, QUICK if options.quick else FULL))
             store.keep(profile)
     sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
@@ -17,6 +18,7 @@ from edgeshard_agent.lab.emulation import emulated_profile
 from edgeshard_agent.lab.shaping import LinkShape
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
+from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.probing import ShapedWay, probe_link
@@ -80,6 +82,8 @@ class Measurer:
             command.config, command.dtype, node.device, node.threads, command.quick, node.memory, command.quantisation
         )
         profile = await measure_apart(job, tell)
+        effort = QUICK if command.quick else FULL
+        profile = replace(profile, disk=await asyncio.to_thread(measure_disk, node.state_dir, effort))
         await asyncio.to_thread(self._store.keep, profile)
         weights = weights_text(profile.dtype, profile.quantisation)
         log.info(

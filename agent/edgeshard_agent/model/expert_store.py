@@ -17,7 +17,7 @@ import torch
 
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard_agent.experts.cache import Expert, ExpertCache, Use
-from edgeshard_agent.model.units import AdoptedUnit, unit_memory
+from edgeshard_agent.model.units import AdoptedUnit, unit_checksum, unit_memory
 from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError, rounded_up
 
 
@@ -67,7 +67,7 @@ class ExpertStore:
         self.counts = ExpertStoreCounts()
         self.cache = cache
         self._units = units
-        self._reader = reader or ChunkReader()
+        self._reader = reader or ChunkReader(unit_checksum)
         self._state = _State()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="experts", daemon=True)

@@ -27,7 +27,7 @@ from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
-from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_memory
+from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.direct import ChunkReader, rounded_up
@@ -114,7 +114,7 @@ class _Filling:
         packing: Packing,
     ) -> None:
         assert isinstance(modules, DecoderModules)
-        self.reader = ChunkReader()
+        self.reader = ChunkReader(unit_checksum)
         self._modules = modules
         self._config = config
         self._loader = loader
@@ -133,8 +133,8 @@ class _Filling:
         itemsize = self._modules.context.dtype.itemsize
         sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
         others = sum(_held_bytes(unit, itemsize) for unit in ends)
-        if self._caches_experts(layers, sum(sizes) + others):
-            self._fill_with_cache(ends, layers, others)
+        if (room := self._room_for_experts(layers, others)) is not None:
+            self._fill_with_cache(ends, layers, room)
             return self._filled
         residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
         streamed: list[tuple[int, list[AdoptedUnit]]] = []
@@ -154,31 +154,23 @@ class _Filling:
             check_filled(self._modules)
         return self._filled
 
-    def _caches_experts(self, layers: Sequence[Sequence[ModelUnit]], everything: int) -> bool:
-        """Layers with experts stay but for these, which a cache holds; where all fits there is nothing to decide."""
-        budget = self._packing.budget
-        return budget is not None and everything > budget and any(len(group) > 1 for group in layers)
+    def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
+        """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
+        budget, itemsize = self._packing.budget, self._modules.context.dtype.itemsize
+        experts = [rounded_up(_held_bytes(unit, itemsize)) for group in layers for unit in group[1:]]
+        if budget is None or not experts:
+            return None
+        room = budget - others - sum(_held_bytes(group[0], itemsize) for group in layers)
+        # One computes while one is read ahead.
+        return room - max(experts) if 2 * max(experts) <= room < sum(experts) else None
 
-    def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], others: int) -> None:
-        itemsize, budget = self._modules.context.dtype.itemsize, self._packing.budget or 0
-        mixtures = [group[1:] for group in layers if len(group) > 1]
-        largest = max(rounded_up(_held_bytes(unit, itemsize)) for group in mixtures for unit in group)
-        fixed = others + sum(_held_bytes(group[0], itemsize) for group in layers)
-        # Room for one that computes, and for one that is read ahead.
-        if fixed + 2 * largest > budget:
-            raise ResourceExhaustedError(
-                f"weight_budget: {budget} bytes are too few by {fixed + 2 * largest - budget}: what is no expert takes "
-                f"{fixed}, and two experts take the rest; give this box more memory or fewer layers",
-                field="weight_budget",
-                reason="WEIGHT_BUDGET",
-            )
+    def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int) -> None:
         self._fill_ends(ends)
         for group in layers:
             self._fill_unit(group[0])
-        adopted = [[self._stream_unit(unit) for unit in group] for group in mixtures]
+        adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
         self._loader.load(self._left)
         sizes = np.array([[rounded_up(unit.large_bytes) for unit in group] for group in adopted], np.int64)
-        room = budget - fixed - int(sizes.max())
         store = self._filled.experts = ExpertStore(adopted, ForecastCache(room, sizes, *self._forecasts(sizes)))
         self._modules.has_all = False
         blocks = [block for block in self._modules.layers.values() if isinstance(block, Block)]

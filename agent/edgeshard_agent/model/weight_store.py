@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from edgeshard.domain.errors import EdgeShardError, InternalError
-from edgeshard_agent.model.units import AdoptedUnit
+from edgeshard_agent.model.units import AdoptedUnit, unit_checksum
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import ChunkReader, rounded_up
 
@@ -49,7 +49,7 @@ class WeightStore:
         self._closed = False
         self._bytes_read = 0
         self._waited_s = self._reading_s = 0.0
-        self._reader = ChunkReader()
+        self._reader = ChunkReader(unit_checksum)
         self._thread = threading.Thread(target=self._read_ahead, name="weights", daemon=True)
         self._thread.start()
 

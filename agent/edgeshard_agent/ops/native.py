@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -119,6 +119,7 @@ _SIGNATURES = {
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (_INT, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),
+    "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
 }
 

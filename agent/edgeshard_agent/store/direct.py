@@ -63,7 +63,14 @@ class ChunkReader:
     `pace` is called with the bytes of each chunk before it is read: measurements stand in for slower disks with it.
     """
 
-    def __init__(self, threads: int = THREADS, pace: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        checksum: Callable[[memoryview], int],
+        threads: int = THREADS,
+        pace: Callable[[int], None] | None = None,
+    ) -> None:
+        """`checksum` is the CRC32C of what was read, for whoever checks it."""
+        self.checksum = checksum
         self._threads = threads
         self._pace = pace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")

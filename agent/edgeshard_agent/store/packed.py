@@ -186,7 +186,7 @@ class PackedFile:
             left -= sizes[-1]
 
         def check(index: int, chunk: memoryview) -> None:
-            if checksum(chunk) != header.chunks[first + index]:
+            if reader.checksum(chunk) != header.chunks[first + index]:
                 raise packed_damage(self.path, f"chunk {first + index} does not match its checksum")
 
         try:

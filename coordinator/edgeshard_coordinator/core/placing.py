@@ -25,6 +25,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.residency import Residency, choose_residency
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.planning.costs import Load
 from edgeshard.planning.shapes import model_from_config
@@ -157,6 +158,17 @@ class StageSizes:
 
     def workspace_bytes(self, layers: LayerRange) -> int:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
+
+    def residency(self, layers: LayerRange, node: NodeName, room: int) -> tuple[Residency, int]:
+        """Which layers stay where not all do, and the budget for weights that leaves a box's room to the rest.
+
+        Raises ResourceExhaustedError where even the slots do not fit.
+        """
+        quantisation = self._spec.quantisation_of(node)
+        sizes = [self._units[layer].bytes_as[quantisation] for layer in range(layers.first, layers.end)]
+        whole = self.parameter_bytes(layers, node)
+        budget = room - (self.needed_bytes(layers, node) - whole)
+        return choose_residency(sizes, whole - sum(sizes), budget), budget
 
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
         """With the largest tensor once more in fp32, as it is in memory during loading."""
@@ -313,7 +325,12 @@ def _proportional(
     room_of = dict(rooms)
     if stages[0].node == spec.source and all(sizes.needed_bytes(s.layers, s.node) <= room_of[s.node] for s in stages):
         return stages
-    return _fill(spec, sizes, rooms)
+    try:
+        return _fill(spec, sizes, rooms)
+    except ResourceExhaustedError:
+        if not spec.allow_streaming or stages[0].node != spec.source:
+            raise
+        return stages  # of which some stream
 
 
 def _shares(rooms: Sequence[int], layer_count: int) -> list[int]:
@@ -372,17 +389,26 @@ def _placed(
 ) -> PlacedStage:
     node = nodes[stage.node]
     room = _room(spec, node)
+    parameter_bytes, budget, streamed = sizes.parameter_bytes(stage.layers, stage.node), 0, 0
     if sizes.needed_bytes(stage.layers, stage.node) > room:
-        raise _short(stage.node, stage.layers, sizes, room)
+        if not spec.allow_streaming:
+            raise _short(stage.node, stage.layers, sizes, room)
+        try:
+            residency, budget = sizes.residency(stage.layers, stage.node, room)
+        except ResourceExhaustedError:
+            raise _short(stage.node, stage.layers, sizes, room) from None
+        parameter_bytes, streamed = budget, residency.streamed_bytes
     return PlacedStage(
         index=index,
         node_id=node.node_id,
         node_name=node.name,
         address=node.address,
         layers=stage.layers,
-        parameter_bytes=sizes.parameter_bytes(stage.layers, stage.node),
+        parameter_bytes=parameter_bytes,
         kv_bytes=sizes.kv_bytes(stage.layers),
         workspace_bytes=sizes.workspace_bytes(stage.layers),
+        weight_budget_bytes=budget,
+        streamed_bytes=streamed,
     )
 
 

@@ -31,13 +31,16 @@ from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
 from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.pace import stage_costs
-from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, plan, predict, result_of
+from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.scoring import violations
 from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.shortage import Shortage
 from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, profile_command, site_cluster, site_problem
+from edgeshard.planning.tiers.joint import StreamedLoad, stream_loads
+from edgeshard.planning.tiers.step_costs import streaming_costs
+from edgeshard.planning.tiers.words import advice_without_streaming, offer_words, streaming_words
 from edgeshard_coordinator.core.lengths import typical_request
 from edgeshard_coordinator.core.measurements import Measurements, links_of, profiles_for
 from edgeshard_coordinator.core.placing import (
@@ -70,7 +73,11 @@ class PlanningPlacer:
         measured: Mapping[NodeId, Measurements],
         traffic: Traffic = NO_TRAFFIC,
     ) -> Placement:
-        placement = self._with_starting(spec, _Site(spec, manifest, candidates, measured, traffic), candidates)
+        site = _Site(spec, manifest, candidates, measured, traffic, advises=True)
+        return self._noted(spec, site, candidates)
+
+    def _noted(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
+        placement = self._with_starting(spec, site, candidates)
         return replace(placement, note=f"{placement.note} {_mixed_bits(placement, candidates)}".strip())
 
     def outlook(
@@ -145,7 +152,7 @@ class PlanningPlacer:
         for source in sources[:MOST_SPARES]:
             anywhere = spec.model_copy(update={"layers": (), "source": source.name})
             try:
-                placement = self.place(anywhere, manifest, candidates, measured, traffic)
+                placement = self._noted(anywhere, _Site(anywhere, manifest, candidates, measured, traffic), candidates)
             except EdgeShardError as refused:
                 error = refused
                 continue
@@ -194,7 +201,10 @@ class _Site:
         candidates: Sequence[Candidate],
         measured: Mapping[NodeId, Measurements],
         traffic: Traffic,
+        advises: bool = False,
     ) -> None:
+        """`advises` to say what would do without streaming, which takes some plans more."""
+        self._advises = advises
         self._spec, self._manifest, self._candidates, self._measured = spec, manifest, candidates, measured
         self._shape: ModelShape = checked_shape(spec, manifest)
         self._context = spec.max_context or self._shape.max_context
@@ -234,6 +244,8 @@ class _Site:
             tuple(costs.names.index(stage.node) for stage in spec.layers),
             tuple(stage.layers.end for stage in spec.layers),
         )
+        if placement.streams:
+            return self._streaming_by_hand(site, placement, costs, cut)
         load = self._load(costs, cut) or Load(placement.micro_batch, placement.micro_batches)
         figures = predict(costs, Load() if costs.problem.request_limit == 1 else load, cut)
         if not isfinite(figures.time_per_token_s):
@@ -257,8 +269,10 @@ class _Site:
         result = plan(problem, alternatives=0)
         if result.prediction is None:
             assert result.shortage is not None
-            return self._without_plan(site, result.shortage)
+            return self._without_plan(site, result.shortage, offer_words(result))
         costs, cut, load = Costs(problem), result.prediction.cut, result.prediction.load
+        if result.streams:
+            return self._streaming(site, result, costs)
         if spec.micro_batches:
             load = self._load(costs, cut) or Load(1, spec.micro_batches)
             result = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
@@ -274,6 +288,55 @@ class _Site:
             predicted=_prediction(result, self._typical.source),
             note=_note(spec, site, result, requests),
             costs=stage_costs(costs, cut),
+        )
+
+    def _streaming(self, site: SiteCluster, result: PlanResult, costs: Costs) -> Placement:
+        """A plan whose boxes stream, with a KV pool for the requests that it is for: more of them would stream more."""
+        assert result.prediction is not None
+        cut = result.prediction.cut
+        if self._spec.micro_batches:
+            result = self._with_micro_batches(costs, result, cut)
+        assert result.prediction is not None
+        load = result.prediction.load
+        stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
+        told = [f"Streams weights: {'; '.join(streaming_words(result))}."]
+        if self._advises and (words := advice_without_streaming(result)):
+            told.append(f"{words[0].upper()}{words[1:]}.")
+        return replace(
+            self._with_pool(stages, load, load.requests),
+            predicted=_prediction(result, self._typical.source),
+            note=" ".join([*told, _note(self._spec, site, result, load.requests)]).rstrip(),
+            costs=streaming_costs(costs, result),
+            sweep=result.prediction.sweep,
+        )
+
+    def _with_micro_batches(self, costs: Costs, result: PlanResult, cut: Cut) -> PlanResult:
+        """The plan's cut under the best load with the spec's own number of micro-batches; the plan where none fits."""
+        wanted = self._spec.micro_batches
+        found = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
+        tried = [given_streaming(costs, cut, load) for load in found]
+        fitting = [one for one in tried if one is not None and one.prediction is not None]
+        return min(fitting, key=_token_cost, default=result)
+
+    def _streaming_by_hand(self, site: SiteCluster, placement: Placement, costs: Costs, cut: Cut) -> Placement:
+        """The operator's layers, of which some stream, with the figures of the pool that they have."""
+        requests = self._spec.concurrency if costs.problem.request_limit != 1 else 1
+        loads = [StreamedLoad(Load(placement.micro_batch, placement.micro_batches), placement.micro_batches)]
+        loads += [load for load in stream_loads(costs) if load.load.requests <= requests]
+        tried = [given_streaming(costs, cut, load) for load in loads]
+        fitting = [one for one in tried if one is not None and one.prediction is not None]
+        best = min(fitting, key=_token_cost, default=None)
+        if best is None or best.prediction is None:
+            return replace(placement, note="Not predicted: a disk that weights stream from was not measured.")
+        told = f"Streams weights: {'; '.join(streaming_words(best))}."
+        return replace(
+            placement,
+            micro_batch=best.prediction.load.batch,
+            micro_batches=best.prediction.load.micro_batches,
+            predicted=_prediction(best, self._typical.source),
+            note=f"{told} {_note(self._spec, site, best, self._spec.concurrency)}".rstrip(),
+            costs=streaming_costs(costs, best),
+            sweep=best.prediction.sweep,
         )
 
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
@@ -305,6 +368,7 @@ class _Site:
             "concurrency": 1 if spec.mode == "sequential" else spec.concurrency,
             "dtype": spec.dtype,
             "quantisation": self._quantisation,
+            "allow_streaming": spec.allow_streaming,
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
             "reserve": {name: float(size) for name, size in spec.reserve.items() if name in site.cluster.names},
@@ -331,7 +395,7 @@ class _Site:
         most = max(1, self._spec.concurrency // wanted)
         return [Load(batch, wanted) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
 
-    def _without_plan(self, site: SiteCluster, shortage: Shortage) -> Placement:
+    def _without_plan(self, site: SiteCluster, shortage: Shortage, offer: str) -> Placement:
         """By memory, if that has a placement: the planner wants measured links."""
         if shortage.constraint == "max_time_per_token":
             raise FailedPreconditionError(
@@ -340,9 +404,8 @@ class _Site:
         try:
             placement = self.by_memory()
         except ResourceExhaustedError as error:
-            raise ResourceExhaustedError(
-                f"no placement fits: {shortage.text}", field=error.field, reason=error.reason
-            ) from None
+            text = f"no placement fits: {shortage.text}" + (f"; {offer}" if offer else "")
+            raise ResourceExhaustedError(text, field=error.field, reason=error.reason) from None
         note = f"Placed by memory, since nothing can be planned: {shortage.text}."
         return replace(placement, note=f"{note} {_unused(site)}".rstrip())
 
@@ -363,6 +426,12 @@ def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
         f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
         "where two are nearly equally likely."
     )
+
+
+def _token_cost(result: PlanResult) -> float:
+    """Seconds that a token of the batch takes."""
+    assert result.prediction is not None
+    return 1.0 / result.prediction.throughput_tps
 
 
 def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:

@@ -72,6 +72,9 @@ class _Tables:
     """
 
     def __init__(self, instance: Instance) -> None:
+        if instance.stage_s is not None:
+            self._of_stages(instance, instance.stage_s)
+            return
         nodes, layers, source = instance.nodes, instance.layers, instance.source
         done = np.concatenate([np.zeros((nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
         held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
@@ -99,6 +102,21 @@ class _Tables:
         self.middle: Floats = middle
         self.last: Floats = last + (0.0 if at_source else head_s[:, None])
         self.single = float(whole + instance.embed_s[source] + head_s[source])
+
+    def _of_stages(self, instance: Instance, seconds: Floats) -> None:
+        """Where the seconds of whole stages are given, memory and all."""
+        layers, source = instance.layers, instance.source
+        start, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
+        few = (end - start)[None] <= instance.max_layers[:, None, None]
+        least = 0 if instance.relays else 1
+        seconds = np.where(few, seconds, np.inf)
+        inner = (end - start >= least) & (start >= 1) & (end < layers)
+        self.middle = np.where(inner, seconds, np.inf)
+        self.first, self.last = seconds[source, 0].copy(), seconds[:, :, layers].copy()
+        self.first[[0, layers]] = np.inf
+        self.last[:, [0, layers]] = np.inf
+        self.middle[source], self.last[source] = np.inf, np.inf
+        self.single = float(seconds[source, 0, layers])
 
 
 @dataclass(frozen=True, slots=True)

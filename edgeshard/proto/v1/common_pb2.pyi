@@ -291,7 +291,7 @@ class StageKey(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., stage: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs")
+    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +300,7 @@ class Placement(_message.Message):
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    SWEEP_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PlacedStage]
     kv_block_tokens: int
     kv_blocks: int
@@ -308,7 +309,8 @@ class Placement(_message.Message):
     predicted: Prediction
     note: str
     costs: _containers.RepeatedCompositeFieldContainer[StageCost]
-    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ...) -> None: ...
+    sweep: int
+    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ...) -> None: ...
 
 class StageCost(_message.Message):
     __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s", "prefill_behind_s")
@@ -381,7 +383,7 @@ class Traffic(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ..., at_once: _Optional[float] = ...) -> None: ...
 
 class PlacedStage(_message.Message):
-    __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes")
+    __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes", "weight_budget_bytes", "streamed_bytes")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +392,8 @@ class PlacedStage(_message.Message):
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_BYTES_FIELD_NUMBER: _ClassVar[int]
     index: int
     node_id: str
     node_name: str
@@ -398,10 +402,12 @@ class PlacedStage(_message.Message):
     parameter_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
+    weight_budget_bytes: int
+    streamed_bytes: int
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., weight_budget_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +446,7 @@ class DeploymentSpec(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_STREAMING_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     source: str
@@ -464,7 +471,8 @@ class DeploymentSpec(_message.Message):
     prompt_tokens: int
     new_tokens: int
     standby: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ...) -> None: ...
+    allow_streaming: bool
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ...) -> None: ...
 
 class ExplicitStage(_message.Message):
     __slots__ = ("node", "layers")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ComputeProfile(_message.Message):
-    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation", "others_share")
+    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation", "others_share", "disk")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class ComputeProfile(_message.Message):
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     model_hash: str
     dtype: _common_pb2.DataType
@@ -35,7 +36,8 @@ class ComputeProfile(_message.Message):
     energy: EnergyProfile
     quantisation: str
     others_share: float
-    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ...) -> None: ...
+    disk: DiskProfile
+    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ..., disk: _Optional[_Union[DiskProfile, _Mapping]] = ...) -> None: ...
 
 class LayerProfile(_message.Message):
     __slots__ = ("kind", "parameters", "layers", "window", "rotated_bytes", "prefill", "decode")
@@ -100,6 +102,14 @@ class EnergyProfile(_message.Message):
     busy_w: float
     source: str
     def __init__(self, idle_w: _Optional[float] = ..., busy_w: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+
+class DiskProfile(_message.Message):
+    __slots__ = ("read_bytes_per_s", "free_bytes")
+    READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    read_bytes_per_s: float
+    free_bytes: int
+    def __init__(self, read_bytes_per_s: _Optional[float] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkProfile(_message.Message):
     __slots__ = ("latency_s", "bandwidth_bps", "spread", "samples", "largest_bytes")

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.experts.table import learn
+from edgeshard_agent.model.blocks import MixtureMlp
 from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.ops import native_available
+from edgeshard_agent.store.direct import rounded_up
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import DataLossError, ResourceExhaustedError
+from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
@@ -57,11 +60,17 @@ def steps(stage: StageModel) -> list[torch.Tensor]:
     return found
 
 
-def least_budget(config: dict[str, Any], quantisation: Quantisation | None, path: Path) -> int:
-    with pytest.raises(ResourceExhaustedError) as refused:
-        load(config, Packing(units(path), MODEL, budget=1), quantisation)
-    assert refused.value.reason == "WEIGHT_BUDGET"
-    return 1 + int(refused.value.message.partition("too few by ")[2].partition(":")[0])
+def budget_of(plain: StageModel, share: float) -> int:
+    """All that is no expert, two experts, and a share of what the others take."""
+    modules = plain.weights.modules
+    sizes = [
+        sum(part.packed_bytes for part in expert.modules() if isinstance(part, Projection))
+        for mixture in modules.modules()
+        if isinstance(mixture, MixtureMlp)
+        for expert in mixture.experts
+    ]
+    rounded = [rounded_up(size) for size in sizes]
+    return plain.parameter_bytes - sum(sizes) + 2 * max(rounded) + int(share * (sum(rounded) - 2 * max(rounded)))
 
 
 def store_of(stage: StageModel) -> ExpertStore:
@@ -78,8 +87,7 @@ def test_bits_are_those_of_the_plain_engine(
     config: dict[str, Any], quantisation: Quantisation | None, share: float, table: Any, tmp_path: Path
 ) -> None:
     plain = load(config, None, quantisation)
-    least = least_budget(config, quantisation, tmp_path / "packed")
-    budget = least + int(share * (plain.parameter_bytes - least))
+    budget = budget_of(plain, share)
     stage = load(config, Packing(units(tmp_path / "packed"), MODEL, budget=budget, expert_table=table), quantisation)
     store = store_of(stage)
     most, waited = 0, store._wait
@@ -99,7 +107,7 @@ def test_bits_are_those_of_the_plain_engine(
 
 
 def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
-    least = least_budget(PLAIN, None, tmp_path / "packed")
+    least = budget_of(load(PLAIN, None), 0.0)
     stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=least))
     store = store_of(stage)
     reads: list[tuple[int, int]] = []
@@ -127,7 +135,7 @@ def test_all_of_them_fit_and_nothing_is_cached(tmp_path: Path) -> None:
 
 
 def test_a_damaged_expert_ends_the_step(tmp_path: Path) -> None:
-    least = least_budget(PLAIN, None, tmp_path / "packed")
+    least = budget_of(load(PLAIN, None), 0.0)
     stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=least))
     for path in (tmp_path / "packed").glob("*expert*"):
         data = bytearray(path.read_bytes())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
-from edgeshard_coordinator.core.placing import KV_BLOCK_TOKENS, Candidate, SimplePlacer
+from edgeshard_coordinator.core.placing import KV_BLOCK_TOKENS, Candidate, SimplePlacer, held_bytes
 from edgeshard_coordinator.core.planned import PlanningPlacer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import LengthsFrom, Placement
-from edgeshard.domain.profile import EnergyProfile, LinkProfile
+from edgeshard.domain.profile import DiskProfile, EnergyProfile, LinkProfile
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from tests.support.sizes import parameter_bytes
 
@@ -385,3 +385,64 @@ def test_what_cannot_be_weighed_says_why(place: Any, measured: Any, manifest: An
     assert found.better is None and found.expected is not None and "not measured for tiny in float32: c" in found.note
     nothing = outlook_of(manifest, {}, placement, served(60, 20))
     assert nothing.expected is None and "not measured" in nothing.note
+
+
+def with_disks(known: Measured, **rates: float) -> Measured:
+    """The same with the rates at which the boxes' disks are read, in bytes a second."""
+    found = dict(known)
+    for name, rate in rates.items():
+        node_id = NodeId(f"id-{name}")
+        ((key, reported),) = found[node_id].profiles.items()
+        profile = replace(reported.value, disk=DiskProfile(rate, 1 << 40))
+        found[node_id] = replace(found[node_id], profiles={key: Reported(profile, 0.0)})
+    return found
+
+
+@pytest.fixture(scope="module")
+def short(place: Any, measured: Any) -> int:
+    """Memory of one box that lacks the room for some of the layers, with one request."""
+    whole = place((node("a"),), measured(a=1e-2), concurrency=1).stages[0]
+    return int(held_bytes(whole) - 4 * whole.parameter_bytes // 12)
+
+
+def test_a_box_whose_memory_is_short_streams_where_it_may(place: Any, measured: Any, short: int) -> None:
+    known = with_disks(measured(a=1e-2), a=1e9)
+    with pytest.raises(ResourceExhaustedError) as info:
+        place((node("a", short),), known, concurrency=1)
+    assert "with --allow-streaming it would run: a holds " in info.value.message
+    placement = place((node("a", short),), known, concurrency=1, allow_streaming=True)
+    (stage,) = placement.stages
+    assert placement.streams and 0 < stage.streamed_bytes < stage.weight_budget_bytes + stage.streamed_bytes
+    assert stage.parameter_bytes == stage.weight_budget_bytes and held_bytes(stage) <= short
+    assert "Streams weights: a holds " in placement.note and " a day from its disk" in placement.note
+    assert "memory in a would bring" in placement.note
+    assert placement.predicted is not None and placement.predicted.time_per_token_s > 0.12
+    read_s = stage.streamed_bytes / 1e9
+    assert all(seconds > read_s for seconds in placement.costs[0].decode_s), "the head knows what reading takes"
+
+
+def test_nothing_streams_where_memory_is_enough(place: Any, measured: Any) -> None:
+    known = with_disks(measured(a=1e-2, b=1e-3), a=1e9, b=1e9)
+    assert place(ABC[:2], known, allow_streaming=True).stages == place(ABC[:2], known).stages
+
+
+def test_by_hand_and_without_measurements_it_streams_as_well(place: Any, measured: Any, short: int) -> None:
+    known = with_disks(measured(a=1e-2), a=1e9)
+    by_hand = place((node("a", short),), known, concurrency=1, allow_streaming=True, layers="a=0:12")
+    assert by_hand.streams and by_hand.predicted is not None and "Streams weights" in by_hand.note
+    unknown = place((node("a", short),), measured(a=1e-2), concurrency=1, allow_streaming=True, layers="a=0:12")
+    assert unknown.streams and unknown.predicted is None and "was not measured" in unknown.note
+    blind = place((node("a", short),), {}, concurrency=1, allow_streaming=True)
+    assert blind.streams and blind.predicted is None
+
+
+def test_the_spec_says_how_many_micro_batches_stream_together(place: Any, measured: Any, short: int) -> None:
+    known = with_disks(measured(a=1e-4), a=1e6)
+    placement = place((node("a", short + (1 << 20)),), known, concurrency=4, allow_streaming=True, micro_batches=2)
+    assert placement.streams and placement.micro_batches == 2 and placement.sweep in (1, 2)
+
+
+def test_energy_and_streaming_are_refused_together() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        spec_of(objective="energy", allow_streaming=True)
+    assert caught.value.field == "allow_streaming"

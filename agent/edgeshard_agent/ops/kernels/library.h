@@ -32,6 +32,9 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
 // arena, before anything is written, or -1.
 int32_t edgeshard_attention(const Attention* attention, int32_t thread_count);
 
+// CRC32C of so many bytes.
+uint32_t edgeshard_crc32c(const void* data, int64_t size);
+
 // A token for each row.
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count);
 }

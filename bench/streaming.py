@@ -1,0 +1,183 @@
+"""A stage that streams a part of its weights from the disk: its steps beside reading alone and computing alone.
+
+    python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8]
+
+DIR takes the checkpoint of 2.3 GB that `bench.loading` writes, and its packed files. Each case is a process of its own:
+one with all weights in memory says what a sweep computes, and one for each budget (percent of the weights) says how
+long a sweep takes, how long its reads take alone, what `/proc/self/io` says was read, and what memory the process has
+above what it had before it loaded. The tokens must be those of the stage in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.loader import SafetensorsDirectory
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.store.packed_units import PackedUnits
+
+from bench.big_llama import BIG_CONFIG, MODEL, write_checkpoint
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
+
+PROMPT = 8
+BLOCK_TOKENS = 16
+
+
+def resident_bytes() -> int:
+    text = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmRSS"))
+
+
+def read_bytes() -> int:
+    text = Path("/proc/self/io").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("read_bytes"))
+
+
+def load(directory: Path, budget: int | None, quantisation: Quantisation | None, blocks: int) -> StageModel:
+    units = PackedUnits(directory / "packed")
+    units.allow(1 << 40)
+    return StageModel.load(
+        SafetensorsDirectory(directory / "checkpoint"),
+        BIG_CONFIG,
+        LayerRange(0, BIG_CONFIG["num_hidden_layers"]),
+        dtype=DType.BFLOAT16,
+        kv_dtype=DType.BFLOAT16,
+        kv_blocks=blocks,
+        block_tokens=BLOCK_TOKENS,
+        device="cpu",
+        quantisation=quantisation,
+        packing=Packing(units, MODEL, budget),
+    )
+
+
+class Requests:
+    """Some requests in some micro-batches, which go on with the tokens that come back."""
+
+    def __init__(self, requests: int, sweep: int, steps: int) -> None:
+        self._groups = [range(first * requests, (first + 1) * requests) for first in range(sweep)]
+        self._blocks = -(-(PROMPT + steps) // BLOCK_TOKENS)
+        self._position = 0
+        self.tokens: dict[int, list[int]] = {}
+
+    @property
+    def kv_blocks(self) -> int:
+        return self._blocks * sum(len(group) for group in self._groups)
+
+    def steps(self) -> list[tuple[StepPlan, Any]]:
+        first, count = self._position, 1 if self._position else PROMPT
+        self._position += count
+        made = []
+        for group in self._groups:
+            spans = tuple(
+                Span(r, first, count, sample=True, sampling=None if first else Sampling(temperature=0.0)) for r in group
+            )
+            table = [tuple(range(r * self._blocks, (r + 1) * self._blocks)) for r in group]
+            grants = () if first else tuple(KvGrant(r, 0, blocks) for r, blocks in zip(group, table, strict=True))
+            prompt = np.arange(len(group) * PROMPT) * 37 % 15_000 if not first else None
+            inputs = prompt if prompt is not None else np.array([self.tokens[r][-1] for r in group])
+            made.append((StepPlan(grants=grants, spans=spans), inputs.astype(np.int64)))
+        return made
+
+    def take(self, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            for sampled in output.tokens:
+                self.tokens.setdefault(sampled.request, []).append(sampled.token)
+
+
+def case(options: argparse.Namespace) -> None:
+    """One process: load, run, and say on the last line what was seen."""
+    torch.set_num_threads(options.threads)
+    torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+    before = resident_bytes()
+    requests = Requests(options.requests, options.sweep, options.steps + 1)
+    quantisation = Quantisation(options.quantise) if options.quantise else None
+    stage = load(options.directory, options.budget, quantisation, requests.kv_blocks)
+    seconds, io = [], []
+    for _ in range(options.steps + 1):
+        steps, read, began = requests.steps(), read_bytes(), time.perf_counter()
+        requests.take(stage.execute_sweep(steps))
+        seconds.append(time.perf_counter() - began)
+        io.append(read_bytes() - read)
+    seen: dict[str, Any] = {
+        "sweep_s": statistics.median(seconds[1:]),
+        "read": statistics.mean(io[1:]),
+        "memory": resident_bytes() - before,
+        "kv": stage.pool.bytes_capacity,
+        "tokens": [tokens for _, tokens in sorted(requests.tokens.items())],
+        "weights": stage.parameter_bytes,
+    }
+    if (store := stage.weights.store) is not None and stage.weights.residency is not None:
+        seen |= {"streamed": store.streamed_bytes, "held": stage.weights.residency.resident_bytes}
+        layers = [store.counts.layers_read, time.perf_counter()]
+        for _ in range(3):  # rounds of reads with nothing computed
+            for layer in range(BIG_CONFIG["num_hidden_layers"]):
+                if store.streams(layer):
+                    store.acquire(layer)
+                    store.release(layer)
+        seen["read_s"] = (time.perf_counter() - layers[1]) / 3
+    stage.release()
+    print(json.dumps(seen))
+
+
+def measured(options: argparse.Namespace, budget: int | None, sweep: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.streaming", str(options.directory), "--case", "--sweep", str(sweep)]
+    for name in ("requests", "steps", "threads"):
+        command += [f"--{name}", str(getattr(options, name))]
+    command += ["--quantise", options.quantise] if options.quantise else []
+    command += ["--budget", str(budget)] if budget is not None else []
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[25, 50, 75])
+    parser.add_argument("--sweeps", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--requests", type=int, default=4, help="in each micro-batch")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quantise", default="")
+    parser.add_argument("--case", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--sweep", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        case(options)
+        return
+    write_checkpoint(options.directory / "checkpoint")
+    for sweep in options.sweeps:
+        plain = measured(options, None, sweep)
+        size, computed = plain["weights"] / 1e9, plain["sweep_s"]
+        print(f"sweeps of {sweep} x {options.requests}: {size:.2f} GB in memory, {computed:.3f} s")
+        for percent in options.budgets:
+            budget = plain["weights"] * percent // 100
+            seen = measured(options, budget, sweep)
+            bound = max(seen["read_s"], plain["sweep_s"])
+            rate, limit = seen["streamed"] / seen["read_s"] / 1e9, (budget + seen["kv"]) / 1e6
+            print(
+                f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, "
+                f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} GB/s): "
+                f"{seen['sweep_s'] / bound:.2f} of the larger; read {seen['read'] / seen['streamed']:.3f} of them a sweep; "
+                f"memory {seen['memory'] / 1e6:.0f} MB of {limit:.0f}; "
+                f"tokens {'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""What steps cost on stages that stream, for the head that sizes them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.domain.step_cost import StageCost
+from edgeshard.planning.costs import Costs
+from edgeshard.planning.pace import stage_costs
+from edgeshard.planning.plan import PlanResult
+
+
+def streaming_costs(costs: Costs, result: PlanResult) -> tuple[StageCost, ...]:
+    """`stage_costs` of a plan whose stages may stream.
+
+    A step of one that does takes no less than reading, and the first slot's filling more.
+    """
+    assert result.prediction is not None
+    found = []
+    for cost, stage in zip(stage_costs(costs, result.prediction.cut), result.stages, strict=True):
+        if (one := stage.streaming) is not None:
+            read_s, fill_s = (size / one.disk_bytes_per_s for size in (one.streamed_bytes, one.layer_bytes))
+            decode_s, prefill_s = (
+                tuple(max(read_s, seconds) + fill_s for seconds in curve) for curve in (cost.decode_s, cost.prefill_s)
+            )
+            cost = replace(cost, decode_s=decode_s, prefill_s=prefill_s)
+        found.append(cost)
+    return tuple(found)
