@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgeshard_agent.experts.cache import ExpertCache, ForecastCache, LeastRecentlyUsed, replay
+from edgeshard_agent.experts.cache import ExpertCache, ForecastCache, LeastRecentlyUsed
 from edgeshard_agent.experts.table import Choices, ExpertTable
 from edgeshard_agent.model.blocks import BlockOptions, GatedMlp, MixtureMlp
 from edgeshard_agent.model.expert_store import ExpertStore
@@ -35,14 +35,14 @@ from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit
 from edgeshard_agent.ops import PackedLinear
 from edgeshard_agent.store.direct import ChunkReader, rounded_up
 from edgeshard_agent.store.packed_units import PackedUnits
-from safetensors.numpy import load_file
 
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.architectures.record import BlockStyle
 from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.planning.svg import bar_chart
+from edgeshard.storage.forms import EXPERT_TABLE
+from tools.expert_learning import replay
 from tools.expert_runs import Mixture, token_ids
-from tools.measure_experts import TABLE
 
 HIDDEN, INNER = 1024, 2560
 RATE = 0.5e9
@@ -66,7 +66,7 @@ class Recorded:
         mixture = Mixture.load(model, None)
         choices = mixture.routing(token_ids(model, text, size))
         layers, experts = len(mixture.mixtures()), len(mixture.mixtures()[0].experts)
-        table = ExpertTable.of_tensors(load_file(model / TABLE), layers, experts)
+        table = ExpertTable.of_values(json.loads((model / EXPERT_TABLE).read_text()), layers, experts)
         return cls(choices, table, mixture.config.get(EXPERT_WIDTHS))
 
 

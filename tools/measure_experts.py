@@ -1,7 +1,7 @@
 """Widths per expert by measured loss, and the table that forecasts experts, for a mixture model's directory.
 
     python -m tools.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve, writes config.json
-    python -m tools.measure_experts table MODEL --text TEXT                         writes expert_table.safetensors
+    python -m tools.measure_experts table MODEL --text TEXT                         writes edgeshard_experts.json
 
 `widths` follows EdgeMoE. With all matrices int4 it sets each expert alone to int2 and measures the loss on the text.
 Then the experts that cost least are int2 together, as many as the tolerance allows; the number is found by bisection.
@@ -20,16 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from edgeshard_agent.experts.table import learn
 from edgeshard_agent.model.blocks import GatedMlp
-from safetensors.numpy import save_file
 
 from edgeshard.architectures import EXPERT_WIDTHS, held_bytes
 from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.model import LayerRange, TensorInfo
+from edgeshard.storage.forms import EXPERT_TABLE
+from tools.expert_learning import learn
 from tools.expert_runs import Mixture, token_ids
 
-TABLE = "expert_table.safetensors"
 Expert = tuple[int, int]
 LOW, MIDDLE, HIGH = IntegerFormat.INT2, IntegerFormat.INT4, IntegerFormat.INT8
 
@@ -157,7 +156,8 @@ def measure_widths(options: argparse.Namespace) -> None:
 def measure_table(options: argparse.Namespace) -> None:
     mixture = Mixture.load(options.model, None)
     choices = mixture.routing(token_ids(options.model, options.text, options.bytes))
-    save_file(learn(choices, _experts_of(options.model)).tensors(), options.model / TABLE)
+    table = learn(choices, _experts_of(options.model))
+    (options.model / EXPERT_TABLE).write_text(json.dumps(table.values()) + "\n", encoding="utf-8")
     print(f"learned from {len(choices)} tokens")
 
 

@@ -168,7 +168,10 @@ class _Sums:
         # Which tensors become integers is the same for every format; how many bytes they take then, is not.
         packed = integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
         width = expert_width(shape, name) if expert else None
-        matrices = Matrices.of(shape, *tensor.shape, width=width) if packed else Matrices()
+        matrices = Matrices()
+        if packed:
+            rows, columns = tensor.shape
+            matrices = Matrices.of(shape, rows, columns, width)
         self.parameters += elements
         self.matrices += matrices
         self.largest = max(self.largest, elements)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeshard_agent.experts.table import Choices, Chosen, ExpertTable
+from edgeshard_agent.experts.table import Chosen, ExpertTable
 
 Expert = tuple[int, int]
 """(mixture, expert), both from 0."""
@@ -142,7 +142,7 @@ class ForecastCache:
     sizes: Sizes
     table: ExpertTable
     most_ahead: int = MOST_AHEAD
-    least_likely: float = 0.3
+    least_likely: float = 0.5
     counts: Counts = field(default_factory=Counts)
     _plain: LeastRecentlyUsed = field(init=False)
     _resident: NDArray[np.bool_] = field(init=False)
@@ -231,13 +231,3 @@ class ForecastCache:
             self._resident[place] = False
             self._held -= int(self.sizes[place])
         return tuple(gone)
-
-
-def replay(choices: Choices, cache: ExpertCache) -> Counts:
-    """What a cache does on recorded routing, token by token, where what is read ahead is always there in time."""
-    for token in choices:
-        for layer, chosen in enumerate(token):
-            for expert in cache.likely(layer):
-                cache.bring(layer, expert)
-            cache.choose(layer, chosen[None])
-    return cache.counts

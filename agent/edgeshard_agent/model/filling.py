@@ -41,7 +41,7 @@ class Packing:
 
     `model` is its manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
     are packed that are not yet; streamed ones always are. `prefetched` layers are read ahead of the one that computes.
-    `expert_table` forecasts the experts of all the model's mixtures, where there is one.
+    `expert_table` has the values of the table that forecasts the experts of all the model's mixtures, if there is one.
     """
 
     units: PackedUnits
@@ -49,7 +49,7 @@ class Packing:
     budget: int | None = None
     writes: bool = True
     prefetched: int = PREFETCHED_LAYERS
-    expert_table: ExpertTable | None = None
+    expert_table: Mapping[str, list[Any]] | None = None
 
 
 @dataclass(slots=True)
@@ -180,12 +180,14 @@ class _Filling:
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
         """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
-        table, context = self._packing.expert_table, self._modules.context
-        if table is None:
+        values, context = self._packing.expert_table, self._modules.context
+        if values is None:
             return ExpertTable.even(*sizes.shape), 0
-        before = LayerRange(0, context.layers.first)
-        units = tensors_of_units(self._config, before, context.quantisation) if before.end else {}
-        first = sum(expert_unit(layer, 0) in units for layer in range(before.end))
+        every = LayerRange(0, context.shape.layer_count)
+        units = tensors_of_units(self._config, every, context.quantisation)
+        mixtures = [layer for layer in range(every.end) if expert_unit(layer, 0) in units]
+        table = ExpertTable.of_values(values, len(mixtures), sizes.shape[1])
+        first = sum(layer < context.layers.first for layer in mixtures)
         return table.part(first, first + len(sizes)), MOST_AHEAD
 
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from edgeshard_agent.experts.cache import Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes, replay
-from edgeshard_agent.experts.table import Choices, ExpertTable, learn
+from edgeshard_agent.experts.cache import Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes
+from edgeshard_agent.experts.table import Choices, ExpertTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.errors import InvalidArgumentError
+from tools.expert_learning import learn, replay
 
 LAYERS, EXPERTS, CHOSEN = 4, 8, 2
 
@@ -113,10 +114,11 @@ def test_a_forecast_is_what_was_seen() -> None:
 
 
 def test_a_table_is_kept_and_read_again() -> None:
-    again = ExpertTable.of_tensors(TABLE.tensors(), LAYERS, EXPERTS)
+    again = ExpertTable.of_values(TABLE.values(), LAYERS, EXPERTS)
     assert np.allclose(again.last, TABLE.last, atol=1e-2)
-    for changed in ({"last": TABLE.tensors()["base"]}, {"base": TABLE.tensors()["base"] * np.float16(np.nan)}):
+    nothing = [[float("nan")] * EXPERTS] * LAYERS
+    for changed in ({"last": TABLE.values()["base"]}, {"base": nothing}, {"base": ["x"]}, {"base": [[1], 2]}):
         with pytest.raises(InvalidArgumentError):
-            ExpertTable.of_tensors(TABLE.tensors() | changed, LAYERS, EXPERTS)
+            ExpertTable.of_values(TABLE.values() | changed, LAYERS, EXPERTS)
     with pytest.raises(InvalidArgumentError):
-        ExpertTable.of_tensors({}, LAYERS, EXPERTS)
+        ExpertTable.of_values({}, LAYERS, EXPERTS)

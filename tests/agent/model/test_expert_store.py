@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.experts.table import learn
 from edgeshard_agent.model.blocks import MixtureMlp
 from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.filling import Packing
@@ -26,13 +25,14 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
+from tools.expert_learning import learn
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
 PLAIN = CONFIGS["qwen3_moe"]
 EXPERTS = 8
 MIXED = PLAIN | {EXPERT_WIDTHS: ["24824448", "22222222", "88888888", "44444442"]}
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 60)
-TABLE = learn(np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).astype(np.int16), EXPERTS)
+TABLE = learn(np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).astype(np.int16), EXPERTS).values()
 MODEL = Digest("6" * 64)
 
 

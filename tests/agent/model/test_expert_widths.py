@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.blocks import Block, MixtureMlp
+from edgeshard_agent.model.blocks import Block, GatedMlp, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights import StageWeights
 
@@ -53,8 +53,10 @@ def test_each_expert_has_its_width_and_the_rest_that_of_the_box() -> None:
     for layer, block in enumerate(blocks(load(MIXED))):
         assert isinstance(block.mlp, MixtureMlp)
         for expert, mlp in enumerate(block.mlp.experts):
-            for projection in (mlp.gate_up, mlp.down):  # type: ignore[union-attr]
-                assert projection.packed.scheme == f"int{MIXED[layer][expert]}"  # type: ignore[union-attr]
+            assert isinstance(mlp, GatedMlp)
+            for projection in (mlp.gate_up, mlp.down):
+                assert projection.packed is not None
+                assert projection.packed.scheme == f"int{MIXED[layer][expert]}"
         assert block.qkv.packed is not None and block.qkv.packed.scheme == "int8"
 
 
