@@ -88,7 +88,8 @@ class ExpertTable:
         parts: list[Floats] = []
         for name, shape in wanted.items():
             try:
-                part = np.array(values[name], dtype=np.float32) / np.float32(100)
+                with np.errstate(over="ignore"):  # an infinity is refused below
+                    part = np.array(values[name], dtype=np.float32) / np.float32(100)
             except (KeyError, TypeError, ValueError, OverflowError):
                 part = np.zeros(0, dtype=np.float32)
             if part.shape != shape or not np.isfinite(part).all():
