@@ -170,10 +170,11 @@ def main() -> None:
             seen = measured(options, budget, sweep)
             bound = max(seen["read_s"], plain["sweep_s"])
             rate, limit = seen["streamed"] / seen["read_s"] / 1e9, (budget + seen["kv"]) / 1e6
+            of_it = seen["read"] / seen["streamed"]
             print(
                 f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, "
                 f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} GB/s): "
-                f"{seen['sweep_s'] / bound:.2f} of the larger; read {seen['read'] / seen['streamed']:.3f} of them a sweep; "
+                f"{seen['sweep_s'] / bound:.2f} of the larger; {of_it:.3f} of that read a sweep; "
                 f"memory {seen['memory'] / 1e6:.0f} MB of {limit:.0f}; "
                 f"tokens {'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
             )

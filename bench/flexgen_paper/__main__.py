@@ -21,6 +21,8 @@ from bench.pages import NONE, markdown_table, write_or_check
 from edgeshard.planning.svg import line_chart
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
+ALGORITHM = "../papers" + ".md#tensors-over-three-tiers"
+"""A link from the page, no citation of this code."""
 WORK = TierWorkload(prompt=512, new=32)
 MODELS = (OPT_6_7B, OPT_30B, OPT_175B)
 NVME = replace(T4, disk_to_host=2e9)
@@ -66,7 +68,7 @@ def files() -> dict[str, str]:
         for name, runtime in (("plain", FLEXGEN), ("compressed", COMPRESSED))
     }
     parts = [
-        _INTRODUCTION,
+        _INTRODUCTION.replace("{ALGORITHM}", ALGORITHM),
         main_table(),
         _TABLE_SAYS,
         "## Which policies\n",
@@ -102,7 +104,7 @@ def _searched(machine: TierMachine, model: TierModel, runtime: Runtime) -> list[
 
 
 def main_table() -> str:
-    """The published table beside the model's, for two rates of the disk. It stands in docs/papers.md, too."""
+    """The published table beside the model's, for two rates of the disk (docs/papers.md#tensors-over-three-tiers)."""
     rows = []
     for row in PUBLISHED:
         for index, model in enumerate(MODELS):
@@ -213,7 +215,7 @@ included.
 
 Nothing here ran on such a box. Times are those of the cost model that the authors released, with the constants that
 they fitted to their runs, and the fractions are chosen by our own linear program ([the
-algorithm](../papers.md#tensors-over-three-tiers)). *Batches* are sequences in a batch x batches that share each
+algorithm]({ALGORITHM})). *Batches* are sequences in a batch x batches that share each
 read of a layer. *Its batches* is the best placement at the published ones; *best* has its batches chosen, too, with
 80 % of each memory, as the released search. The released disk reads 0.473 GiB/s; the last two columns are the same
 with 2 GB/s, which is about what we remember the paper to say of its SSD.

@@ -1,8 +1,8 @@
 """Which layers of a stage stay in memory and which are read from the disk in every step. Pure; sizes in bytes.
 
-Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference; section
-5 of the survey's table in docs/papers.md). Layers that stay are spread evenly among those that do not, so that the disk
-reads on while they compute.
+Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
+that stay are spread evenly among those that do not, so that the disk reads on while they compute.
+(docs/papers.md#boxes-that-stream)
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ class Residency:
     @property
     def streams(self) -> bool:
         return self.slots > 0
-
-
-def least_budget(layers: Sequence[int], others: int, prefetched: int = PREFETCHED_LAYERS) -> int:
-    """The smallest budget that `choose_residency` takes."""
-    return min(sum(layers), (1 + prefetched) * max(layers, default=0)) + others
 
 
 def choose_residency(

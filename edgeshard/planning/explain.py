@@ -19,6 +19,14 @@ _SMALL_SHARE = 0.02
 
 def bottleneck(result: PlanResult) -> str:
     """One sentence on what binds the plan; for an infeasible one, what is short."""
+    words = _bottleneck(result)
+    for stage in result.stages:
+        if stage.streaming is not None:  # its time is that of the disk or of computing, whichever is longer
+            words = words.replace(f"compute of {stage.node} ", f"streaming and compute of {stage.node} ", 1)
+    return words
+
+
+def _bottleneck(result: PlanResult) -> str:
     if result.prediction is None:
         return result.shortage.text if result.shortage is not None else "there is no plan"
     prediction = result.prediction

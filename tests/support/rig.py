@@ -131,6 +131,11 @@ class Rig:
             self.steps.append(step)
         return step
 
+    def next_sweep(self) -> tuple[HeadStep, ...]:
+        steps = self.scheduler.next_sweep()
+        self.steps.extend(steps)
+        return steps
+
     def formed_step(self) -> HeadStep:
         """The next step, which there must be."""
         step = self.next_step()
@@ -148,8 +153,8 @@ class Rig:
         """Whatever is runnable, as many steps in flight as there may be."""
         pipe: deque[HeadStep] = deque()
         while True:
-            while (step := self.next_step()) is not None:
-                pipe.append(step)
+            while steps := self.next_sweep():
+                pipe.extend(steps)
             if not pipe:
                 return
             self.take(pipe.popleft())

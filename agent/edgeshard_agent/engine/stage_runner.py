@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.device import StagePhase, StageStatus, StageStreaming
+from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.generation import StageTiming
 from edgeshard.domain.ids import DeploymentName, Epoch
@@ -93,7 +93,6 @@ class StageRunner:
         self._around = around
         self._clock = clock
         self._pace = pace
-        self._store, self._residency = model.weights.store, model.weights.residency
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
         self._free_at = 0.0
@@ -124,7 +123,7 @@ class StageRunner:
     def offer(self, step: HeadStep | ForwardStep) -> None:
         self._steps_offered += 1
         self._waiting.append((step, self._clock.now()))
-        if self._store is None or not step.plan.following:
+        if self._model.streaming is None or not step.plan.following:
             steps, self._waiting = self._waiting, []
             self._worker.submit(self._run, steps)
 
@@ -160,15 +159,8 @@ class StageRunner:
             step_age_s=running[0].age_s if running else 0.0,
             step_cpu_s=running[0].cpu_s if running else 0.0,
             failure_reason=self.failure.reason if self.failure else "",
-            streaming=self._streaming(),
+            streaming=self._model.streaming,
         )
-
-    def _streaming(self) -> StageStreaming | None:
-        store, residency = self._store, self._residency
-        if store is None or residency is None:
-            return None
-        counts = store.counts
-        return StageStreaming(residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s)
 
     @property
     def _has_ended(self) -> bool:

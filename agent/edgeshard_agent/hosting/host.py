@@ -302,7 +302,7 @@ class Hosting:
         if former is None:
             return None
         await former.stop()
-        if former.loaded.key != model_key(prepare):
+        if former.loaded.key != model_key(prepare) or former.loaded.model.is_damaged:
             return None
         await self._around.worker.run(former.loaded.model.reset)
         return former.loaded

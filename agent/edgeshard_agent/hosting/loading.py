@@ -45,8 +45,6 @@ from edgeshard_agent.store.packed_units import UnitForm
 log = structlog.get_logger()
 
 # Of the head; the last stage has them for guides, also where none comes: some megabytes beside its weights.
-_DAMAGED_FILES = 3
-"""Packed files that may be found damaged in one load; each is made again."""
 _HEAD_FILES = (TOKENIZER, GENERATION)
 
 
@@ -79,15 +77,17 @@ class StageLoader:
         self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights] = ()
     ) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
-        for _ in range(_DAMAGED_FILES):
+        damaged = set[str]()
+        while True:
             try:
                 return await self._load(prepare, progress, held)
             except DataLossError as error:
-                # A tensor that cannot be read was packed a moment ago, and is not any more.
-                if error.reason not in (PACKED_DAMAGED, "UNREADABLE_TENSOR"):
+                # A damaged file is gone, so that the next try makes it anew: once. A tensor that cannot be read was
+                # packed a moment ago, and is not any more.
+                if error.reason not in (PACKED_DAMAGED, "UNREADABLE_TENSOR") or error.message in damaged:
                     raise
+                damaged.add(error.message)
                 log.warning("packed_file_damaged", deployment=prepare.deployment, why=error.message)
-        return await self._load(prepare, progress, held)
 
     async def _load(
         self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights]

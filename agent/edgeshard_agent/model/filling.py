@@ -72,7 +72,7 @@ def fill(
 ) -> Filled:
     """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
 
-    Raises as `load_parameters` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
+    Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
     DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
     """
     loader = ParameterLoader(modules, source, progress)
@@ -240,6 +240,8 @@ class _Filling:
                     reason="CACHE_LIMIT",
                 )
         else:
+            # Damage is found now, not in the middle of an answer; it takes as long as one step's reads.
+            file.read_large(self.reader, unit_memory(file.header.large_bytes).numpy().data)
             self._take(names)
             self._loader.count(file.header.data_bytes)
         small = unit_memory(file.header.small_bytes)

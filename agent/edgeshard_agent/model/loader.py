@@ -89,22 +89,6 @@ def _files_by_tensor(path: Path) -> dict[str, Path]:
     return {name: path / file for name, file in files.items()}
 
 
-def load_parameters(
-    modules: StageModules,
-    source: TensorSource,
-    expected: dict[str, ExpectedTensor],
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """Give every parameter of `modules` its tensor, in the stage's dtype on its device.
-
-    `expected` are the stage's tensors by canonical name; only those are read. `progress` is called after each with the
-    bytes loaded so far. At most one tensor is in memory besides the stage. Raises DataLossError for a tensor that is
-    missing, InvalidArgumentError for one of the wrong shape, both with its name as field, and ResourceExhaustedError.
-    """
-    ParameterLoader(modules, source, progress).load(expected)
-    check_filled(modules)
-
-
 def check_filled(modules: StageModules) -> None:
     """Raise InternalError for a parameter that no tensor came for."""
     left = modules.missing()
@@ -113,7 +97,7 @@ def check_filled(modules: StageModules) -> None:
 
 
 class ParameterLoader:
-    """The same in several calls, for some of the tensors each."""
+    """Gives parameters their tensors, in the stage's dtype on its device; `progress` hears of the bytes loaded."""
 
     def __init__(
         self, modules: StageModules, source: TensorSource, progress: Callable[[int], None] | None = None
@@ -126,7 +110,11 @@ class ParameterLoader:
         self._loaded = 0
 
     def load(self, expected: Mapping[str, ExpectedTensor]) -> None:
-        """Give the parameters of these tensors their numbers. Raises as `load_parameters` does."""
+        """Load these tensors, by canonical name; no others are read. At most one is in memory besides the stage.
+
+        Raises DataLossError for a tensor that is missing, InvalidArgumentError for one of the wrong shape, both with
+        its name as field, and ResourceExhaustedError.
+        """
         for name, tensor in expected.items():
             self._load_one(name, tensor)
 

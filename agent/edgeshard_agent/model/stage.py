@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
+from edgeshard.domain.device import StageStreaming
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
@@ -85,6 +86,7 @@ class StageModel:
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
+        self._store, self._residency = weights.store, weights.residency
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
@@ -152,6 +154,20 @@ class StageModel:
         return self._modules.context.is_last
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether weights could not be read from the disk, so that the stage must be loaded again."""
+        return self._store is not None and self._store.failure is not None
+
+    @property
+    def streaming(self) -> StageStreaming | None:
+        """What a stage that streams weights keeps and reads; None where all of them are in memory."""
+        store, residency = self._store, self._residency
+        if store is None or residency is None:
+            return None
+        counts = store.counts
+        return StageStreaming(residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s)
+
+    @property
     def parameter_bytes(self) -> int:
         """Bytes of all parameters on the device; a tied embedding counts once."""
         return self._modules.parameter_bytes
@@ -172,6 +188,7 @@ class StageModel:
         weights = self.weights
         self._sampler.retire()
         del self._modules, self._static
+        self._store = None
         self.pool.release()
         return weights
 

@@ -67,6 +67,11 @@ class WeightStore:
     def counts(self) -> StoreCounts:
         return StoreCounts(self._bytes_read, self._read, self._waited_s, self._reading_s)
 
+    @property
+    def failure(self) -> EdgeShardError | None:
+        """Why nothing can be read any more."""
+        return self._failure
+
     def streams(self, layer: int) -> bool:
         return layer in self._places
 

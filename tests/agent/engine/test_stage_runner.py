@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
-from edgeshard.domain.device import StagePhase
+from edgeshard.domain.device import StagePhase, StageStreaming
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.model import LayerRange
@@ -35,19 +35,24 @@ class Model:
 
     is_first = is_last = True
     layers, parameter_bytes, pool = LayerRange(0, 2), 1000, Pool()
+    streaming: StageStreaming | None = None
 
     def __init__(self) -> None:
+        self.swept: list[int] = []
+        self.together = 100
         self.executed: list[int] = []
         self.failures: dict[int, Exception] = {}
         self.begun, self.let = threading.Event(), threading.Event()
 
-    def execute(self, plan: StepPlan, inputs: Any) -> StageOutput:
-        self.executed.append(int(inputs[0]))
+    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
+        self.swept.append(len(steps))
+        self.executed.extend(int(inputs[0]) for _, inputs in steps)
         self.begun.set()
         assert self.let.wait(PATIENCE_S)
-        if int(inputs[0]) in self.failures:
-            raise self.failures[int(inputs[0])]
-        return StageOutput()
+        for _, inputs in steps:
+            if int(inputs[0]) in self.failures:
+                raise self.failures[int(inputs[0])]
+        return [StageOutput() for _ in steps[: self.together]]
 
 
 @dataclass
@@ -74,9 +79,9 @@ class Stage:
     worker: ComputeThread
     runner: StageRunner
 
-    def offer(self, *numbers: int, frees: tuple[int, ...] = ()) -> None:
+    def offer(self, *numbers: int, frees: tuple[int, ...] = (), following: int = 0) -> None:
         for number in numbers:
-            plan = StepPlan(spans=(Span(0, number, 1),), frees=frees)
+            plan = StepPlan(spans=(Span(0, number, 1),), frees=frees, following=following)
             self.runner.offer(HeadStep(number, plan, (number,)))
 
     async def begun(self) -> None:
@@ -111,6 +116,27 @@ async def test_steps_run_in_order_and_are_told_in_order(stage: Stage) -> None:
     assert stage.around.frees == 1
     status = stage.runner.status(StagePhase.ACTIVE)
     assert (status.steps_waiting, status.steps_done, status.tokens_done) == (0, 4, 4)
+
+
+async def test_a_stage_that_streams_runs_a_sweep_at_once_when_all_of_it_is_there(stage: Stage) -> None:
+    stage.model.streaming = StageStreaming(10, 90)
+    stage.model.together = 2  # of three; the last one follows alone
+    stage.offer(0, following=2)
+    stage.offer(1, following=1)
+    await asyncio.sleep(0)
+    assert stage.model.swept == [] and stage.runner.status(StagePhase.ACTIVE).steps_waiting == 2
+    stage.offer(2)
+    stage.offer(3)
+    await stage.all_told()
+    assert stage.model.swept == [3, 1, 1] and stage.around.sent == [0, 1, 2, 3]
+    status = stage.runner.status(StagePhase.ACTIVE)
+    assert (status.steps_waiting, status.steps_done) == (0, 4) and status.streaming == StageStreaming(10, 90)
+
+
+async def test_without_streaming_a_step_waits_for_no_other(stage: Stage) -> None:
+    stage.offer(0, following=1)
+    await stage.all_told()
+    assert stage.around.sent == [0]
 
 
 @pytest.mark.parametrize(
@@ -183,13 +209,13 @@ async def test_a_step_that_computes_shows_processor_time(stage: Stage) -> None:
     def compute() -> bool:
         return sum(range(100)) > 0 and stage.model.let.is_set()
 
-    def execute(plan: StepPlan, inputs: Any) -> StageOutput:
+    def execute(steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
         stage.model.begun.set()
         while not compute():
             pass
-        return StageOutput()
+        return [StageOutput()]
 
-    stage.model.execute = execute  # type: ignore[method-assign]
+    stage.model.execute_sweep = execute  # type: ignore[method-assign]
     stage.offer(0)
     await stage.begun()
     async with asyncio.timeout(PATIENCE_S):

@@ -55,6 +55,29 @@ def test_requests_ready_at_once_are_spread_over_the_micro_batches(make_rig: type
     assert rig.next_step() is None
 
 
+def test_steps_go_in_sweeps_where_stages_stream(make_rig: type[Rig]) -> None:
+    """Two sweeps of two are in flight; the next one begins when all of the first is back."""
+    rig = decoding(make_rig, 8, Batching(Mode.NO_BUBBLES, 4, 2, 4, fixed=True, sweep=2))
+    first, second = rig.next_sweep(), rig.next_sweep()
+    assert [[step.plan.following for step in sweep] for sweep in (first, second)] == [[1, 0], [1, 0]]
+    assert [sizes(step) for step in (*first, *second)] == [[DECODE] * 2] * 4
+    assert rig.next_sweep() == ()
+    rig.take(first[0])
+    assert rig.next_sweep() == (), "a stage waits for the whole of a sweep"
+    rig.take(first[1])
+    assert [sizes(step) for step in rig.next_sweep()] == [[DECODE] * 2] * 2
+
+
+def test_a_sweep_has_as_many_steps_as_there_is_work_for(make_rig: type[Rig], alone: Alone) -> None:
+    rig = make_rig(blocks=200, batching=Batching(Mode.NO_BUBBLES, 4, 1, 4, fixed=True, sweep=4))
+    for number in range(3):
+        rig.submit(f"r{number}", [number + 1, 5], 6)
+    rig.run_all()
+    for number in range(3):
+        assert rig.tokens(f"r{number}") == alone([number + 1, 5], 6)
+    rig.check_empty()
+
+
 def test_few_requests_keep_as_many_stages_busy_as_there_are_requests(make_rig: type[Rig]) -> None:
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3))
     assert [sizes(rig.next_step()) for _ in range(2)] == [[DECODE], [DECODE]]

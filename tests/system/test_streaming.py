@@ -1,0 +1,86 @@
+"""Boxes whose memory is too small for the model: weights stream from the disk, and the tokens stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.cli.local import LocalCluster
+from edgeshard.client import Client
+from edgeshard.domain.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.errors import EdgeShardError
+from tests.support.site import Site
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+MEMORY = "84MiB"
+"""With what a stage takes beside its weights this is too little for half of the demo model in float32."""
+PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who", '"Why," said']
+
+
+def spec(**changes: object) -> DeploymentSpec:
+    values = {"model": "tales", "source": "a", "dtype": "float32", "concurrency": 2, "max_context": 128}
+    return parse_spec({"name": "streamed", **values, **changes})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Two small boxes and a larger one, which have measured themselves and their disks."""
+    directory = tmp_path_factory.mktemp("streaming")
+    cluster = LocalCluster(
+        directory,
+        ("a", "b", "large"),
+        arguments_by_agent=dict.fromkeys("ab", ("--memory", MEMORY)),
+        threads=1,
+        startup_timeout_s=180,
+    )
+    async with cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "tales")
+        async for _ in client.profile("tales", dtype=DType.FLOAT32, quick=True):
+            pass
+        yield Site(cluster, client)
+
+
+async def answers(client: Client, name: str) -> list[tuple[int, ...]]:
+    made = await asyncio.gather(*(client.complete(name, prompt, max_new_tokens=24) for prompt in PROMPTS))
+    return [answer.token_ids for answer in made]
+
+
+async def test_it_streams_when_it_may_and_gives_the_same_tokens(site: Site) -> None:
+    client = site.client
+    await client.deploy(spec(name="whole", source="large", layers="large=0:12"))
+    wanted = await answers(client, "whole")
+    await client.delete_deployment("whole")
+    with pytest.raises(EdgeShardError, match="with --allow-streaming it would run"):
+        await client.deploy(spec(exclude=["large"]))
+    for _ in range(2):  # the second time from packed files alone
+        deployment = await client.deploy(spec(exclude=["large"], allow_streaming=True))
+        streaming = [stage for stage in deployment.placement.stages if stage.streamed_bytes]
+        assert streaming and all(stage.weight_budget_bytes for stage in streaming)
+        assert await answers(client, "streamed") == wanted
+        seen = (await client.deployment("streamed")).stages
+        told = [status.streaming for status in seen if status.streaming is not None]
+        assert len(told) == len(streaming)
+        for status, stage in zip(told, streaming, strict=True):
+            assert status.resident_bytes <= stage.weight_budget_bytes
+            assert status.read_bytes >= 24 * status.streamed_bytes
+        packed = list(site.cluster.directory.glob("*/cache/packed/*.packed"))
+        assert packed
+        await client.delete_deployment("streamed")
+
+
+async def test_a_damaged_packed_file_is_made_again(site: Site) -> None:
+    client, files = site.client, sorted(site.cluster.directory.glob("*/cache/packed/*.packed"))
+    assert files
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[-2048] ^= 1
+        path.write_bytes(data)
+    await client.deploy(spec(exclude=["large"], allow_streaming=True))
+    assert len((await answers(client, "streamed"))[0]) == 24
+    await client.delete_deployment("streamed")
