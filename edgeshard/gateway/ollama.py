@@ -18,7 +18,7 @@ from edgeshard import __version__
 from edgeshard.domain.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
@@ -199,18 +199,20 @@ class Ollama:
     async def tags(self, request: Request) -> Response:
         caller = caller_of(request)
         now = _time()
-        models = [
-            {
-                "name": served.deployment,
-                "model": served.deployment,
-                "modified_at": now,
-                "size": 0,
-                "digest": "",
-                "details": _details(served),
-            }
-            for served in self._backend.models()
-            if caller.may_use(served)
-        ]
+        models = []
+        for served in self._backend.models():
+            if caller.may_use(served):
+                stored = self._backend.stored(served.deployment)
+                models.append(
+                    {
+                        "name": served.deployment,
+                        "model": served.deployment,
+                        "modified_at": now,
+                        "size": 0 if stored is None else stored.stored_bytes,
+                        "digest": "" if stored is None else stored.manifest_digest,
+                        "details": _details(served, stored),
+                    }
+                )
         return json_response({"models": models})
 
     async def show(self, request: Request) -> Response:
@@ -218,7 +220,7 @@ class Ollama:
         served = self._find(request, asked.model or asked.name or "")
         return json_response(
             {
-                "details": _details(served),
+                "details": _details(served, self._backend.stored(served.deployment)),
                 "model_info": {"general.architecture": "edgeshard", "edgeshard.context_length": served.max_context},
                 "capabilities": ["completion", "tools"],
             }
@@ -388,15 +390,21 @@ def _loaded(model: str, said: dict[str, Any]) -> Response:
     return json_response({"model": model, "created_at": _time(), **said, "done": True, "done_reason": "load"})
 
 
-def _details(served: ServedModel) -> dict[str, Any]:
+def _details(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:
+    family = served.model if stored is None else stored.architecture
     return {
         "parent_model": "",
         "format": "safetensors",
-        "family": served.model,
-        "families": [served.model],
-        "parameter_size": "",
+        "family": family,
+        "families": [family],
+        "parameter_size": "" if stored is None else _parameters(stored.parameter_count),
         "quantization_level": "",
     }
+
+
+def _parameters(count: int) -> str:
+    """As Ollama writes it, such as 8.0B or 596.05M."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.gateway.listen import HttpListen
+from edgeshard.gateway.listen import Following, HttpListen
 from edgeshard.rpc.tls import join_address, split_address
 
 log = structlog.get_logger()
@@ -52,6 +52,7 @@ class GatewayServer:
     async def start(self) -> None:
         """Raises as `HttpListen.check`, and UnavailableError where the address is taken."""
         self._listen.check()
+        following = None if self._listen.cert is None else Following(self._listen)
         bound = self._bind()
         config = uvicorn.Config(
             self._app,
@@ -64,8 +65,7 @@ class GatewayServer:
             server_header=False,
             date_header=False,  # it would have to be made every second
             proxy_headers=False,
-            ssl_certfile=self._listen.cert,
-            ssl_keyfile=self._listen.key,
+            ssl_context_factory=None if following is None else lambda *_: following.context,
             timeout_graceful_shutdown=int(STOP_LIMIT_S),
             h11_max_incomplete_event_size=64 << 10,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -264,6 +265,39 @@ async def test_plain_http_is_for_loopback_alone(said: Said, tmp_path: Path) -> N
         HttpListen("127.0.0.1:0", files.cert, files.key).check()
     with pytest.raises(InvalidArgumentError, match="http-tls-key"):
         HttpListen("127.0.0.1:0", files.cert).check()
+
+
+async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(said: Said, tmp_path: Path) -> None:
+    old, new = (issue_files(Authority.create("here", now()), _principal(), tmp_path / name) for name in ("old", "new"))
+    server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0", old.cert, old.key))
+    await server.start()
+    ours, theirs = (ssl.PEM_cert_to_DER_cert(files.cert.read_text()) for files in (old, new))
+    try:
+        assert await _shown(server.url) == ours
+        new.cert.replace(old.cert)
+        assert await _shown(server.url) == ours, "its key is not there yet"
+        old.key.unlink()
+        assert await _shown(server.url) == ours
+        new.key.replace(old.key)
+        assert await _shown(server.url) == theirs
+        old.key.chmod(0o644)
+        old.cert.touch()
+        assert await _shown(server.url) == theirs
+    finally:
+        await server.stop()
+
+
+async def _shown(url: str) -> bytes:
+    """The certificate that the gateway shows to a new connection, over which it answers."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
+    async with asyncio.timeout(60):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).endswith(b'{"status":"ok"}')
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return shown
 
 
 def _principal() -> Any:

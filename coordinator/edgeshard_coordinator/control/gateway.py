@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Generation, GenerationEvent
 from edgeshard.domain.ids import Digest, RequestId
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.words import Words
 from edgeshard_coordinator.control.chats import Chats
-from edgeshard_coordinator.control.models import Models, served_model
+from edgeshard_coordinator.control.models import Models, served_model, stored_model
 from edgeshard_coordinator.control.requests import RequestFront
 
 
@@ -32,6 +33,12 @@ class SiteBackend:
 
     def find(self, model: str) -> ServedModel:
         return served_model(self._front.find(model), self._models)
+
+    def stored(self, model: str) -> StoredModel | None:
+        try:
+            return stored_model(*self._models.get(self._front.find(model).manifest_digest))
+        except EdgeShardError:
+            return None  # Its manifest is damaged; the boxes still serve what they loaded.
 
     async def generate(
         self, model: str, generation: Generation, identity: str
