@@ -23,7 +23,7 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.fields import Asked, GuidedFields, Stop, Taken, Zero, never, read_body
+from edgeshard.gateway.fields import Asked, GuidedFields, Items, Stop, Taken, Zero, never, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, Parser, chat_answers
 from edgeshard.gateway.reading import Gathered, Reading
@@ -103,8 +103,8 @@ class OllamaFields(Asked):
 
 
 class ChatBody(OllamaFields):
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: Items
+    tools: Items | None = None
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [_message(message, place) for place, message in enumerate(self.messages)]

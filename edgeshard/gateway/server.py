@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.gateway.connection import Connection
 from edgeshard.gateway.listen import Following, HttpListen
 from edgeshard.rpc.tls import join_address, split_address
 
@@ -19,8 +20,8 @@ log = structlog.get_logger()
 
 STOP_LIMIT_S = 1.0
 """Streams that are still open when the process ends have this long to say so."""
-MOST_CONNECTIONS = 2048
-"""Waiting to be accepted."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
 class _Server(uvicorn.Server):
@@ -61,7 +62,7 @@ class GatewayServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=Connection,
             server_header=False,
             date_header=False,  # it would have to be made every second
             proxy_headers=False,
@@ -93,7 +94,7 @@ class GatewayServer:
             bound = socket.socket(family, kind, number)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen(MOST_CONNECTIONS)
+            bound.listen(BACKLOG)
             bound.setblocking(False)
         except OSError as error:
             raise UnavailableError(

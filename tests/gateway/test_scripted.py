@@ -7,10 +7,11 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 import pytest_asyncio
 
@@ -26,7 +27,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.placement import Placement
-from edgeshard.gateway import answers
+from edgeshard.gateway import answers, connection, fields
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.callers import Caller
 from edgeshard.gateway.entrance import OPEN
@@ -37,7 +38,7 @@ from edgeshard.gateway.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
-from tests.support.http import Http
+from tests.support.http import Http, Stream
 
 KEY = "secret"
 CHAT = [{"role": "user", "content": "x"}]
@@ -192,10 +193,99 @@ async def test_a_request_that_ends_leaves_nothing_running(said: Said, http: Http
 
 
 async def test_a_client_that_takes_nothing_is_given_up(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "STALLED_S", 0.2)
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
     said.texts = ["word " * 200] * 100_000
-    async with http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}):
+    async with http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}) as stream:
         await until_nothing_runs(said)
+        await is_hung_up_on(stream)
+
+
+async def test_a_client_that_takes_no_whole_answer_is_given_up(
+    said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+    said.texts = ["word " * 1_000_000] * 4
+    async with http.opened("POST", "/v1/chat/completions", ASKED) as stream:
+        await until_nothing_runs(said)
+        await is_hung_up_on(stream)
+
+
+async def is_hung_up_on(stream: Stream) -> None:
+    """Once it is, for the client must take nothing before."""
+    async with asyncio.timeout(60):
+        while not stream.is_reset:
+            await asyncio.sleep(0.05)
+
+
+async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_LIMIT_S", 0.2)
+    asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for before, then in ((b"", b""), (b"", b"GET /hea"), (asked, b"GET /hea")):
+        reader, writer = await asyncio.open_connection(*address_of(http))
+        async with asyncio.timeout(60):
+            writer.write(before)
+            if before:
+                await reader.readuntil(b'{"status":"ok"}')
+            writer.write(then)
+            with pytest.raises(ConnectionError):
+                await reader.read()
+        writer.close()
+
+
+async def test_connections_are_not_without_number(
+    said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
+    said.texts = ["a"] * 100_000
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}))
+        with pytest.raises((ConnectionError, h11.RemoteProtocolError)):
+            await http.get("/health")
+    await until_nothing_runs(said)
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(ConnectionError, h11.RemoteProtocolError):
+                assert (await http.get("/health")).status == 200
+                break
+            await asyncio.sleep(0.05)
+
+
+def address_of(http: Http) -> tuple[str, int]:
+    host, port = http.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+BAD_BODIES = {
+    "faults": b'{"model": "m", "messages": [' + b"1," * 1_000_000 + b"1]}",
+    "fields": b"{" + b",".join(b'"f%d":0' % number for number in range(200_000)) + b"}",
+    "objects": b'{"model": "m", "messages": [' + b"{}," * 300_000 + b"{}]}",
+    "numbers": b'{"model": "m", "prompt": [' + b"1," * 1_100_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Http, name: str) -> None:
+    """What can be counted is: how many faults were gathered, and how many parts a body may have."""
+    answer = await http.post("/v1/chat/completions", BAD_BODIES[name])
+    expected = {
+        "faults": (400, "messages[0]: input should be an object"),
+        "fields": (400, "the body has 200002 faults"),
+        "objects": (429, "the body has too many parts: send less at once"),
+        "numbers": (429, "the body has too many parts: send less at once"),
+    }[name]
+    assert (answer.status, answer.error["message"]) == expected
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "BODY_LIMIT_S", 0.2)
+    reader, writer = await asyncio.open_connection(*address_of(http))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    async with asyncio.timeout(60):
+        answered = await reader.readuntil(b"\r\n")
+    assert b" 504 " in answered
+    writer.close()
 
 
 async def test_slow_readers_hold_up_nobody(said: Said, http: Http) -> None:
@@ -322,7 +412,7 @@ async def test_an_address_that_is_taken_is_named(said: Said) -> None:
 
 
 @needs_clients
-async def test_answers_are_what_the_document_says(said: Said, http: Http) -> None:
+async def test_answers_are_what_the_document_says(said: Said, http: Http, tmp_path: Path) -> None:
     said.texts = ["word"] * 3
     checks = (
         "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
@@ -330,8 +420,9 @@ async def test_answers_are_what_the_document_says(said: Said, http: Http) -> Non
     )  # fmt: skip
     await run(
         CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
-        "--phases", "coverage", "--checks", ",".join(checks), "--seed", "1",
-        "--generation-database", "none", "--request-timeout", "30",
+        "--phases", "examples,coverage,fuzzing", "--max-examples", "20", "--checks", ",".join(checks), "--seed", "1",
+        "--generation-database", "none", "--suppress-health-check", "all", "--request-timeout", "60",
+        timeout_s=600, directory=tmp_path,
     )  # fmt: skip
 
 

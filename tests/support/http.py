@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -83,6 +84,12 @@ class Stream:
         self._connection = h11.Connection(h11.CLIENT)
         self.status = 0
         self.headers: dict[str, str] = {}
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the other side has broken the connection, also where nothing of its answer was read."""
+        sock: socket.socket = self._writer.get_extra_info("socket")
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) or self._reader.exception() is not None
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> None:
         """Send a request, and wait for the beginning of its answer."""
