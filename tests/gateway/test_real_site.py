@@ -363,6 +363,7 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     scope = await narrow.post("/v1/chat/completions", TALK)
     assert (scope.status, scope.error["code"], scope.error["param"]) == (403, "key_scope", "model")
     assert (await narrow.get("/v1/models")).json["data"] == []
+    assert (await narrow.get("/metrics")).status == 403
     assert (await Http(http.url, text[:-1] + ("A" if text[-1] != "A" else "B")).get("/v1/models")).status == 401
     await site.client.revoke_key("narrow")
     gone = await narrow.get("/v1/models")

@@ -169,6 +169,30 @@ async def test_tools_that_must_not_be_called_are_not_mentioned(said: Said, http:
     assert said.conversations[-1].tools == ""
 
 
+async def test_tools_whose_definitions_have_the_same_name_keep_their_own(said: Said, http: Http) -> None:
+    def tool(name: str, color: str) -> dict[str, Any]:
+        color_of = {"$defs": {"color": {"const": color}}, "properties": {"color": {"$ref": "#/$defs/color"}}}
+        return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **color_of}}}
+
+    tools = [tool("lamp", "red"), tool("door", "black")]
+    await http.post("/v1/chat/completions", {**ASKED, "tools": tools, "tool_choice": "required"})
+    guide = said.asked[-1].guide
+    assert guide is not None
+    schema = json.loads(guide.text)
+
+    def resolved(value: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = schema
+        for step in value["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        return found
+
+    colors = {}
+    for call in schema["anyOf"]:
+        arguments = resolved(call["properties"]["arguments"])
+        colors[call["properties"]["name"]["const"]] = resolved(arguments["properties"]["color"])["const"]
+    assert colors == {"lamp": "red", "door": "black"}
+
+
 async def test_an_error_in_the_midst_of_a_stream_is_said_in_it(said: Said, http: Http) -> None:
     said.texts, said.error = ["a", "b"], UnavailableError("it broke", reason="NOT_RECOVERED")
     events = await http.events("/v1/chat/completions", {**ASKED, "stream": True})

@@ -61,11 +61,16 @@ class Http:
 
     @asynccontextmanager
     async def opened(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None, *, holds: int = 65536
     ) -> AsyncIterator[Stream]:
-        """An answer whose headers are there. Leaving closes the connection."""
+        """An answer whose headers are there. Leaving closes the connection. What is not read yet fills about `holds`
+        bytes on this side; then the other side waits."""
         where = urlsplit(self.url)
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        dialled = socket.socket()
+        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, holds)
+        dialled.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(dialled, (where.hostname, where.port))
+        reader, writer = await asyncio.open_connection(sock=dialled, limit=holds)
         try:
             stream = Stream(reader, writer)
             await stream.ask(method, path, self._headers(headers), body)
