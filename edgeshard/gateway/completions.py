@@ -100,6 +100,7 @@ class CompletionRequest(FormedFields):
                 self.priority or 0,
                 prompt_logprobs=bool(self.echo) and self.logprobs is not None,
                 guide=guide,
+                clip_new_tokens=self.max_tokens is None,
             )
             for prompt in self.prompts()
             for choice in range(self.n or 1)

@@ -40,7 +40,8 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head = _cancel(self._head)
+            _cancel(self._head)
+            self._head = None
         elif self._head is None:
             self._head = self._abort_after(HEAD_LIMIT_S)
 
@@ -51,7 +52,8 @@ class Connection(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stalled = _cancel(self._stalled)
+        _cancel(self._stalled)
+        self._stalled = None
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from starlette.requests import ClientDisconnect, Request
 
 from edgeshard.domain.chat import GenerationDefaults
-from edgeshard.domain.errors import CancelledRequestError, DeadlineError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.errors import CancelledRequestError, DeadlineError, InvalidArgumentError
 from edgeshard.domain.generation import Guide, GuideKind, Sampling
 from edgeshard.gateway.errors import Refused, refusal_of
 
@@ -49,11 +49,12 @@ AskedT = TypeVar("AskedT", bound=Asked)
 
 
 async def read_body(request: Request, form: type[AskedT]) -> AskedT:
-    """The body as `form`. Raises InvalidArgumentError naming the field, ResourceExhaustedError for a body that is too
-    large, DeadlineError for one that does not come."""
+    """The body as `form`. Raises InvalidArgumentError naming the field, DeadlineError for a body that does not come."""
     body = await _body_of(request)
     if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
-        raise ResourceExhaustedError("the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE")
+        raise InvalidArgumentError(
+            "the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE"
+        )
     try:
         return form.model_validate_json(bytes(body))
     except ValidationError as error:
@@ -69,11 +70,13 @@ async def _body_of(request: Request) -> bytearray:
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BODY_BYTES:
-                    raise ResourceExhaustedError(
+                    raise InvalidArgumentError(
                         f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
                     )
     except TimeoutError:
-        raise DeadlineError(f"the body took more than {BODY_LIMIT_S:g} s", field="body", reason="BODY_TOO_SLOW") from None
+        raise DeadlineError(
+            f"the body took more than {BODY_LIMIT_S:g} s", field="body", reason="BODY_TOO_SLOW"
+        ) from None
     except ClientDisconnect:
         raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
     return body

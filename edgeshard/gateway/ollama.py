@@ -239,7 +239,7 @@ class Ollama:
         served = self._find(request, asked.model)
         if not asked.prompt:
             return _loaded(asked.model, {"response": ""})
-        making = self._as_it_is(asked) if asked.raw else self._by_template(asked, served)
+        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served)
         return await self._answer(request, asked, served, making, is_chat=False)
 
     async def _by_template(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
@@ -248,18 +248,19 @@ class Ollama:
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
-            return await self._as_it_is(asked)
+            return await self._as_it_is(asked, served)
 
-    async def _as_it_is(self, asked: GenerateBody) -> ChatAnswers:
+    async def _as_it_is(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
         sampled = asked.sampled()
         assert asked.prompt is not None
         prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
         generation = Generation(
             prompt,
-            sampled.new_tokens() or 128,
+            sampled.new_tokens() or served.max_new_tokens or 128,
             sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
             stop_strings=sampled.stop_strings(),
             guide=sampled.guide(),
+            clip_new_tokens=sampled.new_tokens() is None,
         )
         generation.validate()
         return ChatAnswers((generation,), _plain_parser)

@@ -12,6 +12,7 @@ import pytest
 
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
+from edgeshard.domain.ids import ModelName
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.http import Http
@@ -114,6 +115,13 @@ async def test_an_answer_without_a_limit_fills_the_context(http: Http) -> None:
     assert answer["usage"]["total_tokens"] == 512 and answer["choices"][0]["finish_reason"] == "length"
 
 
+async def test_ollama_fills_the_room_that_there_is(http: Http) -> None:
+    asked = {"model": "tales", "prompt": PROMPT, "raw": True, "stream": False}
+    answer = (await http.post("/api/generate", {**asked, "options": {"num_predict": -1, "temperature": 0}})).json
+    assert answer["eval_count"] > 128 or answer["done_reason"] == "stop"
+    assert answer["done_reason"] == "stop" or answer["prompt_eval_count"] + answer["eval_count"] == 512
+
+
 async def test_stop_strings_end_an_answer(http: Http) -> None:
     whole = (await http.post("/v1/completions", {**GREEDY, "prompt": PROMPT, "max_tokens": 30})).json
     text = whole["choices"][0]["text"]
@@ -150,12 +158,17 @@ async def test_texts_and_tokens(http: Http) -> None:
     assert text == {"prompt": "Once upon a time"}
 
 
-async def test_models_are_listed_by_deployment(http: Http) -> None:
+async def test_models_are_listed_by_deployment(site: Site, http: Http) -> None:
     listed = (await http.get("/v1/models")).json["data"]
     rows = {model["id"]: model for model in listed}
     assert [(m["root"], m["max_model_len"]) for m in rows.values()] == [("fairy-tales", 512), ("handy", 512)]
     assert (await http.get("/v1/models/tales")).json == rows["tales"]
     assert (await http.get("/v1/models/fairy-tales")).json == rows["tales"]
+    stored = {model.name: model for model in await site.client.stored_models()}
+    for tag in (await http.get("/api/tags")).json["models"]:
+        model = stored[ModelName(rows[tag["name"]]["root"])]
+        assert (tag["size"], tag["digest"]) == (model.stored_bytes, model.manifest_digest)
+        assert tag["details"]["family"] == "llama" and tag["details"]["parameter_size"] == "6.52M"
     missing = await http.get("/v1/models/none")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
 

@@ -164,6 +164,12 @@ async def test_what_is_not_given_is_the_models_recommendation(said: Said, http: 
     assert json.loads(said.conversations[-1].variables) == {"a": 1, "reasoning_effort": "low"}
 
 
+async def test_only_a_limit_that_was_not_asked_for_is_made_to_fit(said: Said, http: Http) -> None:
+    for asked, fits in (({}, True), ({"max_tokens": 16}, False)):
+        await http.post("/v1/completions", {"model": "m", "prompt": "x", **asked})
+        assert (said.asked[-1].max_new_tokens, said.asked[-1].clip_new_tokens) == (16, fits)
+
+
 async def test_tools_that_must_not_be_called_are_not_mentioned(said: Said, http: Http) -> None:
     await http.post("/v1/chat/completions", {**ASKED, "tools": [TOOL], "tool_choice": "none"})
     assert said.conversations[-1].tools == ""
@@ -237,7 +243,9 @@ async def test_a_client_that_takes_no_whole_answer_is_given_up(
 async def is_hung_up_on(stream: Stream) -> None:
     """Once it is, for the client must take nothing before."""
     async with asyncio.timeout(60):
-        while not stream.is_reset:
+        while True:
+            if stream.is_reset:
+                return
             await asyncio.sleep(0.05)
 
 
@@ -256,9 +264,7 @@ async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypa
         writer.close()
 
 
-async def test_connections_are_not_without_number(
-    said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_are_not_without_number(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
     said.texts = ["a"] * 100_000
     async with AsyncExitStack() as stack:
@@ -295,8 +301,8 @@ async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Ht
     expected = {
         "faults": (400, "messages[0]: input should be an object"),
         "fields": (400, "the body has 200002 faults"),
-        "objects": (429, "the body has too many parts: send less at once"),
-        "numbers": (429, "the body has too many parts: send less at once"),
+        "objects": (400, "the body has too many parts: send less at once"),
+        "numbers": (400, "the body has too many parts: send less at once"),
     }[name]
     assert (answer.status, answer.error["message"]) == expected
 

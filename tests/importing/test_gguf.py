@@ -23,8 +23,8 @@ from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.model import LayerRange
-from edgeshard.importing.blocks import Width
 from edgeshard.importing import gguf_file
+from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf

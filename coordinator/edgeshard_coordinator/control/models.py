@@ -45,6 +45,7 @@ def max_context(record: DeploymentRecord, models: Models) -> int:
         return 0  # Its manifest is damaged; the boxes still serve what they loaded.
     return parse_config(manifest.config).max_context
 
+
 def stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
     """A model as operators see it."""
     shape = parse_config(manifest.config)
