@@ -110,6 +110,16 @@ def lines(site: Site) -> list[str]:
     return [text for text in site.said if not text.startswith("another box joins")]
 
 
+async def said(site: Site, text: str) -> None:
+    await until(lambda: lines(site)[-1:] == [text])
+
+
+async def another_look(site: Site) -> None:
+    looks = site.looks
+    site.tell()
+    await until(lambda: site.looks > looks)
+
+
 async def test_boxes_that_come_and_go_are_told_of_when_an_event_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
     wait_for = asyncio.wait_for
@@ -147,7 +157,7 @@ async def test_what_happened_while_the_stream_was_broken_is_seen_at_its_return()
         for number in range(2, 5):
             site.boxes.append(box(f"box-{number}"))
             site.break_off()
-            await until(lambda number=number: lines(site)[-1:] == [f"box box-{number} has joined"])
+            await said(site, f"box box-{number} has joined")
     assert site.streams == 4
 
 
@@ -189,9 +199,7 @@ async def test_without_grow_it_says_once_what_there_is_to_gain() -> None:
     site = Site([box("a", stages=("tales",)), box("b")], ReplanReason.WOULD_MOVE)
     async with watched(site):
         for _ in range(3):
-            looks = site.looks
-            site.tell()
-            await until(lambda looks=looks: site.looks > looks)
+            await another_look(site)
     assert site.moves == 0 and len(lines(site)) == 1
     assert "`edgectl replan tales` moves it" in lines(site)[0]
 
@@ -208,7 +216,5 @@ async def test_a_move_that_went_back_is_not_tried_again_at_once() -> None:
     async with watched(site, grow=True):
         await until(lambda: site.moves == 1)
         for _ in range(3):
-            looks = site.looks
-            site.tell()
-            await until(lambda looks=looks: site.looks > looks)
+            await another_look(site)
     assert site.moves == 1 and "stays where it is: box b went away" in lines(site)[-1]
