@@ -23,7 +23,7 @@ from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
 from edgeshard.domain.placement import Placement
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.callers import Caller
 from edgeshard.gateway.listen import HttpListen
@@ -58,6 +58,9 @@ class Clockwork:
 
     def find(self, model: str) -> ServedModel:
         return SERVED
+
+    def stored(self, model: str) -> StoredModel | None:
+        return None
 
     async def generate(
         self, model: str, generation: Generation, identity: str

@@ -34,7 +34,7 @@ from bench.attention import Shape, filled, step
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 1024, 16, 8, 64, 2816
 SHAPES = (((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
 COPIES = 16
-SCHEMES = {Scheme.BFLOAT16: torch.bfloat16, Scheme.INT8: torch.bfloat16, Scheme.INT4: torch.bfloat16}
+SCHEMES = dict.fromkeys((Scheme.BFLOAT16, Scheme.INT8, Scheme.INT4, Scheme.INT2), torch.bfloat16)
 Contenders = Mapping[str, Callable[[], object]]
 
 

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 VOCABULARY = 4096
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
@@ -135,14 +135,14 @@ class Muon:
         self._groups: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             self._groups.setdefault(parameter.shape, []).append(parameter)
-        self._averages = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
+        self.averages = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every matrix from its gradient and drop the gradient."""
         for shape, parameters in self._groups.items():
             gradient = torch.stack([p.grad for p in parameters if p.grad is not None])
-            average = self._averages[shape] = self._averages[shape].to(gradient.device)
+            average = self.averages[shape] = self.averages[shape].to(gradient.device)
             average.lerp_(gradient, 1 - self._momentum)
             update = orthogonalise(gradient.lerp(average, self._momentum))
             scale = max(1.0, shape[0] / shape[1]) ** 0.5
@@ -161,7 +161,7 @@ def forward_loss(model: LlamaForCausalLM, inputs: torch.Tensor, targets: torch.T
 
 
 @torch.no_grad()
-def bits_per_byte(model: LlamaForCausalLM, ids: list[int], text_bytes: int, context: int, device: str) -> float:
+def bits_per_byte(model: PreTrainedModel, ids: list[int], text_bytes: int, context: int, device: str) -> float:
     """Total bits of the validation tokens over its bytes. Every scored token sees at least half a context."""
     data = torch.tensor(ids, device=device)
     half = context // 2
@@ -266,7 +266,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def sample(model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, device: str) -> str:
+def sample(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, device: str) -> str:
     """120 tokens of a story at temperature 0.7, to look at."""
     ids = tokenizer.encode(prompt).ids
     for _ in range(120):

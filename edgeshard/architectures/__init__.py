@@ -5,7 +5,7 @@ A family is one record in a file of `families/`. Pure and free of torch; the age
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import STORED_AS, Decoder, parse_config, read_config
+from edgeshard.architectures.config import EXPERT_WIDTHS, STORED_AS, Decoder, parse_config, read_config
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
@@ -20,6 +20,7 @@ from edgeshard.architectures.tensors import (
 )
 from edgeshard.architectures.weights import (
     check_quantisation,
+    expert_width,
     held_bytes,
     integers_of,
     keeps_float32,
@@ -29,6 +30,7 @@ from edgeshard.architectures.weights import (
 
 __all__ = [
     "ARCHITECTURES",
+    "EXPERT_WIDTHS",
     "HEAD_WEIGHT",
     "KNOWN_MODELS",
     "STORED_AS",
@@ -41,6 +43,7 @@ __all__ = [
     "check_manifest",
     "check_quantisation",
     "expected_tensors",
+    "expert_width",
     "held_bytes",
     "integers_of",
     "keeps_float32",

@@ -8,14 +8,16 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
 from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
-from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split
-from edgeshard.architectures.record import Architecture
+from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split, expert_count
+from edgeshard.architectures.record import Architecture, Fused
 from edgeshard.architectures.registry import ARCHITECTURES, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
-from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.dtypes import ExpertWidths, Quantisation
 
 STORED_AS = "edgeshard_stored_as"
 """The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""
+EXPERT_WIDTHS = "edgeshard_expert_widths"
+"""The key for the bits of each expert where the weights become small integers: `ExpertWidths.layers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ def _shape(architecture: Architecture, config: Mapping[str, Any], fields: Config
         eos_tokens=_eos_tokens(config, fields, vocab),
         frame_width=hidden,
         stored_as=_stored_as(architecture, config),
+        expert_widths=_expert_widths(architecture, config, fields, layer_count),
     )
 
 
@@ -148,6 +151,24 @@ def _stored_as(architecture: Architecture, config: Mapping[str, Any]) -> Quantis
     if not architecture.quantises:
         raise refuse(STORED_AS, f"is given, but {architecture.name} runs with whole weights only")
     return Quantisation(value)
+
+
+def _expert_widths(
+    architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields, layer_count: int
+) -> ExpertWidths | None:
+    """Whether each layer has experts is for its tensors to say; a text is of all of a layer's experts, or empty."""
+    value = config.get(EXPERT_WIDTHS)
+    if value is None:
+        return None
+    if architecture.experts is None or not architecture.quantises or not isinstance(architecture.runs, Fused):
+        raise refuse(EXPERT_WIDTHS, f"is given, but {architecture.name} has no experts that are kept one by one")
+    count = expert_count(architecture.experts, fields)
+    if not isinstance(value, list) or len(value) != layer_count:
+        raise refuse(EXPERT_WIDTHS, f"must be a list of {layer_count} texts, one for each layer")
+    for text in value:
+        if not isinstance(text, str) or len(text) not in (0, count) or not set(text) <= set("248"):
+            raise refuse(EXPERT_WIDTHS, f"has {shown(text)}; a layer has {count} digits, each 2, 4 or 8, or none")
+    return ExpertWidths(tuple(value))
 
 
 def _head_dim(architecture: Architecture, fields: ConfigFields, hidden: int, heads: int) -> int:

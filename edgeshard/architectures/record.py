@@ -238,6 +238,13 @@ class Architecture:
         """Whether this tensor belongs to experts of which a token uses a few only."""
         return self.experts is not None and re.search(self.experts.tensors, name) is not None
 
+    def expert_index(self, name: str) -> int | None:
+        """Which expert's matrix this tensor in a block is, in families whose experts are modules of their own."""
+        if not isinstance(self.runs, Fused) or not self.is_expert(name):
+            return None
+        found = re.search(r"\.experts\.(\d+)\.", self.place(name).parameter)
+        return None if found is None else int(found[1])
+
     def place(self, name: str) -> Place:
         """Where the tensor of this name in a block goes; both names are without `layers.N.`."""
         if isinstance(self.runs, Plugged):

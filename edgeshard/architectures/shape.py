@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.dtypes import STORED_GROUP, DType, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, Quantisation
 from edgeshard.domain.model import LayerRange
 
 
@@ -14,7 +14,8 @@ class ModelShape:
 
     `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
-    that the vocabulary holds. `stored_as` says that the weights are stored as small integers, and which.
+    that the vocabulary holds. `stored_as` says that the weights are stored as small integers, and which;
+    `expert_widths`, how experts are kept where the weights become small integers.
     """
 
     architecture: str
@@ -29,6 +30,7 @@ class ModelShape:
     eos_tokens: tuple[int, ...]
     frame_width: int
     stored_as: Quantisation | None = None
+    expert_widths: ExpertWidths | None = None
 
     def group_of(self, integers: IntegerFormat) -> int:
         """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""

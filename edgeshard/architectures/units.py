@@ -27,6 +27,12 @@ def expert_unit(layer: int, expert: int) -> str:
     return f"layer-{layer}-expert-{expert}"
 
 
+def place_of_expert(unit: str) -> tuple[int, int] | None:
+    """The layer and the index of a unit that is an expert."""
+    found = re.fullmatch(r"layer-(\d+)-expert-(\d+)", unit)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def tensors_of_units(
     config: Mapping[str, Any], layers: LayerRange, quantisation: Quantisation | None
 ) -> dict[str, frozenset[str]]:

@@ -31,7 +31,7 @@ def integers_of(
     """How a tensor, by canonical name, is kept where it is used as what its name says; None where it stays whole.
 
     Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and keep the dtype.
-    Routers of experts are small and decide much.
+    Routers of experts are small and decide much. An expert has a width of its own where the model says so.
     """
     record = architecture_named(shape.architecture)
     if quantisation is None or not record.quantises:
@@ -39,7 +39,19 @@ def integers_of(
     if name == HEAD_WEIGHT:
         return quantisation.head
     in_block = name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
-    return quantisation.blocks if in_block else None
+    return (expert_width(shape, name) or quantisation.blocks) if in_block else None
+
+
+def expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
+    """The width of its own that the expert of this tensor, by canonical name, has in small integers; None without."""
+    if shape.expert_widths is None:
+        return None
+    record = architecture_named(shape.architecture)
+    expert = record.expert_index(name_in_block(name))
+    if expert is None:
+        return None
+    layer = int(name.removeprefix(f"{record.block_list}.").partition(".")[0])
+    return shape.expert_widths.of(layer, expert) if shape.expert_widths.layers[layer] else None
 
 
 def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bool:

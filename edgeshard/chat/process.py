@@ -22,6 +22,7 @@ from edgeshard.domain.errors import (
     ERROR_BY_CODE,
     EdgeShardError,
     InternalError,
+    ResourceExhaustedError,
     UnavailableError,
     UnsupportedModelError,
 )
@@ -29,6 +30,8 @@ from edgeshard.domain.ids import Digest
 
 ANSWER_LIMIT_S = 120.0
 """Of real time, for what the limits of processor time in the process do not end."""
+MOST_WAITING = 256
+"""Questions, each of up to some MB."""
 _LONGEST_LINE = 1 << 20
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
 _TOKEN_TYPE = "I"
@@ -49,6 +52,7 @@ class ChatProcess:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
+        self._waiting = 0
         self._closed = False
         self._asking: set[asyncio.Task[tuple[dict[str, Any], bytes]]] = set()
 
@@ -98,6 +102,17 @@ class ChatProcess:
             await _end(process)
 
     async def _ask(self, model: ModelFiles, do: str, **values: Any) -> tuple[dict[str, Any], bytes]:
+        if self._waiting >= MOST_WAITING:
+            raise ResourceExhaustedError(
+                f"{MOST_WAITING} prompts wait for their turn, the most that may: try again",
+                reason="OVERLOADED",
+                retry_after_s=1.0,
+            )
+        self._waiting += 1
+        try:
+            await self._turn.acquire()  # whoever leaves before is not asked for
+        finally:
+            self._waiting -= 1
         question = {
             "do": do,
             "model": model.digest,
@@ -105,38 +120,41 @@ class ChatProcess:
             **values,
         }
         # Whoever leaves before the answer must not leave it to the next one.
-        task = asyncio.create_task(self._answer_to(json.dumps(question).encode() + b"\n"))
+        task = asyncio.create_task(self._answer_to(question))
         self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        task.add_done_callback(self._answered)
         answer, data = await asyncio.shield(task)
         if "error" in answer:
             raise _error(answer["error"])
         return answer, data
 
-    async def _answer_to(self, line: bytes) -> tuple[dict[str, Any], bytes]:
-        async with self._turn:
+    def _answered(self, task: asyncio.Task[tuple[dict[str, Any], bytes]]) -> None:
+        self._asking.discard(task)
+        self._turn.release()
+
+    async def _answer_to(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        if self._closed:
+            raise _closing()
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = await _start()
             if self._closed:
-                raise _closing()
-            process = self._process
-            if process is None or process.returncode is not None:
-                process = await _start()
-                if self._closed:
-                    await _end(process)
-                    raise _closing()
-                self._process = process
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                async with asyncio.timeout(ANSWER_LIMIT_S):
-                    process.stdin.write(line)
-                    await process.stdin.drain()
-                    answer: dict[str, Any] = json.loads(await process.stdout.readuntil(b"\n"))
-                    return answer, await process.stdout.readexactly(answer["binary"])
-            except (OSError, asyncio.IncompleteReadError, TimeoutError):
-                if self._closed:
-                    raise _closing() from None
-                self._process = None
                 await _end(process)
-                raise _ended() from None
+                raise _closing()
+            self._process = process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                process.stdin.write(json.dumps(question).encode() + b"\n")
+                await process.stdin.drain()
+                answer: dict[str, Any] = json.loads(await process.stdout.readuntil(b"\n"))
+                return answer, await process.stdout.readexactly(answer["binary"])
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            if self._closed:
+                raise _closing() from None
+            self._process = None
+            await _end(process)
+            raise _ended() from None
 
 
 def _closing() -> UnavailableError:

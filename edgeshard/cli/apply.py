@@ -107,7 +107,7 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
         tables = values.pop("deployment", None)
         if tables is None:
             tables = [values]
-        elif values or not isinstance(tables, list):
+        elif values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise InvalidArgumentError(
                 f"{file}: beside [[deployment]] tables there may be nothing else", field="file", reason="INVALID_SPEC"
             )

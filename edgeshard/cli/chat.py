@@ -110,20 +110,25 @@ class Talk:
     def _write(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
         """Reasoning is for people alone: what a program reads is the answer."""
         shows_reasoning, thinks = sys.stdout.isatty(), False
-        with contextlib.closing(self.client.chat(self.model, messages, **self.options)) as events:
-            for event in events:
-                if isinstance(event, ReasoningDelta) and shows_reasoning:
-                    self._raw("" if thinks else _DIM)
-                    thinks = True
-                    write_text(event.text)
-                elif isinstance(event, ContentDelta):
-                    self._raw(f"{_PLAIN}\n\n" if thinks else "")
-                    thinks = False
-                    pieces.append(event.text)
-                    write_text(event.text)
-                elif isinstance(event, ChatFinished):
-                    self._raw(_PLAIN if thinks else "")
-                    write_text("\n")
+        try:
+            with contextlib.closing(self.client.chat(self.model, messages, **self.options)) as events:
+                for event in events:
+                    if isinstance(event, ReasoningDelta) and shows_reasoning:
+                        self._raw("" if thinks else _DIM)
+                        thinks = True
+                        write_text(event.text)
+                    elif isinstance(event, ContentDelta):
+                        self._raw(f"{_PLAIN}\n\n" if thinks else "")
+                        thinks = False
+                        pieces.append(event.text)
+                        write_text(event.text)
+                    elif isinstance(event, ChatFinished):
+                        self._raw(_PLAIN if thinks else "")
+                        thinks = False
+                        write_text("\n")
+        finally:
+            # An answer that ends in the middle of its reasoning must not leave the terminal dim.
+            self._raw(_PLAIN if thinks else "")
 
     @staticmethod
     def _raw(text: str) -> None:

@@ -70,7 +70,9 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
         # SIGINT is asyncio's own: it cancels this task and ends in KeyboardInterrupt.
         for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, stop, number)
+            # One that is ignored stays so: `nohup` is for a command that goes on without its terminal.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, stop, number)
         return await work
 
     # A second interrupt exits before the watchers of child processes have reported; it needs no message.

@@ -253,12 +253,12 @@ def _layers(text: str) -> tuple[ExplicitStage, ...]:
 def _quantisation(items: Sequence[str]) -> dict[str, str]:
     """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployment import EVERY_NODE
-    from edgeshard.domain.dtypes import IntegerFormat
+    from edgeshard.domain.dtypes import MODEL_FORMATS
 
     found: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
-        if text not in ("none", *IntegerFormat) or (equals and (not node or text == "none")) or (node or "*") in found:
+        if text not in ("none", *MODEL_FORMATS) or (equals and (not node or text == "none")) or (node or "*") in found:
             raise InvalidArgumentError(
                 f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
                 field="quantisation",

@@ -158,8 +158,10 @@ async def _why_closed(address: str) -> str:
             _, writer = await asyncio.open_connection(host, port)
     except TimeoutError:
         return f"no answer within {PORT_S:g} s from {HERE}"
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+    except (OSError, UnicodeError) as error:
+        # A name that nobody knows has a number of the resolver's, below 0, and a name of letters that none may have.
+        number = getattr(error, "errno", None) or 0
+        why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
         return f"{why.lower()}, tried from {HERE}"
     except EdgeShardError as error:
         return error.message

@@ -8,12 +8,13 @@ from contextlib import aclosing
 
 from edgeshard.cli.output import Output
 from edgeshard.cli.views import EVENT_COLUMNS
-from edgeshard.cli.watch import Rows, print_item
+from edgeshard.cli.watch import Rows, check_lines, print_item
 from edgeshard.domain.site_event import SiteEvent
 
 
 async def follow(events: AsyncGenerator[SiteEvent, None], output: Output) -> None:
     """A line for each, until it ends or is left."""
+    check_lines(output)
     rows = Rows(EVENT_COLUMNS)
     async with aclosing(events) as told:
         async for event in told:

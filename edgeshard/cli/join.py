@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ import typer
 
 from edgeshard.cli import install
 from edgeshard.cli.connect import run
+from edgeshard.cli.local import Daemon
 from edgeshard.domain.errors import (
     AlreadyExistsError,
     DeniedError,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 PORT = 7610
 """Where a box listens for its neighbours."""
 _SERVICE_FILES = Path("/etc/edgeshard/agent-pki")
-_POLL_S = 0.05
+_STOP_GRACE_S = 10.0
 
 
 def join(
@@ -115,7 +117,7 @@ def to_toml(section: str, values: dict[str, str]) -> str:
 
 
 def _join_service(token: JoinToken, listen: str | None, extra: dict[str, str]) -> None:
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.units import Daemon as Unit
 
     name = token.principal.id
     given: dict[str, str | None] = {
@@ -126,10 +128,10 @@ def _join_service(token: JoinToken, listen: str | None, extra: dict[str, str]) -
         **extra,
     }
     _enrol_once(token, _SERVICE_FILES)
-    install.install_daemon(Daemon.AGENT, install.MACHINE, False, given)
-    _systemctl("enable", "--now", Daemon.AGENT.unit)
-    _systemctl("restart", Daemon.AGENT.unit)  # one that ran before takes the certificate up
-    typer.echo(f"box {name} runs as {Daemon.AGENT.unit}.service; edgectl get nodes shows it", err=True)
+    install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
+    _systemctl("enable", "--now", Unit.AGENT.unit)
+    _systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
+    typer.echo(f"box {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
 
 
 def _systemctl(*arguments: str) -> None:
@@ -158,26 +160,26 @@ def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, ext
     }
     config = state / "agent.toml"
     write_private(config, to_toml("agent", values).encode())
-    _serve(name, token.principal.site, config, state / "ready")
+    raise typer.Exit(run(_serve(name, token.principal.site, config)))
 
 
-def _serve(name: str, site: str, config: Path, ready: Path) -> None:
-    """Run the agent as a child until it ends; its log is on stderr. Exits as the agent does."""
-    ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "edgeshard_agent", "--config", str(config), "--ready-file", str(ready)]
-    agent = subprocess.Popen(command)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        # A Ctrl-C of the terminal reaches both, and a second signal changes nothing.
-        signal.signal(number, lambda received, _: agent.send_signal(signal.SIGTERM))
-    while agent.poll() is None and not ready.exists():
-        time.sleep(_POLL_S)
-    if agent.poll() is None:
-        typer.echo(
-            f"box {name} has joined site {site} and serves until Ctrl-C\n"
-            f"edgeshard-agent --config {config} starts it again",
-            err=True,
-        )
-    raise typer.Exit(agent.wait())
+async def _serve(name: str, site: str, config: Path) -> int:
+    """Run the agent until it ends, or a signal ends it; its log is on stderr. Its exit code."""
+    agent = Daemon(name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True)
+    await agent.start()
+    try:
+        if await agent.ready(math.inf):
+            typer.echo(
+                f"box {name} has joined site {site} and serves until Ctrl-C\n"
+                f"edgeshard-agent --config {config} starts it again",
+                err=True,
+            )
+        await agent.exited()
+    except asyncio.CancelledError:
+        await agent.stop(_STOP_GRACE_S)
+    finally:
+        agent.send_signal(signal.SIGKILL)  # after a second interrupt
+    return await agent.exited()
 
 
 def _enrol_once(token: JoinToken, directory: Path) -> TlsFiles:

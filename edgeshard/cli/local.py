@@ -52,6 +52,12 @@ def own_address(address: str) -> str:
     return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
+def _any_port(address: str) -> str:
+    from edgeshard.rpc.tls import join_address, split_address
+
+    return join_address(split_address(address)[0], 0)
+
+
 def _private_log(path: Path) -> BinaryIO:
     from edgeshard.process.private import open_private
 
@@ -59,9 +65,23 @@ def _private_log(path: Path) -> BinaryIO:
 
 
 class Daemon:
-    """One child process with a ready file and a log file in `directory`."""
+    """One child process with a ready file and a log file in `directory`.
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], directory: Path) -> None:
+    It listens where `listen` says, by option, such as `{"--listen": "127.0.0.1:0"}`. One `in_view` logs to the stderr
+    of this process instead. The operator's own settings for daemons count where it is `configured`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        directory: Path,
+        *,
+        listen: Mapping[str, str] | None = None,
+        in_view: bool = False,
+        configured: bool = False,
+    ) -> None:
         self.name = name
         self.log_path = directory / f"{name}.log"
         self.address = ""
@@ -69,7 +89,10 @@ class Daemon:
         """The URL of its HTTP gateway, where it has one."""
         self._ready_path = directory / f"{name}.ready"
         self._command = [sys.executable, "-m", module, *arguments, "--ready-file", str(self._ready_path)]
+        self._listen = dict(listen or {})
         self._directory = directory
+        self._in_view = in_view
+        self._configured = configured
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -81,29 +104,54 @@ class Daemon:
         """Start the process; see `wait_ready` for when it listens."""
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
-        # The operator's own settings for daemons must not change a temporary site.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-        with _private_log(self.log_path) as log:
+        environment = dict(os.environ)
+        if not self._configured:
+            # The operator's own settings for daemons must not change a temporary site.
+            environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        listen = [word for option in self._listen.items() for word in option]
+        with contextlib.nullcontext() if self._in_view else _private_log(self.log_path) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
+                *listen,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self._directory,
+                cwd=None if self._configured else self._directory,  # such settings may name files
                 env=environment,
                 # A Ctrl-C in the terminal is for the command, which then stops its children in order.
                 process_group=0,
             )
 
+    async def start_anywhere(self, timeout_s: float) -> str:
+        """Start it, and again with any free ports where one that it was to have is taken; its address once it listens.
+
+        The port is its own from the first try on: nobody looks beforehand whether it is free. Raises as `wait_ready`.
+        """
+        await self.start()
+        try:
+            return await self.wait_ready(timeout_s)
+        except UnavailableError:
+            anywhere = {option: _any_port(address) for option, address in self._listen.items()}
+            if anywhere == self._listen:
+                raise
+            self._listen = anywhere
+        await self.start()
+        return await self.wait_ready(timeout_s)
+
     async def wait_ready(self, timeout_s: float) -> str:
         """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""
-        assert self._process is not None
+        if not await self.ready(timeout_s):
+            raise self._early_exit(await self.exited())
+        return self.address
+
+    async def ready(self, timeout_s: float) -> bool:
+        """Whether it listens, once it does; False when it ended instead. Raises DeadlineError after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
-        exited = asyncio.ensure_future(self._process.wait())
+        exited = asyncio.ensure_future(self.exited())
         try:
             while not self._ready_path.exists():
                 if exited.done():
-                    raise self._early_exit(exited.result())
+                    return False
                 if time.monotonic() > deadline_s:
                     raise DeadlineError(
                         f"{self.name} was not ready within {timeout_s:g} s; its log ends with:\n{self.log_tail()}"
@@ -113,7 +161,7 @@ class Daemon:
             exited.cancel()
         ready = json.loads(self._ready_path.read_text())
         self.address, self.gateway = str(ready["address"]), str(ready.get("gateway", ""))
-        return self.address
+        return True
 
     async def exited(self) -> int:
         """Its exit code, once it ends."""
@@ -168,8 +216,11 @@ class LocalCluster:
     """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
 
     As an async context manager it starts everything and stops everything, also on an error or an interrupt.
-    The coordinator listens at `listen`. `agent_arguments` are added to every agent's command line, `arguments_by_agent`
-    to one's; `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait for a ready file. A
+    The coordinator listens at `listen`, and where `coordinator_listen` says, by option; an agent where
+    `listen_by_agent` does. With `elsewhere` a process takes other ports where these are taken, and the operator's
+    own settings for daemons count where it is `configured`. `agent_arguments` are added to every agent's command line,
+    `arguments_by_agent` to one's; `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait
+    for a ready file. A
     `secure` one has an authority of its own, in memory unless it is given; the others speak in plaintext. With
     `share_store` the agents read the coordinator's models in place.
     """
@@ -183,6 +234,10 @@ class LocalCluster:
         arguments_by_agent: Mapping[str, Sequence[str]] | None = None,
         coordinator_arguments: Sequence[str] = (),
         listen: str = "127.0.0.1:0",
+        coordinator_listen: Mapping[str, str] | None = None,
+        listen_by_agent: Mapping[str, str] | None = None,
+        elsewhere: bool = False,
+        configured: bool = False,
         threads: int = 1,
         startup_timeout_s: float = 60.0,
         secure: bool = False,
@@ -197,13 +252,18 @@ class LocalCluster:
             "coordinator",
             "edgeshard_coordinator",
             [
-                *("--listen", listen, "--state-dir", str(directory / "coordinator")),
+                *("--state-dir", str(directory / "coordinator")),
                 *self._identity(coordinator_of(SITE)),
                 *coordinator_arguments,
             ],
             directory,
+            listen={"--listen": listen, **(coordinator_listen or {})},
+            configured=configured,
         )
         self._listen = listen
+        self._listen_by_agent = dict(listen_by_agent or {})
+        self._elsewhere = elsewhere
+        self._configured = configured
         self._share_store = share_store
         self._agent_arguments = tuple(agent_arguments)
         self._arguments_by_agent = dict(arguments_by_agent or {})
@@ -235,8 +295,7 @@ class LocalCluster:
 
     async def start_coordinator(self) -> str:
         """Start the coordinator alone and return its address."""
-        await self.coordinator.start()
-        return await self.coordinator.wait_ready(self._startup_timeout_s)
+        return await self._started(self.coordinator)
 
     async def start_agents(self) -> None:
         """Start every agent and wait until layers can be placed on all."""
@@ -249,8 +308,18 @@ class LocalCluster:
 
     async def start_agent(self, name: str) -> str:
         """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
-        await self._agent(name).start()
-        return await self.agents[name].wait_ready(self._startup_timeout_s)
+        return await self._started(self._agent(name))
+
+    async def _started(self, daemon: Daemon) -> str:
+        if self._elsewhere:
+            return await daemon.start_anywhere(self._startup_timeout_s)
+        await daemon.start()
+        return await daemon.wait_ready(self._startup_timeout_s)
+
+    async def drop_agents(self) -> None:
+        """End the agents; they find the coordinator where it is by then when they start again."""
+        await asyncio.gather(*(agent.kill() for agent in self.agents.values()))
+        self.agents.clear()
 
     async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
         """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt meanwhile kills the rest."""
@@ -263,20 +332,21 @@ class LocalCluster:
 
     def _agent(self, name: str) -> Daemon:
         if name not in self.agents:
-            arguments = [
-                "--coordinator",
-                self.address or own_address(self._listen),
-                "--name",
-                name,
-                "--listen",
-                "127.0.0.1:0",
-            ]
+            arguments = ["--coordinator", own_address(self.address or self._listen), "--name", name]
             arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
             arguments += self._identity(Principal(SITE, Role.AGENT, name))
             if self._share_store:
                 arguments += ["--shared-store", str(self.directory / "coordinator" / "models")]
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
-            self.agents[name] = Daemon(name, "edgeshard_agent", arguments, self.directory)
+            listen = self._listen_by_agent.get(name, "127.0.0.1:0")
+            self.agents[name] = Daemon(
+                name,
+                "edgeshard_agent",
+                arguments,
+                self.directory,
+                listen={"--listen": listen},
+                configured=self._configured,
+            )
         return self.agents[name]
 
     def client(self) -> Client:

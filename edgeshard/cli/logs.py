@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.connect import run
 from edgeshard.cli.lab import DEFAULT_DIRECTORY
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.ids import check_name
@@ -38,7 +40,7 @@ def logs(
     dump` what each did lately.
     """
     check_name(name, "name")
-    raise typer.Exit(_passed_on(command_of(name, lines, follow, directory)))
+    raise typer.Exit(run(_passed_on(command_of(name, lines, follow, directory))))
 
 
 def command_of(name: str, lines: int, follow: bool, directory: Path, etc: Path = Path(CONFIGURATION)) -> list[str]:
@@ -74,8 +76,12 @@ def _unit_of(name: str, etc: Path) -> str | None:
     return daemon.unit if daemon is Daemon.COORDINATOR or section.get("name") == name else None
 
 
-def _passed_on(command: list[str]) -> int:
+async def _passed_on(command: list[str]) -> int:
+    """The exit code of a command that ends with this one, whatever ends this one."""
+    process = await asyncio.create_subprocess_exec(*command)
     try:
-        return subprocess.run(command, check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+        code = await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    return code if code >= 0 else 128 - code

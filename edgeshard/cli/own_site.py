@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from edgeshard.cli.join import PORT as AGENT_PORT
 from edgeshard.cli.join import state_home, write_client_settings
 from edgeshard.cli.local import SITE, LocalCluster, own_address
-from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, UnavailableError
+from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
@@ -26,39 +28,49 @@ class OwnSite:
     """A coordinator with its HTTP endpoint, and `boxes` boxes beside it, which read its store in place.
 
     As an async context manager: the coordinator listens when it is entered, boxes may still be starting (`joined`).
+    Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count.
     """
 
-    def __init__(self, directory: Path, boxes: int, listen: str, port: int) -> None:
+    def __init__(self, directory: Path, boxes: int, listen: str, port: int, *, lasts: bool = True) -> None:
         from edgeshard.process.machine import usable_cores
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
 
         self._directory = directory
+        self._lasts = lasts
         own = _box_name()
         self.nodes = (own,) if boxes == 1 else tuple(f"{own}-{number}" for number in range(1, boxes + 1))
-        host, wanted = split_address(listen, "listen")
-        # Known beforehand, so that boxes start at the same time as the coordinator.
-        first = _free_port(host, wanted) or _any_port(host)
-        self._authority = _authority(directory / "site")
-        alone = is_loopback(host)
+        host, first = split_address(listen, "listen")
+        self.wanted = listen
+        """Where the coordinator is to listen."""
         self._cluster = LocalCluster(
             directory,
             self.nodes,
-            listen=join_address(host, first),
+            listen=listen,
+            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
+            listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
+            elsewhere=True,
+            configured=lasts,
             threads=max(1, usable_cores() // boxes),
-            authority=self._authority,
+            authority=_authority(directory / "site"),
             share_store=True,
             agent_arguments=_memory(boxes, directory),
-            arguments_by_agent={} if alone else {name: _reachable(index) for index, name in enumerate(self.nodes)},
             coordinator_arguments=[
                 *("--ca-key", str(directory / "site" / "ca.key")),
-                *("--enrol-listen", join_address(host, first + 1)),
                 *("--http-listen", join_address("127.0.0.1", port)),
             ],
         )
         self._joining: asyncio.Future[None] | None = None
 
     @classmethod
-    def at(cls, directory: Path | None, boxes: int, listen: str, port: int) -> OwnSite:
+    def at(
+        cls,
+        directory: Path | None,
+        boxes: int,
+        listen: str,
+        port: int,
+        *,
+        lasts: bool = True,
+    ) -> OwnSite:
         """The site of a folder, by default of this user's state directory. Raises DeniedError where it cannot be."""
         folder = (directory or state_home() / "serve").absolute()
         try:
@@ -66,7 +78,7 @@ class OwnSite:
             # The boxes look into the store before the coordinator may have made it.
             for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
                 (folder / inner).mkdir(exist_ok=True, mode=0o700)
-            return cls(folder, boxes, listen, port)
+            return cls(folder, boxes, listen, port, lasts=lasts)
         except OSError as error:
             why = f"--state-dir {folder}: {error.strerror}"
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
@@ -76,15 +88,29 @@ class OwnSite:
         return self._cluster.address
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether the port that it was to have was taken: boxes that joined before look for it there."""
+        from edgeshard.rpc.tls import split_address
+
+        return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
+
+    @property
     def url(self) -> str:
         """Of the HTTP endpoint, without a path."""
         return self._cluster.coordinator.gateway
 
     async def __aenter__(self) -> Self:
+        from edgeshard.rpc.tls import split_address
+
         try:
-            self._joining = asyncio.ensure_future(self._cluster.start_agents())
+            # Where the port is known beforehand, boxes start at the same time as the coordinator.
+            if split_address(self.wanted)[1]:
+                self._joining = asyncio.ensure_future(self._cluster.start_agents())
             await self._cluster.start_coordinator()
-            self._tell_edgectl()
+            if self._joining is None or self.is_elsewhere:
+                await self._join_again()
+            if self._lasts:
+                self._tell_edgectl()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -96,6 +122,14 @@ class OwnSite:
         if self._joining is not None:
             self._joining.cancel()
         await self._cluster.stop()
+
+    async def _join_again(self) -> None:
+        """The boxes look for the coordinator where it is."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.wait({self._joining})
+        await self._cluster.drop_agents()
+        self._joining = asyncio.ensure_future(self._cluster.start_agents())
 
     async def joined(self) -> None:
         """Wait until layers can be placed on every box of this machine. Raises the error of the first that fails."""
@@ -111,9 +145,11 @@ class OwnSite:
         finally:
             for wait in waits:
                 wait.cancel()
-        daemon = waits[done.pop()]
+        ended = done.pop()
+        daemon, code = waits[ended], ended.result()
+        how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         return FailedPreconditionError(
-            f"{daemon.name} ended by itself; its log {daemon.log_path} ends with:\n{daemon.log_tail()}",
+            f"{daemon.name} ended by itself {how}; its log {daemon.log_path} ends with:\n{daemon.log_tail()}",
             reason="PROCESS_ENDED",
         )
 
@@ -126,10 +162,12 @@ class OwnSite:
         from edgeshard.rpc.tls_files import write_private
 
         path = self._directory / "api-key"
-        known = _KEY in {key.name for key in await client.keys()}
-        if known and path.exists():
-            return path.read_text().strip()
-        if known:
+        known = next((key for key in await client.keys() if key.name == _KEY), None)
+        if known is not None and path.exists():
+            kept = path.read_text().strip()
+            if f"-{known.key_id}-" in kept:
+                return kept
+        if known is not None:
             await client.revoke_key(_KEY)
         _, text = await client.create_key(_KEY)
         write_private(path, f"{text}\n".encode())
@@ -171,8 +209,8 @@ def _box_name() -> str:
 
 
 def _memory(boxes: int, directory: Path) -> list[str]:
-    """What each box may use, where several share the memory that one alone would take."""
-    if boxes == 1:
+    """What each box may use, where several share the memory that one alone would take and the operator does not say."""
+    if boxes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
     from edgeshard.process.machine import read_condition
 
@@ -180,33 +218,10 @@ def _memory(boxes: int, directory: Path) -> list[str]:
     return ["--memory", str(available // boxes * 9 // 10)]
 
 
-def _reachable(index: int) -> list[str]:
+def _reachable(nodes: Sequence[str]) -> dict[str, str]:
     """Where boxes of other machines dial a box of this one."""
     from edgeshard.rpc.addresses import outgoing_address
     from edgeshard.rpc.tls import join_address
 
     host = outgoing_address()
-    return ["--listen", join_address(host, _free_port(host, AGENT_PORT + index))]
-
-
-def _free_port(host: str, wanted: int) -> int:
-    """The port when it and the next one are free, else 0."""
-    for port in (wanted, wanted + 1) if wanted else ():
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                return 0
-    return wanted
-
-
-def _any_port(host: str) -> int:
-    """A port that is free now, like the next one."""
-    for _ in range(100):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
-            port = int(probe.getsockname()[1])
-        if port < 65535 and _free_port(host, port):
-            return port
-    raise UnavailableError(f"no two ports in a row are free on {host}", field="listen")
+    return {node: join_address(host, AGENT_PORT + index) for index, node in enumerate(nodes)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,9 +71,8 @@ async def _served(connect: Connect, name: str, timeout_s: float | None) -> None:
             reporter = DeployReporter(status)
             try:
                 await _deployed(client, name, timeout_s, reporter)
-            except BaseException:
-                if reporter.begun:
-                    console.print(interrupted(name, True), markup=False)
+            except asyncio.CancelledError:
+                console.print(interrupted(name, reporter.begun), markup=False)
                 raise
 
 

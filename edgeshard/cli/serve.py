@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,54 +20,44 @@ from edgeshard.cli.demo import Narrator, model_directory
 from edgeshard.cli.deploy import model_source
 from edgeshard.cli.output import human_bytes, stderr_console
 from edgeshard.cli.own_site import OwnSite
-from edgeshard.cli.replan import sentence_of_gain
-from edgeshard.cli.views import layers_text
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InvalidArgumentError,
-    PlacementError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
-from edgeshard.domain.identity import Role
+from edgeshard.cli.site_watch import SiteWatch, measure
+from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError
 from edgeshard.domain.ids import check_name
-from edgeshard.domain.replan import ReplanReason
 
 if TYPE_CHECKING:
-    from edgeshard.cli.deploy import DeployReporter
     from edgeshard.client import Client
     from edgeshard.client.models import AddPhase
-    from edgeshard.domain.deployment import Deployment
-    from edgeshard.domain.device import Node
+    from edgeshard.domain.deployment import Deployment, DeploymentSpec
     from edgeshard.importing.sources import Source
 
+DEMO = "demo"
+"""Names the model that ships with EdgeShard."""
 PORT = 8000
 _LISTEN = "0.0.0.0:7600"
 _WIDEST_FIRST = ("none", "int8", "int4")
 _FORMATS = ("auto", *_WIDEST_FIRST)
-_WATCH_S = 2.0
-_REST_S = 60.0
 _SHOWN_EVERY_S = 1.0
-_TOKEN_TTL_S = 24 * 3600.0
-_WORTH = 1.05
-"""A plan that gains less is not worth a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What is to be served: `model` as it was named, which is added from `source` unless the site has it (None)."""
+    """What is to be served: `model` as it was named, which is added from `source` unless the site has it (None).
+
+    The store calls it `stored`, and programs `name`.
+    """
 
     model: str
     source: Source | None
+    stored: str
     name: str
     quantise: str
-    concurrency: int | None
-    max_context: int | None
-    grow: bool
+    concurrency: int | None = None
+    max_context: int | None = None
+    grow: bool = False
 
-    def spec(self, model: str, source: str, quantise: str) -> dict[str, object]:
+    def spec(self, source: str, quantise: str) -> dict[str, object]:
         """The deployment spec's values."""
-        values: dict[str, object] = {"name": self.name, "model": model, "source": source}
+        values: dict[str, object] = {"name": self.name, "model": self.stored, "source": source}
         if self.concurrency is not None:
             values["concurrency"] = self.concurrency
         if self.max_context is not None:
@@ -73,6 +65,12 @@ class ServeOptions:
         if quantise != "none":
             values["quantisation"] = {"*": quantise}
         return values
+
+    def agrees(self, spec: DeploymentSpec) -> bool:
+        """Whether what was asked for is what a deployment is."""
+        wanted = (self.concurrency or spec.concurrency, self.max_context or spec.max_context)
+        quantise = spec.quantisation.get("*", "none")
+        return wanted == (spec.concurrency, spec.max_context) and self.quantise in ("auto", quantise)
 
 
 def serve(  # noqa: PLR0913 - one parameter for each option
@@ -121,36 +119,30 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     if quantise not in _FORMATS:
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
     narrator = Narrator(time.monotonic())
-    if model == "demo":
-        with model_directory(None) as shipped:
-            options = _demo(shipped, name or DEMO_MODEL, quantise, concurrency, max_context, grow)
-            run(_serve(options, OwnSite.at(state_dir, boxes, listen, port), narrator))
-        return
-    source = model_source(model)
-    own_name = name or (model if source is None else source.name)
-    check_name(own_name, "name")
-    options = ServeOptions(model, source, own_name, quantise, concurrency, max_context, grow)
-    run(_serve(options, OwnSite.at(state_dir, boxes, listen, port), narrator))
+    with _found(model) as (source, stored):
+        check_name(name or stored, "name")
+        options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
+        run(_serve(options, OwnSite.at(state_dir, boxes, listen, port), narrator))
 
 
 def serve_demo(port: int, boxes: int) -> None:
     """`edgectl demo --serve`: its boxes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
-    with model_directory(None) as shipped, tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
-        site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port)
-        run(_serve(_demo(shipped, DEMO_MODEL), site, Narrator(time.monotonic())))
+    with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
+        site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port, lasts=False)
+        run(_serve(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic())))
 
 
-def _demo(
-    directory: Path,
-    name: str,
-    quantise: str = "none",
-    concurrency: int | None = None,
-    max_context: int | None = None,
-    grow: bool = False,
-) -> ServeOptions:
+@contextmanager
+def _found(model: str) -> Iterator[tuple[Source | None, str]]:
+    """Where a model is, None for one that the site has, if it has it; and its name in the store."""
+    if model != DEMO:
+        source = model_source(model)
+        yield source, model if source is None else source.name
+        return
     from edgeshard.importing.sources import Source
 
-    return ServeOptions(DEMO_MODEL, Source(path=directory), name, quantise, concurrency, max_context, grow)
+    with model_directory(None) as shipped:
+        yield Source(path=shipped), DEMO_MODEL
 
 
 async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
@@ -158,21 +150,42 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
     narrator.say(f"starting a coordinator and {boxes} ({', '.join(site.nodes)}) as processes of this machine")
     async with site:
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
+        if site.is_elsewhere:
+            narrator.say(f"{site.wanted} is taken: boxes that joined before find the site when it is there again")
         async with site.client() as client:
-            model = await _add(client, options, narrator)
+            await _add(client, options, narrator)
             await site.joined()
-            deployment = await _deploy(client, options, model, site.nodes[0], narrator)
-            key = await site.api_key(client)
-            _show(site, options.name, key, deployment, narrator)
-            await _watch(client, options, site, narrator)
+            await _until_ended(site, _answer(client, options, site, narrator))
 
 
-async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> str:
-    """The model's name in the store."""
+async def _until_ended(site: OwnSite, work: Coroutine[Any, Any, None]) -> None:
+    """Raises the error of a process that ends by itself, as one that used up the memory; what waits for it would not
+    end."""
+    ended, working = asyncio.ensure_future(site.first_end()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({ended, working}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            raise ended.result()
+        await working
+    finally:
+        ended.cancel()
+        working.cancel()
+
+
+async def _answer(client: Client, options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+    """Load the model, say how to ask it, and watch the site until Ctrl-C."""
+    deployment = await _deploy(client, options, site.nodes[0], narrator)
+    key = await site.api_key(client)
+    _show(site, options.name, key, deployment, narrator)
+    await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+
+
+async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> None:
+    """Have the model in the store."""
+    name = options.stored
     if options.source is None:
-        await client.stored_model(options.model)  # says how to add it where it is not there
-        return options.model
-    name = DEMO_MODEL if options.model == DEMO_MODEL else options.source.name
+        await client.stored_model(name)  # says how to add it where it is not there
+        return
     shown_s = time.monotonic()
 
     def show(phase: AddPhase, done: int, total: int) -> None:
@@ -191,49 +204,57 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> str
         f"model {name} is in the store: {stored.architecture}, {stored.layer_count} layers, "
         f"{stored.parameter_count / 1e6:.1f} M parameters, {human_bytes(stored.stored_bytes)}"
     )
-    return name
 
 
-async def _deploy(client: Client, options: ServeOptions, model: str, source: str, narrator: Narrator) -> Deployment:
+async def _deploy(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> Deployment:
     from edgeshard.cli.deploy import DeployReporter
 
     with stderr_console().status("") as status:
         reporter = DeployReporter(status)
         kept = {item.spec.name: item for item in await client.deployments()}.get(options.name)
         if kept is None:
-            if len(await client.nodes()) > 1:
-                narrator.say("measuring the boxes and their links")
-                async for _ in client.profile(model):
-                    pass
-            return await _deploy_new(client, options, model, source, narrator, reporter)
-        if kept.spec.model != model:
+            return await client.deploy(await _chosen(client, options, source, narrator), on_change=reporter.show)
+        if kept.spec.model != options.stored:
             raise InvalidArgumentError(
                 f"--name {options.name}: the site has a deployment of this name, of model {kept.spec.model}; choose "
                 f"another --name, or first run edgectl delete deployment {options.name}",
                 field="name",
             )
         narrator.say(f"{options.name} was served before: its boxes load it again")
+        if not options.agrees(kept.spec):
+            narrator.say(
+                f"note: it is as it was deployed then; for --quantise, --concurrency and --max-context to count, first "
+                f"run edgectl delete deployment {options.name}"
+            )
         return await client.wait_ready(options.name, on_change=reporter.show)
 
 
-async def _deploy_new(
-    client: Client, options: ServeOptions, model: str, source: str, narrator: Narrator, reporter: DeployReporter
-) -> Deployment:
-    """With the widest weights that fit, when they are to be chosen."""
+async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
+    """With the widest weights that fit. Where none do, those that fit with fewer requests at a time: the planner knows
+    what is lost by that once the boxes are measured. Raises what `Client.plan` raises for the narrowest."""
     from edgeshard.domain.deployment import parse_spec
 
+    # One box has nothing to choose; but what a second one would gain is not known unless it was measured.
+    measures = options.grow or len(await client.nodes()) > 1
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
-    for quantise in formats:
-        spec = parse_spec(options.spec(model, source, quantise))
+    for measured, quantise in product((False, True), formats):
+        spec = parse_spec(options.spec(source, quantise))
+        if measured:
+            await measure(client, spec, narrator.say)
         try:
             await client.plan(spec)
         except (ResourceExhaustedError, PlacementError):
-            if quantise == formats[-1]:
+            if measured and quantise == formats[-1]:
                 raise
-            narrator.say(f"the weights do not fit as {'they are' if quantise == 'none' else quantise}")
+            if not measured:
+                narrator.say(
+                    f"memory is short for the weights {'as they are' if quantise == 'none' else f'as {quantise}'}"
+                )
             continue
+        if measures and not measured:
+            await measure(client, spec, narrator.say)
         narrator.say(f"loading {options.name}" + (f" with {quantise} weights" if quantise != "none" else ""))
-        return await client.deploy(spec, on_change=reporter.show)
+        return spec
     raise AssertionError("unreachable")
 
 
@@ -246,75 +267,3 @@ def _show(site: OwnSite, name: str, key: str, deployment: Deployment, narrator: 
         f"  -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}\'\n'
     )
-
-
-async def _watch(client: Client, options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
-    """Until Ctrl-C: who joins, and what the site would gain by it. Raises the error of a process that ends."""
-    known = set(site.nodes) | {node.name for node in await client.nodes()}
-    await _offer(client, site, narrator)
-    ended, growth = asyncio.ensure_future(site.first_end()), _Growth(client, options, narrator)
-    try:
-        while not ended.done():
-            await asyncio.wait({ended}, timeout=_WATCH_S)
-            try:
-                nodes = await client.nodes()
-            except UnavailableError:
-                continue
-            for node in nodes:
-                if node.connected and node.name not in known:
-                    known.add(node.name)
-                    narrator.say(f"box {node.name} has joined; it is measured when the site is quiet")
-                    await _offer(client, site, narrator)
-            await growth.consider(nodes)
-        raise ended.result()
-    finally:
-        ended.cancel()
-
-
-class _Growth:
-    """Says what the site would gain with the boxes that it has now, or moves the model there."""
-
-    def __init__(self, client: Client, options: ServeOptions, narrator: Narrator) -> None:
-        self._client = client
-        self._options = options
-        self._narrator = narrator
-        self._said = ""
-        self._rests_until_s = 0.0
-
-    async def consider(self, nodes: Sequence[Node]) -> None:
-        """Nothing while a box that is here is not measured: a plan would stand on data sheets."""
-        here = [node for node in nodes if node.connected]
-        if time.monotonic() < self._rests_until_s or len(here) < 2:
-            return
-        if any(not node.placeable or node.unknown_profiles or node.unknown_links for node in here):
-            return
-        name = self._options.name
-        try:
-            found = await self._client.replan(name, dry_run=True)
-            if found.reason is not ReplanReason.WOULD_MOVE:
-                return
-            gain = f"{layers_text(found.found)}: {sentence_of_gain(found)}"
-            if self._options.grow:
-                self._narrator.say(f"moving {name} to {gain}")
-                await self._client.replan(name)
-                self._narrator.say(f"{name} has moved; what ran went on")
-            else:
-                self._say_once(f"{name} would gain by {gain}; `edgectl replan {name}` moves it, --grow does so itself")
-        except EdgeShardError as error:
-            # It went back, or could not be asked: not again and again, since a move pauses what runs.
-            self._rests_until_s = time.monotonic() + _REST_S
-            self._say_once(f"{name} stays where it is: {error.message}")
-
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._narrator.say(text)
-
-
-async def _offer(client: Client, site: OwnSite, narrator: Narrator) -> None:
-    """The line that joins one more box."""
-    from edgeshard.client.joining import token_to_text
-
-    name = site.next_name({node.name for node in await client.nodes()})
-    token = await client.create_token(Role.AGENT, name, _TOKEN_TTL_S)
-    narrator.say(f"another box joins with this line, once, within a day:\n  edgectl join {token_to_text(token)}")

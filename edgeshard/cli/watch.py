@@ -31,8 +31,7 @@ async def show(
     if not watched:
         show_list(await fetch(), output, columns, name)
         return
-    if output is Output.YAML:
-        raise InvalidArgumentError("--watch prints a line for each change: give -o json, or no -o", field="output")
+    check_lines(output)
     changes = Changes(columns, name)
     rows = Rows(visible(columns, output))
     while True:
@@ -42,6 +41,12 @@ async def show(
             typer.echo(f"{gone} is gone", err=True)
         sys.stdout.flush()
         await asyncio.sleep(INTERVAL_S)
+
+
+def check_lines(output: Output) -> None:
+    """Raise InvalidArgumentError for a form that is not one of lines."""
+    if output is Output.YAML:
+        raise InvalidArgumentError("--watch prints a line for each change: give -o json, or no -o", field="output")
 
 
 def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Item], str]) -> None:

@@ -76,12 +76,10 @@ class _StoppedError(Exception):
 @dataclass(frozen=True, slots=True)
 class Adding:
     """How a model is made ready. `width` is for weights that cannot be kept exactly as they are; `on_note` is called
-    with what an operator should know, such as what that lost. With `copy` the bytes are sent to a coordinator of this
-    machine, too, which would link to the files."""
+    with what an operator should know, such as what that lost."""
 
     width: Width = Width.INT8
     on_note: Callable[[str], None] | None = None
-    copy: bool = False
 
 
 async def add_model(
@@ -105,7 +103,7 @@ async def add_model(
         if adding.on_note is not None:
             for note in (*imported.notes, *_missing(imported, name)):
                 adding.on_note(note)
-        return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here and not adding.copy)
+        return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here)
 
 
 def _missing(imported: Imported, name: str) -> list[str]:

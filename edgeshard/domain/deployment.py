@@ -66,7 +66,7 @@ class DeploymentSpec(BaseModel):
     exclude: tuple[str, ...] = ()
     standby: tuple[str, ...] = ()
     reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    quantisation: dict[str, IntegerFormat | Literal["none"]] = Field(default_factory=dict)
+    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "none"]] = Field(default_factory=dict)
     head_quantisation: Literal["int8", "int4", "none"] | None = None
     layers: tuple[ExplicitStage, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -35,14 +36,20 @@ class IntegerFormat(StrEnum):
 
     INT8 = "int8"
     INT4 = "int4"
+    INT2 = "int2"
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = " or ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use {choices}", field=field) from None
+        """A format for whole models, of `MODEL_FORMATS`."""
+        if text not in MODEL_FORMATS:
+            choices = " or ".join(MODEL_FORMATS)
+            raise InvalidArgumentError(f"{field} {text!r} is unknown: use {choices}", field=field)
+        return cls(text)
+
+    @property
+    def bits(self) -> int:
+        """Of one weight, without its scale."""
+        return int(self.removeprefix("int"))
 
     @property
     def group(self) -> int:
@@ -51,8 +58,7 @@ class IntegerFormat(StrEnum):
 
     def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
         """Bytes of a matrix of this many outputs and inputs: its integers and the scales, 2 bytes each."""
-        bits = 8 if self is IntegerFormat.INT8 else 4
-        return rows * (-(-columns * bits // 8) + 2 * -(-columns // (group or self.group)))
+        return rows * (-(-columns * self.bits // 8) + 2 * -(-columns // (group or self.group)))
 
     @property
     def stored_block_bytes(self) -> int:
@@ -61,7 +67,27 @@ class IntegerFormat(StrEnum):
         A float16 scale, then a byte for each integer; or 16 bytes, which have inputs 0 to 15 in their low nibbles and
         16 to 31 in the high ones, each integer + 8. (Q8_0 and Q4_0 of llama.cpp.)
         """
+        assert self in MODEL_FORMATS
         return 34 if self is IntegerFormat.INT8 else 18
+
+
+MODEL_FORMATS = (IntegerFormat.INT8, IntegerFormat.INT4)
+"""What all of a model's matrices may be, and what one may be stored as. int2 is for single experts (`ExpertWidths`):
+in every matrix it would cost most of a model's quality."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWidths:
+    """How a quantised model keeps each expert, by what each was measured to cost.
+
+    `layers` has a text for every layer, in which an expert is one digit, its bits: 2, 4 or 8. A layer without experts
+    has the empty text.
+    """
+
+    layers: tuple[str, ...]
+
+    def of(self, layer: int, expert: int) -> IntegerFormat:
+        return IntegerFormat(f"int{self.layers[layer][expert]}")
 
 
 WHOLE_HEAD = "none"
@@ -115,7 +141,7 @@ def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | N
                 "--head-quantisation is about quantised weights: give --quantise too", field="head_quantisation"
             )
         return None
-    if head not in (None, WHOLE_HEAD, *IntegerFormat):
+    if head not in (None, WHOLE_HEAD, *MODEL_FORMATS):
         raise InvalidArgumentError(
             f"--head-quantisation {head!r} is unknown: use none, int8 or int4", field="head_quantisation"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -23,8 +23,6 @@ Answers = AsyncGenerator[tuple[int, GenerationEvent], None]
 
 _READ_AHEAD = 32
 """Events of one answer that wait while another's are written; what comes after those waits with the request."""
-STALLED_S = 120.0
-"""A client that takes nothing for so long is taken for gone."""
 
 
 async def answers(opened: Sequence[Opened], at_once: int) -> Answers:
@@ -91,7 +89,7 @@ async def _left(receive: Receive) -> None:
 
 
 class Streamed(Response):
-    """An answer that is written as it comes. Its parts end when the client leaves, or takes nothing for too long."""
+    """An answer that is written as it comes. Its parts end when the client leaves."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str) -> None:
         super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
@@ -106,13 +104,5 @@ class Streamed(Response):
         async with aclosing(self._parts) as parts:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for part in parts:
-                await _in_time(send({"type": "http.response.body", "body": part, "more_body": True}))
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-async def _in_time(sending: Awaitable[None]) -> None:
-    try:
-        async with asyncio.timeout(STALLED_S):
-            await sending
-    except TimeoutError:
-        raise CancelledRequestError("the client takes nothing", reason="CLIENT_LEFT") from None

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from edgeshard import __version__
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway import document as forms
 from edgeshard.gateway.backend import Backend
@@ -107,7 +107,10 @@ class Site:
     async def version(self) -> Response:
         return json_response({"version": __version__})
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        """Of the whole site, which is nothing for a key of some models."""
+        if caller_of(request).models is not None:
+            raise DeniedError("this API key is for some models alone", field="api_key", reason="KEY_SCOPE")
         return PlainTextResponse(await self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.generation import Generation, GenerationEvent
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.words import Words
 
 
@@ -21,6 +21,10 @@ class Backend(Protocol):
     def find(self, model: str) -> ServedModel:
         """By a deployment's name, or a model's that one deployment serves. Raises NotFoundError, and what says that it
         does not answer at the moment."""
+        ...
+
+    def stored(self, model: str) -> StoredModel | None:
+        """The model of a deployment as it lies in the store; None where nobody can tell."""
         ...
 
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:

@@ -21,7 +21,7 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import MOST_CHOICES, FormedFields, StreamOptions, Taken, never, only, read_body
+from edgeshard.gateway.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, chat_answers
 from edgeshard.gateway.reading import Gathered, Reading
@@ -41,7 +41,7 @@ NAMES = {
 
 class ChatRequest(AskedChat, FormedFields):
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Items = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
@@ -49,7 +49,7 @@ class ChatRequest(AskedChat, FormedFields):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")

@@ -28,7 +28,16 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import MOST_CHOICES, MOST_PROMPTS, FormedFields, StreamOptions, never, read_body
+from edgeshard.gateway.fields import (
+    MOST_CHOICES,
+    MOST_PROMPTS,
+    FirstFault,
+    FormedFields,
+    StreamOptions,
+    TokenId,
+    never,
+    read_body,
+)
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
 from edgeshard.gateway.usage import Usage
@@ -41,9 +50,11 @@ AT_ONCE = 16
 NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "stop_tokens": "stop_token_ids"}
 """Fields of the engine by their names here."""
 
-_TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-_Tokens = Annotated[list[_TokenId], Field(min_length=1)]
-_Prompts = Annotated[list[str] | list[_Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+_Tokens = Annotated[list[TokenId], Field(min_length=1), FirstFault]
+_Prompts = Annotated[
+    Annotated[list[str], FirstFault] | Annotated[list[_Tokens], FirstFault],
+    Field(min_length=1, max_length=MOST_PROMPTS),
+]
 
 
 class CompletionRequest(FormedFields):
@@ -89,6 +100,7 @@ class CompletionRequest(FormedFields):
                 self.priority or 0,
                 prompt_logprobs=bool(self.echo) and self.logprobs is not None,
                 guide=guide,
+                clip_new_tokens=self.max_tokens is None,
             )
             for prompt in self.prompts()
             for choice in range(self.n or 1)

@@ -35,6 +35,8 @@ CODES = {
     "PROMPT_TOO_LONG": "context_length_exceeded",
 }
 """Reasons that programs know by another `code`; the others are their own in lower case."""
+_MOST_FAULTS = 1000
+"""Of a body, that are looked at one by one."""
 OLLAMA = "/api/"
 """Of paths whose errors are Ollama's: a text."""
 
@@ -97,6 +99,8 @@ def renamed(error: EdgeShardError, names: Mapping[str, str]) -> EdgeShardError:
 
 def refusal_of(error: ValidationError) -> InvalidArgumentError:
     """The first thing that is wrong with a body, by the field's name; never what the field says, which is private."""
+    if error.error_count() > _MOST_FAULTS:
+        return InvalidArgumentError(f"the body has {error.error_count()} faults", reason="INVALID_VALUE")
     found = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports each of its kinds; what lies deepest was meant.
     first = max(found, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in found}) == 1 else found[0]

@@ -5,24 +5,38 @@ What is not done here is refused by its name and never ignored; a value that mea
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from edgeshard.domain.chat import GenerationDefaults
-from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.errors import CancelledRequestError, DeadlineError, InvalidArgumentError
 from edgeshard.domain.generation import Guide, GuideKind, Sampling
 from edgeshard.gateway.errors import Refused, refusal_of
 
 MOST_BODY_BYTES = 32 << 20
 """Of a request: a batch of the longest prompts."""
+BODY_LIMIT_S = 120.0
+MOST_PARTS, MOST_ITEMS = 1 << 18, 1 << 20
+"""Of a body: lists, objects and fields; and what stands in lists. A few bytes of it become hundreds when they are read,
+and nothing else runs in this process meanwhile. What looks like them in a text counts too."""
 MOST_CHOICES = 16
 """Answers for one prompt."""
 MOST_PROMPTS = 256
+
+
+FirstFault = Field(fail_fast=True)
+"""Of a list: one fault is enough to refuse it, and a body has room for a million of them."""
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Items = Annotated[list[dict[str, Any]], FirstFault]
+"""Messages, tools and the like, whose own form is looked at where they are used."""
 
 
 class Asked(BaseModel):
@@ -35,21 +49,37 @@ AskedT = TypeVar("AskedT", bound=Asked)
 
 
 async def read_body(request: Request, form: type[AskedT]) -> AskedT:
-    """The body as `form`. Raises InvalidArgumentError naming the field, ResourceExhaustedError for a body that is too
-    long."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY_BYTES:
-            raise ResourceExhaustedError(
-                f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
-            )
+    """The body as `form`. Raises InvalidArgumentError naming the field, DeadlineError for a body that does not come."""
+    body = await _body_of(request)
+    if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
+        raise InvalidArgumentError(
+            "the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE"
+        )
     try:
         return form.model_validate_json(bytes(body))
     except ValidationError as error:
         raise refusal_of(error) from None
     except RecursionError:
         raise InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON") from None
+
+
+async def _body_of(request: Request) -> bytearray:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BODY_BYTES:
+                    raise InvalidArgumentError(
+                        f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
+                    )
+    except TimeoutError:
+        raise DeadlineError(
+            f"the body took more than {BODY_LIMIT_S:g} s", field="body", reason="BODY_TOO_SLOW"
+        ) from None
+    except ClientDisconnect:
+        raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
+    return body
 
 
 def _only(*values: Any) -> Callable[[Any], Any]:
@@ -84,7 +114,7 @@ class StreamOptions(Asked):
 
 
 Stop = Annotated[
-    str | list[Annotated[str, Field(min_length=1, max_length=1024)]] | None,
+    str | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], FirstFault] | None,
     Field(default=None, description="text that ends the answer, at most 16"),
 ]
 
@@ -98,7 +128,7 @@ class SamplingFields(Asked):
     repetition_penalty: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Stop = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**32)]] | None = Field(default=None, max_length=1024)
+    stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
     priority: int | None = Field(default=None, ge=-10, le=10, description="a higher one goes first")
     frequency_penalty: Zero = None

@@ -6,8 +6,12 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+import structlog
+
+from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError
 from edgeshard.rpc.tls import check_private, is_loopback, split_address
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,14 @@ class HttpListen:
                 raise InvalidArgumentError(
                     f"--{name} is missing: --http-tls-cert and --http-tls-key go together", field=name
                 )
+        self.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Have `context` show the certificate. Raises as `check` does."""
         assert self.cert is not None and self.key is not None
         check_private(self.key, "http-tls-key")
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.cert, self.key)
+            context.load_cert_chain(self.cert, self.key, _no_password)
         except OSError as error:
             why = getattr(error, "reason", None) or error.strerror or "they cannot be read"
             raise InvalidArgumentError(
@@ -50,3 +58,44 @@ class HttpListen:
                 field="http-tls-cert",
                 reason="TLS_FILE",
             ) from None
+
+    def version(self) -> tuple[int, ...]:
+        """Changes whenever one of the files does, or who may read it; () for one that is gone."""
+        assert self.cert is not None and self.key is not None
+        try:
+            found = [path.stat() for path in (self.cert, self.key)]
+        except OSError:
+            return ()
+        return tuple(value for one in found for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size))
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal for that of a key which has one, and the daemon would wait."""
+    return ""
+
+
+class Following:
+    """The server's side of TLS, which takes up a certificate that was renewed at the next handshake: `context` is the
+    listener's for good. While the files cannot be used, the certificate before is shown."""
+
+    def __init__(self, listen: HttpListen) -> None:
+        self._listen = listen
+        self._version = listen.version()
+        self.context = self._newest = self._made()
+        self.context.sni_callback = self._on_handshake
+
+    def _made(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._listen.load(context)
+        return context
+
+    def _on_handshake(self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        version = self._listen.version()
+        if version != self._version:
+            self._version = version
+            try:
+                self._newest = self._made()
+            except EdgeShardError as error:  # maybe it is being written: the next change is looked at again
+                log.error("http_certificate_not_taken_up", why=error.message)
+        stream.context = self._newest

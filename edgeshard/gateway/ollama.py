@@ -18,12 +18,12 @@ from edgeshard import __version__
 from edgeshard.domain.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.fields import Asked, GuidedFields, Stop, Taken, Zero, never, read_body
+from edgeshard.gateway.fields import Asked, GuidedFields, Items, Stop, Taken, Zero, never, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, Parser, chat_answers
 from edgeshard.gateway.reading import Gathered, Reading
@@ -103,8 +103,8 @@ class OllamaFields(Asked):
 
 
 class ChatBody(OllamaFields):
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    messages: Items
+    tools: Items | None = None
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [_message(message, place) for place, message in enumerate(self.messages)]
@@ -199,18 +199,20 @@ class Ollama:
     async def tags(self, request: Request) -> Response:
         caller = caller_of(request)
         now = _time()
-        models = [
-            {
-                "name": served.deployment,
-                "model": served.deployment,
-                "modified_at": now,
-                "size": 0,
-                "digest": "",
-                "details": _details(served),
-            }
-            for served in self._backend.models()
-            if caller.may_use(served)
-        ]
+        models = []
+        for served in self._backend.models():
+            if caller.may_use(served):
+                stored = self._backend.stored(served.deployment)
+                models.append(
+                    {
+                        "name": served.deployment,
+                        "model": served.deployment,
+                        "modified_at": now,
+                        "size": 0 if stored is None else stored.stored_bytes,
+                        "digest": "" if stored is None else stored.manifest_digest,
+                        "details": _details(served, stored),
+                    }
+                )
         return json_response({"models": models})
 
     async def show(self, request: Request) -> Response:
@@ -218,7 +220,7 @@ class Ollama:
         served = self._find(request, asked.model or asked.name or "")
         return json_response(
             {
-                "details": _details(served),
+                "details": _details(served, self._backend.stored(served.deployment)),
                 "model_info": {"general.architecture": "edgeshard", "edgeshard.context_length": served.max_context},
                 "capabilities": ["completion", "tools"],
             }
@@ -237,7 +239,7 @@ class Ollama:
         served = self._find(request, asked.model)
         if not asked.prompt:
             return _loaded(asked.model, {"response": ""})
-        making = self._as_it_is(asked) if asked.raw else self._by_template(asked, served)
+        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served)
         return await self._answer(request, asked, served, making, is_chat=False)
 
     async def _by_template(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
@@ -246,18 +248,19 @@ class Ollama:
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
-            return await self._as_it_is(asked)
+            return await self._as_it_is(asked, served)
 
-    async def _as_it_is(self, asked: GenerateBody) -> ChatAnswers:
+    async def _as_it_is(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
         sampled = asked.sampled()
         assert asked.prompt is not None
         prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
         generation = Generation(
             prompt,
-            sampled.new_tokens() or 128,
+            sampled.new_tokens() or served.max_new_tokens or 128,
             sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
             stop_strings=sampled.stop_strings(),
             guide=sampled.guide(),
+            clip_new_tokens=sampled.new_tokens() is None,
         )
         generation.validate()
         return ChatAnswers((generation,), _plain_parser)
@@ -388,15 +391,21 @@ def _loaded(model: str, said: dict[str, Any]) -> Response:
     return json_response({"model": model, "created_at": _time(), **said, "done": True, "done_reason": "load"})
 
 
-def _details(served: ServedModel) -> dict[str, Any]:
+def _details(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:
+    family = served.model if stored is None else stored.architecture
     return {
         "parent_model": "",
         "format": "safetensors",
-        "family": served.model,
-        "families": [served.model],
-        "parameter_size": "",
+        "family": family,
+        "families": [family],
+        "parameter_size": "" if stored is None else _parameters(stored.parameter_count),
         "quantization_level": "",
     }
+
+
+def _parameters(count: int) -> str:
+    """As Ollama writes it, such as 8.0B or 596.05M."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def _object(arguments: str) -> dict[str, Any]:

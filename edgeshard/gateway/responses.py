@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.fields import Asked, Taken, never, only, read_body
+from edgeshard.gateway.fields import Asked, FirstFault, Items, Taken, never, only, read_body
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, chat_answers
 from edgeshard.gateway.reading import Reading
@@ -80,12 +80,12 @@ class ResponsesStreamOptions(Asked):
 
 class ResponsesRequest(AskedChat):
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Items
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], FirstFault] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

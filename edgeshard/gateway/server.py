@@ -12,15 +12,16 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.gateway.listen import HttpListen
+from edgeshard.gateway.connection import Connection
+from edgeshard.gateway.listen import Following, HttpListen
 from edgeshard.rpc.tls import join_address, split_address
 
 log = structlog.get_logger()
 
 STOP_LIMIT_S = 1.0
 """Streams that are still open when the process ends have this long to say so."""
-MOST_CONNECTIONS = 2048
-"""Waiting to be accepted."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 
 class _Server(uvicorn.Server):
@@ -52,6 +53,7 @@ class GatewayServer:
     async def start(self) -> None:
         """Raises as `HttpListen.check`, and UnavailableError where the address is taken."""
         self._listen.check()
+        following = None if self._listen.cert is None else Following(self._listen)
         bound = self._bind()
         config = uvicorn.Config(
             self._app,
@@ -60,12 +62,11 @@ class GatewayServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=Connection,
             server_header=False,
             date_header=False,  # it would have to be made every second
             proxy_headers=False,
-            ssl_certfile=self._listen.cert,
-            ssl_keyfile=self._listen.key,
+            ssl_context_factory=None if following is None else lambda *_: following.context,
             timeout_graceful_shutdown=int(STOP_LIMIT_S),
             h11_max_incomplete_event_size=64 << 10,
         )
@@ -93,7 +94,7 @@ class GatewayServer:
             bound = socket.socket(family, kind, number)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen(MOST_CONNECTIONS)
+            bound.listen(BACKLOG)
             bound.setblocking(False)
         except OSError as error:
             raise UnavailableError(

@@ -14,7 +14,7 @@ from edgeshard.gateway.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import Refused, json_response
-from edgeshard.gateway.fields import Asked, read_body
+from edgeshard.gateway.fields import Asked, FirstFault, Items, TokenId, read_body
 
 
 class TokenizeRequest(Asked):
@@ -23,8 +23,8 @@ class TokenizeRequest(Asked):
     model: str
     prompt: str | None = None
     add_special_tokens: bool | None = Field(default=None, description="those around a text; true where it is left out")
-    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    messages: Items | None = Field(default=None, min_length=1)
+    tools: Items | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -46,7 +46,7 @@ class TokenizeRequest(Asked):
 
 class DetokenizeRequest(Asked):
     model: str
-    tokens: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(min_length=1)
+    tokens: Annotated[list[TokenId], FirstFault] = Field(min_length=1)
 
 
 class Texts:

@@ -44,21 +44,38 @@ def forced_call(tools: Sequence[Any], choice: ToolChoice | None) -> Guide | None
         wanted = [function for function in wanted if function.get("name") == choice.function.name]
         if not wanted:
             raise InvalidArgumentError("tool_choice: names a function that is not among the tools", field="tool_choice")
+    places = [f"tool{number}" for number in range(len(wanted))]
     calls = [
         {
             "type": "object",
-            "properties": {
-                "name": {"const": function.get("name")},
-                "arguments": function.get("parameters") or {"type": "object"},
-            },
+            "properties": {"name": {"const": function.get("name")}, "arguments": {"$ref": f"#/$defs/{place}"}},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for function in wanted
+        for place, function in zip(places, wanted, strict=True)
     ]
-    definitions = {name: value for call in calls for name, value in _definitions(call).items()}
     schema: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
-    return Guide(GuideKind.JSON_SCHEMA, json.dumps({**schema, "$defs": definitions} if definitions else schema))
+    definitions = {
+        place: _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
+        for place, function in zip(places, wanted, strict=True)
+    }
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps({**schema, "$defs": definitions}))
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its own top are to `place`, where it stands now."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()}
+    if isinstance(to := schema.get("$ref"), str) and to.startswith("#"):
+        moved["$ref"] = place + to[1:]
+    return moved
+
+
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""Of a schema: what they have is no schema."""
 
 
 def _function(tool: Any) -> dict[str, Any]:
@@ -68,13 +85,6 @@ def _function(tool: Any) -> dict[str, Any]:
             'tools: one is not of the form {"type": "function", "function": {...}}', field="tools"
         )
     return function
-
-
-def _definitions(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool's own definitions, which its references look for at the top."""
-    parameters = call["properties"]["arguments"]
-    found = parameters.get("$defs") if isinstance(parameters, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 class ForcedCall:

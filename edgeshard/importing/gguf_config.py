@@ -35,7 +35,7 @@ _READ = {name: record.gguf for name, record in RECORDS.items() if record.gguf is
 def form_of(file: GgufFile) -> Gguf:
     """Raises UnsupportedModelError, by name, for an architecture that cannot be read from a GGUF file."""
     name = file.metadata.get("general.architecture")
-    if name not in _READ:
+    if not isinstance(name, str) or name not in _READ:
         raise UnsupportedModelError(
             f"{file.path.name}: architecture {str(name)[:40]!r} cannot be read from a GGUF file; EdgeShard reads "
             f"{', '.join(_READ)} (other families: add the checkpoint as safetensors)",

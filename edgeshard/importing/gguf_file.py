@@ -21,6 +21,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ENTRIES_LIMIT = 4096
 """Of the metadata; a file has some dozens."""
+_VALUES_LIMIT = 4 * TOKEN_LIMIT
+"""In all lists of the metadata together: a tokenizer's are tokens, scores, types and merges."""
 _TENSORS_LIMIT = 1 << 17
 _KEY_LIMIT = 256
 _TEXT_LIMIT = 4 << 20
@@ -135,6 +137,7 @@ class _Reader:
         self._path = path
         self._data = data
         self.position = 0
+        self._values_left = _VALUES_LIMIT
 
     def take(self, count: int) -> bytes:
         if count > len(self._data) - self.position:
@@ -165,6 +168,9 @@ class _Reader:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > TOKEN_LIMIT:
             raise _malformed(self._path, f"has a list of {count} values; at most {TOKEN_LIMIT} are accepted")
+        self._values_left -= count
+        if self._values_left < 0:
+            raise _malformed(self._path, f"has lists of more than {_VALUES_LIMIT} values together")
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:

@@ -16,6 +16,8 @@ from edgeshard.storage.forms import SMALL_FILES, check_small_file
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
+_MERGES_LIMIT = 1 << 30
+"""Of the squares of pieces' lengths together, which is the time that their merges take; real ones have a thousandth."""
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -71,8 +73,8 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
     kind, split = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
     if kind == "llama":
         return _sentencepiece(file)
-    if kind == "gpt2" and split in _SPLITS:
-        return _byte_level(file, str(split))
+    if kind == "gpt2" and isinstance(split, str) and split in _SPLITS:
+        return _byte_level(file, split)
     what = "no tokenizer" if kind is None else f"a tokenizer ({str(kind)[:20]}, {str(split)[:20]}) that is not known"
     notes.append(f"{file.path.name} has {what}; the checkpoint as safetensors has its own")
     return None
@@ -119,6 +121,8 @@ def _sentencepiece(file: GgufFile) -> dict[str, Any]:
     scores = _list(file, "scores", float)
     if len(scores) != len(tokens):
         raise _malformed(file, "scores")
+    if sum(len(token) ** 2 for token in tokens) > _MERGES_LIMIT:
+        raise _malformed(file, "tokens")
     prefixed = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []

@@ -34,9 +34,9 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.importing.imported import DOWNLOADING, Progress
 from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
-from edgeshard.storage.checkpoint import read_config_json
+from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, HEADER_LIMIT_BYTES, check_file_size, read_config_json
 from edgeshard.storage.files import free_bytes
-from edgeshard.storage.forms import SMALL_FILES, parse_json_object
+from edgeshard.storage.forms import SMALL_FILES, decode_text, parse_json_object
 from edgeshard.storage.model_directory import ModelDirectory
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def fetch(name: str, revision: str, progress: Progress) -> Path:
     if _CONFIG not in found.sizes:
         raise NotFoundError(f"{name} has no config.json: it is no model in Hugging Face's form", field="model")
     _check_weights(found)
+    _check_sizes(found)
     with _translated(name, revision):
         first = hub.config(found, revision)
     _check_config(first)
@@ -96,6 +97,8 @@ def config_of(name: str, revision: str) -> dict[str, Any]:
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):
         found = hub.find(revision)
+        if found is not None:
+            _check_sizes(found)
         directory = hub.cached(revision) if found is None else hub.config(found, revision)
     return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
 
@@ -265,6 +268,15 @@ def _check_weights(found: Repository) -> None:
     raise NotFoundError(f"{found.name} has neither {_SINGLE} nor {_INDEX}", field="model")
 
 
+def _check_sizes(found: Repository) -> None:
+    """Refuse what would not be read, before it is fetched: anybody can make a repository."""
+    for file in (*SMALL_FILES, _CONFIG, _INDEX):
+        size = found.sizes.get(file, 0)
+        if size > {_CONFIG: CONFIG_LIMIT_BYTES, _INDEX: HEADER_LIMIT_BYTES}.get(file, size):
+            raise InvalidArgumentError(f"{file} has {size} bytes, too many", field=file, reason="FILE_TOO_LARGE")
+        check_file_size(file, size)
+
+
 def _check_config(directory: Path) -> None:
     """Refuse what is not run before weights are fetched."""
     config = parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
@@ -280,13 +292,20 @@ def _is_complete(directory: Path) -> bool:
         return True
     if not (directory / _INDEX).is_file():
         return False
-    named = parse_json_object((directory / _INDEX).read_text(encoding="utf-8"), _INDEX).get("weight_map")
+    named = _index_of(directory).get("weight_map")
     return isinstance(named, dict) and all((directory / str(shard)).is_file() for shard in named.values())
 
 
+def _index_of(directory: Path) -> dict[str, Any]:
+    with (directory / _INDEX).open("rb") as file:
+        data = file.read(HEADER_LIMIT_BYTES + 1)
+    if len(data) > HEADER_LIMIT_BYTES:
+        raise InvalidArgumentError(f"{_INDEX} is too large", field=_INDEX, reason="FILE_TOO_LARGE")
+    return parse_json_object(decode_text(data, _INDEX), _INDEX)
+
+
 def _shards(directory: Path, found: Repository) -> list[str]:
-    index = parse_json_object((directory / _INDEX).read_text(encoding="utf-8"), _INDEX)
-    named = index.get("weight_map")
+    named = _index_of(directory).get("weight_map")
     shards = sorted(set(named.values())) if isinstance(named, dict) and all(map(_is_text, named.values())) else []
     missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
     if missing or not shards:

@@ -71,6 +71,7 @@ def floats(block: tuple[int, int] | None) -> Callable[[str, Parts], Matrix]:
             raise _malformed(name, "is no matrix")
         rows, columns = weights.shape
         high, wide = block if block is not None and scales.size > 1 else (rows if scales.size == 1 else 1, columns)
+        high, wide = min(high, rows), min(wide, columns)  # no more is repeated than there is
         if scales.size != -(-rows // high) * -(-columns // wide):
             raise _malformed(name, "has scales that do not cover it")
         scales = scales.reshape(-(-rows // high), -1)
@@ -85,6 +86,7 @@ def awq(name: str, parts: Parts) -> Matrix:
     inputs, outputs = words.shape[0], words.shape[-1] * 8
     if (
         words.ndim != 2
+        or not words.dtype == zero_words.dtype == np.int32
         or scales.ndim != 2
         or scales.shape[1] != outputs
         or zero_words.shape != (len(scales), outputs // 8)
@@ -105,7 +107,8 @@ def gptq(zero_offset: int) -> Callable[[str, Parts], Matrix]:
 
     def read(name: str, parts: Parts) -> Matrix:
         words, zero_words, scales = parts["qweight"], parts["qzeros"], parts["scales"].astype(np.float32)
-        if words.ndim != 2 or scales.ndim != 2 or scales.shape[1] != words.shape[1] or zero_words.ndim != 2:
+        are_words = words.dtype == zero_words.dtype == np.int32 and words.ndim == zero_words.ndim == 2
+        if not are_words or scales.ndim != 2 or scales.shape[1] != words.shape[1]:
             raise _malformed(name, "has weights, zeros and scales that contradict one another")
         outputs = words.shape[1]
         bits = zero_words.shape[1] * 32 // outputs

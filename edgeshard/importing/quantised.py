@@ -20,7 +20,7 @@ from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
-from edgeshard.importing.blocks import TensorWriter, Width, dequantised, kept_scales
+from edgeshard.importing.blocks import Floats, TensorWriter, Width, dequantised, kept_scales
 from edgeshard.importing.imported import CONVERTING, Imported, Progress
 from edgeshard.importing.packings import Matrix
 from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
@@ -146,6 +146,19 @@ class Converter:
     writer: TensorWriter
 
     def stored(self, name: str, parts: Parts) -> StoredTensor:
+        """Raises InvalidArgumentError naming the tensor where its parts are not what they should be."""
+        try:
+            return self._stored(name, parts)
+        except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
+            # Shapes and types are a stranger's, in more combinations than could be looked for one by one.
+            raise InvalidArgumentError(
+                f"tensor {name} has parts whose shapes or types contradict one another ({type(error).__name__}); fetch "
+                "the checkpoint again",
+                field=name,
+                reason="MALFORMED_CHECKPOINT",
+            ) from None
+
+    def _stored(self, name: str, parts: Parts) -> StoredTensor:
         arrays = {key: read_array(part) for key, part in parts.items()}
         if "_blocks" in parts:
             return self._experts(name, arrays)
@@ -153,12 +166,7 @@ class Converter:
         scales = None if matrix.values is None else kept_scales(matrix.scales)
         if matrix.values is None or scales is None:
             numbers = matrix.scales if matrix.values is None else dequantised(matrix.values, matrix.scales)
-            if not np.isfinite(numbers).all():
-                raise InvalidArgumentError(
-                    f"tensor {name} has weights that are no numbers; fetch the checkpoint again",
-                    field=name,
-                    reason="MALFORMED_CHECKPOINT",
-                )
+            _check_finite(name, numbers)
             fits = may_be_integers(self.config, name, 2)
             width = self.width if fits or self.width.integers is None else Width.BFLOAT16
             return self.writer.rounded(name, numbers.shape, iter([numbers]), width)
@@ -221,7 +229,10 @@ class Converter:
     def _expert(name: str, arrays: dict[str, NDArray[Any]], expert: int) -> Any:
         matrix = packings.mxfp4(name, {key: array[expert] for key, array in arrays.items()})
         assert matrix.values is not None
-        return dequantised(matrix.values, matrix.scales).T
+        with np.errstate(over="ignore"):  # told by name
+            numbers = dequantised(matrix.values, matrix.scales)
+        _check_finite(name, numbers)
+        return numbers.T
 
     def notes(self) -> list[str]:
         loss = self.writer.loss
@@ -231,6 +242,15 @@ class Converter:
             f"{self.method} became {self.width} where EdgeShard has no exact form: {loss.elements / 1e6:.1f} M weights "
             f"changed by {100 * loss.relative_error:.2g} % (root mean square)"
         ]
+
+
+def _check_finite(name: str, numbers: Floats) -> None:
+    if not np.isfinite(numbers).all():
+        raise InvalidArgumentError(
+            f"tensor {name} has weights that are no numbers; fetch the checkpoint again",
+            field=name,
+            reason="MALFORMED_CHECKPOINT",
+        )
 
 
 def _refused(what: str) -> UnsupportedModelError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +46,10 @@ def parse_source(text: str) -> Source:
 
     Raises NotFoundError for a path that is not there, InvalidArgumentError for what is neither.
     """
-    path = Path(text).expanduser()
-    if path.is_dir() or path.is_file():
-        return Source(path=path)
+    with suppress(OSError, RuntimeError, ValueError):  # no path at all, such as a text that is too long for one
+        path = Path(text).expanduser()
+        if path.is_dir() or path.is_file():
+            return Source(path=path)
     looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
     found = None if looks_local and "@" not in text else _REPOSITORY.fullmatch(text)
     if found is None or ".." in text:

@@ -17,6 +17,7 @@ from edgeshard.architectures import (
     ExpectedTensor,
     ModelShape,
     expected_tensors,
+    expert_width,
     integers_of,
     keeps_float32,
     name_in_block,
@@ -45,8 +46,10 @@ class Matrices:
         )
 
     @classmethod
-    def of(cls, shape: ModelShape, rows: int, columns: int) -> Matrices:
-        int8, int4 = (kind.matrix_bytes(rows, columns, shape.group_of(kind)) for kind in IntegerFormat)
+    def of(cls, shape: ModelShape, rows: int, columns: int, width: IntegerFormat | None = None) -> Matrices:
+        """A matrix with a `width` of its own has that in either format."""
+        kinds = [width or kind for kind in (IntegerFormat.INT8, IntegerFormat.INT4)]
+        int8, int4 = (kind.matrix_bytes(rows, columns, shape.group_of(kind)) for kind in kinds)
         return cls(rows * columns, int8, int4)
 
     def weight_bytes(self, parameters: int, dtype: DType, integers: IntegerFormat | None) -> int:
@@ -164,7 +167,11 @@ class _Sums:
         name = HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name
         # Which tensors become integers is the same for every format; how many bytes they take then, is not.
         packed = integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
-        matrices = Matrices.of(shape, *tensor.shape) if packed else Matrices()
+        width = expert_width(shape, name) if expert else None
+        matrices = Matrices()
+        if packed:
+            rows, columns = tensor.shape
+            matrices = Matrices.of(shape, rows, columns, width)
         self.parameters += elements
         self.matrices += matrices
         self.largest = max(self.largest, elements)

@@ -44,6 +44,7 @@ _FILE_LIMITS = {
     "generation_config.json": CONFIG_LIMIT_BYTES,
     "tokenizer_config.json": 8 << 20,
     "chat_template.jinja": CONFIG_LIMIT_BYTES,
+    "edgeshard_experts.json": 32 << 20,
 }
 CHUNK_BYTES = 4 << 20
 _RANK_LIMIT = 8

@@ -18,6 +18,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
 TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+EXPERT_TABLE = "edgeshard_experts.json"
+EXPERT_TABLE_PARTS = ("base", "last", "earlier")
 JSON_VALUES_LIMIT = 1 << 22
 """Of one document: each takes some 60 bytes of memory and may be spelled by 2. The largest tokenizers have half."""
 TOKEN_LIMIT = 1 << 22
@@ -218,6 +220,14 @@ def _check_generation(values: dict[str, Any]) -> None:
     eos_tokens_of(values)
 
 
+def expert_table_of(values: dict[str, Any]) -> dict[str, list[Any]]:
+    """The three arrays of a table that forecasts experts; what is in them is for the box to check, by its model."""
+    for part in EXPERT_TABLE_PARTS:
+        if not isinstance(values.get(part), list):
+            raise malformed(EXPERT_TABLE, f"has no list {part!r}")
+    return {part: values[part] for part in EXPERT_TABLE_PARTS}
+
+
 def _json_of(name: str, check: Callable[[dict[str, Any]], object]) -> Callable[[str], object]:
     return lambda text: check(parse_json_object(text, name))
 
@@ -227,6 +237,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     GENERATION: _json_of(GENERATION, _check_generation),
     TOKENIZER_SETTINGS: _json_of(TOKENIZER_SETTINGS, templates_of),
     CHAT_TEMPLATE: lambda text: None,
+    EXPERT_TABLE: _json_of(EXPERT_TABLE, expert_table_of),
 }
 SMALL_FILES = tuple(_CHECKS)
 """The names of the files that travel with a model."""

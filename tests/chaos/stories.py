@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 
 from edgeshard import Client
-from edgeshard.client.models import Adding
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import NotFoundError, UnavailableError
@@ -24,6 +23,7 @@ from edgeshard.wire.deployment import spec_to_wire
 from edgeshard.wire.status import from_rpc_error
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
+from tests.chaos.sending import sent
 from tests.chaos.site import COORDINATOR, ChaosSite, spec
 
 BOXES = ("a", "b", "c", "d", "e")
@@ -104,7 +104,7 @@ class Operator:
             while True:
                 try:
                     async with Client(self.site.address, plaintext=True) as client:
-                        await client.add_model(self.other_model, OTHER_MODEL, adding=Adding(copy=True))
+                        await sent(client, self.other_model, OTHER_MODEL)
                     return
                 except UnavailableError:
                     await asyncio.sleep(POLL_S)
@@ -175,7 +175,7 @@ class Story:
                 await self._operator.phase([Phase.FAILED])
                 await self._site.start_daemon("d")
             case "a model is deleted":
-                await self._site.client.add_model(self._operator.other_model, OTHER_MODEL, adding=Adding(copy=True))
+                await sent(self._site.client, self._operator.other_model, OTHER_MODEL)
 
     async def act(self) -> None:  # noqa: C901 - one case for each story
         async def insist(method: str, request: Any) -> None:

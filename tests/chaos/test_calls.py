@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.client.models import Adding
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.generation import Finished, FinishReason, Token
@@ -25,6 +24,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.wire.deployment import deployment_from_wire, spec_to_wire
 from tests.chaos.checker import check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
+from tests.chaos.sending import sent
 from tests.chaos.site import COORDINATOR, DEMO_MODEL, DEPLOYMENT, MODEL, ChaosSite, spec
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -32,9 +32,6 @@ LOST = [Action.LOSE_REQUEST, Action.LOSE_REPLY]
 FAULTS = [*LOST, Action.TWICE]
 PROMPT = tuple(range(3, 35))
 ASKED: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-
-SENT = Adding(copy=True)
-"""Over the wire: a model on this machine would be linked."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -132,11 +129,11 @@ async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: st
     other = copied_model(tmp_path, f"{method} {action}")
     if (method, action) == ("PutBlob", Action.TWICE):
         async with Client(site.address, plaintext=True) as second:
-            digests = await asyncio.gather(*(c.add_model(other, "again", adding=SENT) for c in (site.client, second)))
+            digests = await asyncio.gather(*(sent(c, other, "again") for c in (site.client, second)))
     else:
         async with Faulty(site, method, action):
-            digests = [await site.client.add_model(other, "again", adding=SENT)]
-    digests.append(await site.client.add_model(other, "again", adding=SENT))
+            digests = [await sent(site.client, other, "again")]
+    digests.append(await sent(site.client, other, "again"))
     assert len(set(digests)) == 1
     assert [model.name for model in await site.client.stored_models()] == ["again", MODEL]
     await site.client.delete_model("again")
@@ -144,7 +141,7 @@ async def test_a_model_is_added_once(site: ChaosSite, tmp_path: Path, method: st
 
 @pytest.mark.parametrize("action", FAULTS)
 async def test_a_model_is_deleted_once(site: ChaosSite, tmp_path: Path, action: Action) -> None:
-    await site.client.add_model(copied_model(tmp_path, "to delete"), "again", adding=SENT)
+    await sent(site.client, copied_model(tmp_path, "to delete"), "again")
     async with Faulty(site, "DeleteModel", action):
         await site.client.delete_model("again")
     assert [model.name for model in await site.client.stored_models()] == [MODEL]

@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from edgeshard.chat import process
 from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.chat import Conversation
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnsupportedModelError,
+)
 from edgeshard.domain.ids import Digest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,9 +64,9 @@ def files_of(folder: Path, template: str) -> ModelFiles:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chats() -> AsyncIterator[ChatProcess]:
-    process = ChatProcess()
-    yield process
-    await process.close()
+    asked = ChatProcess()
+    yield asked
+    await asked.close()
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -92,6 +99,31 @@ async def test_who_leaves_before_the_answer_leaves_it_to_nobody(chats: ChatProce
     await asyncio.sleep(0)
     left.cancel()
     assert await chats.detokenize(files, await chats.tokenize(files, "two")) == "two"
+
+
+async def test_who_leaves_before_its_turn_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    start = process._start
+
+    async def counted() -> asyncio.subprocess.Process:
+        started.append(None)
+        return await start()
+
+    monkeypatch.setattr(process, "_start", counted)
+    monkeypatch.setattr(process, "MOST_WAITING", 5)
+    chats = ChatProcess()
+    endless = files_of(tmp_path, ENDLESS)
+    first, *others = (asyncio.create_task(chats.prompt(endless, HELLO)) for _ in range(6))
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhaustedError):
+        await chats.tokenize(endless, "one too many")
+    for task in others:
+        task.cancel()
+    with pytest.raises(UnsupportedModelError):
+        await first
+    assert await chats.tokenize(files_of(tmp_path, GOOD), "x")
+    assert len(started) == 2, "each of the others would have ended a process"
+    await chats.close()
 
 
 async def test_ids_that_the_model_has_not_are_refused(chats: ChatProcess, tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from edgeshard.cli.chat import Talk
+from edgeshard.domain.chat import ReasoningDelta
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.proto.v1 import inference_pb2
 
@@ -48,6 +50,27 @@ def test_an_error_ends_a_run_without_a_terminal(edgectl: Any, site: Any) -> None
     site.failures["Generate"] = ResourceExhaustedError("there is no room")
     result = edgectl("chat", "tales", stdin="Hello")
     assert (result.exit_code, result.stdout) == (1, "") and "there is no room" in result.stderr
+
+
+class Thinking:
+    """A client whose answer breaks off in the middle of its reasoning."""
+
+    def __init__(self, why: BaseException) -> None:
+        self._why = why
+
+    def chat(self, *_: object, **__: object) -> Iterator[Any]:
+        yield ReasoningDelta("hm")
+        raise self._why
+
+
+@pytest.mark.parametrize("why", [ResourceExhaustedError("there is no room"), KeyboardInterrupt()])
+def test_a_terminal_is_not_left_dim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: BaseException
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with pytest.raises(type(why)):
+        Talk(cast("Any", Thinking(why)), "tales", {}).answer("Hello")
+    assert capsys.readouterr().out.rstrip("\n") == "\x1b[2mhm\x1b[0m"
 
 
 class Terminal:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.cli.doctor import beyond
+from edgeshard.cli.doctor import _why_closed, beyond
 from edgeshard.cli.doctor_checks import (
     ADVICE,
     COORDINATOR,
@@ -43,6 +43,12 @@ SOUND = Condition(
     certificate_due_s=NOW_S + 10 * 86_400,
 )
 QUICK = LinkProfile(0.0002, 1e9, 0.01, 9, 1 << 20)
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a" * 70])
+async def test_a_name_that_nobody_knows_is_said_in_words(host: str) -> None:
+    why = await _why_closed(f"{host}:1")
+    assert HERE in why and "error -" not in why
 
 
 def facts(site: Any, condition: Condition = SOUND, link: LinkProfile = QUICK, **changes: Any) -> Facts:

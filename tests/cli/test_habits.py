@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,12 @@ def test_a_list_that_stays_prints_what_changes(site: Any) -> None:
         assert process.stderr.readline() == "tales is gone\n"
 
 
+@pytest.mark.parametrize("noun", ["events", "nodes"])
+def test_what_comes_line_by_line_is_no_yaml(edgectl: Any, noun: str) -> None:
+    result = edgectl("get", noun, "-w", "-o", "yaml")
+    assert result.exit_code == 2 and "give -o json" in result.stderr
+
+
 def test_only_what_a_table_shows_counts_as_a_change() -> None:
     columns: list[Column[tuple[str, str, float]]] = [
         Column("NAME", lambda item: item[0]),
@@ -138,6 +145,16 @@ def test_run_deploys_what_is_in_the_store(edgectl: Any, site: Any) -> None:
     (request,) = site.sent(admin_pb2.DeployRequest)
     assert (request.spec.name, request.spec.model, request.spec.source) == ("fables", "fables", "")
     assert "fables: loading" in result.stderr
+
+
+def test_run_does_not_say_of_a_deployment_that_failed_that_it_goes_on(edgectl: Any, site: Any) -> None:
+    site.models = [*site.models, site.stored_model("fables")]
+    site.states = []
+    failed = replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("box a has no memory"))
+    site.on_deploy = [site.deployment_in(DeploymentPhase.LOADING), failed]
+    result = edgectl("run", "fables", "Once")
+    assert result.exit_code == 3 and "box a has no memory" in result.stderr
+    assert "goes on loading" not in result.stderr
 
 
 def test_run_says_what_to_do_about_a_model_that_is_nowhere(edgectl: Any, site: Any) -> None:
@@ -185,6 +202,32 @@ def test_a_log_is_printed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgeshard.cli.main", "logs", "a", "-n", "2", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "two\nthree\n"), done.stderr
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_log_that_is_followed_ends_with_the_command_and_outlives_its_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    # As `nohup` begins it.
+    command = ["env", "--ignore-signal=HUP", sys.executable, "-m", "edgeshard.cli.main"]
+    command += ["logs", "a", "-f", "--directory", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "one\n"
+            (tail,) = children(process.pid)
+            process.send_signal(signal.SIGHUP)
+            with (tmp_path / "a.log").open("a") as log:
+                log.write("two\n")
+            assert process.stdout.readline() == "two\n"
+            process.terminate()
+            assert process.wait(60) == 128 + signal.SIGTERM
+            assert process.stdout.read() == "", "nobody else writes there"
+            assert not Path(f"/proc/{tail}").exists()
+        finally:
+            process.kill()
 
 
 def completed(site: Any, line: str) -> list[str]:
@@ -286,6 +329,7 @@ def test_apply_does_not_take_a_dead_deployment_for_a_good_one(edgectl: Any, site
         ('name = "t"\nmode = "fast"\nconcurrency = 0', ("model: is missing", "mode: ", "concurrency: ")),
         ('colour = 1\n[[deployment]]\nname = "t"\nmodel = "m"', ("there may be nothing else",)),
         ('[[deployment]]\nname = "t"\nmodel = "m"\n' * 2, ("there are two deployments t",)),
+        ('deployment = ["tales"]', ("there may be nothing else",)),
     ],
 )
 def test_a_wrong_file_is_named_with_all_that_is_wrong(

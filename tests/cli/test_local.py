@@ -109,6 +109,36 @@ async def test_one_that_never_gets_ready_is_a_deadline_error_with_its_log(tmp_pa
     await node.kill()
 
 
+LISTENS = """
+import json, os, signal, sys
+where = sys.argv[sys.argv.index("--listen") + 1]
+if where == "127.0.0.1:7600":
+    print("error: the address is in use")
+    raise SystemExit(5)
+path = sys.argv[sys.argv.index("--ready-file") + 1]
+with open(path + ".tmp", "w") as file:
+    json.dump({"address": where}, file)
+"""
+
+
+async def test_one_whose_port_is_taken_takes_another(tmp_path: Path) -> None:
+    (tmp_path / "scripted.py").write_text(LISTENS + RENAME + "signal.pause()\n")
+    node = Daemon("box", "scripted", [], tmp_path, listen={"--listen": "127.0.0.1:7600"})
+    assert await node.start_anywhere(60) == "127.0.0.1:0"
+    await node.stop()
+    assert await node.start_anywhere(60) == "127.0.0.1:0", "it stays there"
+    await node.stop()
+
+
+async def test_an_error_is_no_port_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "scripted.py").write_text("open('tries', 'a').write('x')\nprint('error: no'); raise SystemExit(5)\n")
+    for listen, tries in (("127.0.0.1:0", 1), ("127.0.0.1:7600", 2)):
+        (tmp_path / "tries").unlink(missing_ok=True)
+        with pytest.raises(UnavailableError):
+            await Daemon("box", "scripted", [], tmp_path, listen={"--listen": listen}).start_anywhere(60)
+        assert len((tmp_path / "tries").read_text()) == tries
+
+
 async def test_the_operators_daemon_settings_do_not_leak_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESHARD__AGENT__MEMORY", "1GiB")
     monkeypatch.setenv("UNRELATED_SETTING", "kept")

@@ -6,16 +6,27 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgeshard import Client
+from edgeshard.cli.own_site import _box_name
+from edgeshard.domain.placement import parse_layers
+from edgeshard.domain.replan import ReplanReason
+from edgeshard.rpc.tls_files import tls_files
+from tests.house import documents
+from tests.support.clients import CLIENTS, needs_clients
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
 EDGECTL = [sys.executable, "-m", "edgeshard.cli.main"]
 READY_S = 90.0
 
@@ -23,10 +34,11 @@ READY_S = 90.0
 class Running:
     """An edgectl in the background, and what it has printed."""
 
-    def __init__(self, directory: Path, name: str, *arguments: str) -> None:
+    def __init__(self, directory: Path, name: str, *arguments: str, settings: Mapping[str, str]) -> None:
         self.log = directory / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
         environment |= {"XDG_CONFIG_HOME": str(directory / "config"), "XDG_STATE_HOME": str(directory / "state-home")}
+        environment |= settings
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*EDGECTL, *arguments],
@@ -57,8 +69,8 @@ class Running:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
-    def begin(*arguments: str) -> Running:
-        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments))
+    def begin(*arguments: str, **settings: str) -> Running:
+        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings))
         return running[-1]
 
     yield begin
@@ -99,8 +111,7 @@ def test_one_command_answers_and_the_next_box_makes_it_bigger(start: Callable[..
         url, key, "/chat/completions", {"model": "fairy-tales", "messages": [{"role": "user", "content": "x"}]}
     )
     assert said["choices"][0]["message"]["role"] == "assistant"
-    shipped = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
-    weights = (shipped / "model.safetensors").stat().st_size
+    weights = (DEMO_MODEL / "model.safetensors").stat().st_size
     copies = [path for path in state.rglob("*") if path.is_file() and path.stat().st_size >= weights // 8]
     assert [path.stat().st_size for path in copies if path.parent.name == "linked"].count(weights) == 1
     assert all(path.parent.name == "linked" or path.suffix == ".sqlite-wal" for path in copies), "no box has its own"
@@ -108,14 +119,139 @@ def test_one_command_answers_and_the_next_box_makes_it_bigger(start: Callable[..
     box = start(*line.split(), "--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "box"))
     first.until(r"box box-2 has joined")
     assert box.stop() == 0
+    first.until(r"box box-2 is away$")
     assert first.stop() == 128 + signal.SIGTERM
     assert not leftovers(state)
 
-    again = start(*serve)
+    again = start(*serve, "--concurrency", "3")
     assert again.until(r"^API key +(\S+)$")[1] == key, "the same site"
-    assert "was served before" in again.log.read_text()
+    assert (
+        "was served before" in again.log.read_text()
+        and "edgectl delete deployment fairy-tales" in again.log.read_text()
+    )
     url = again.until(r"^URL +(\S+)$")[1]
     assert asked(url, key, "/completions", story)["choices"][0]["text"] == told
+
+
+LAB = """
+source = "{first}"
+[[device]]
+name = "{first}"
+memory_bytes = 4e9
+bandwidth_bytes_per_s = 100e9
+flops = 1e9
+[[device]]
+name = "box-2"
+memory_bytes = 4e9
+bandwidth_bytes_per_s = 100e9
+flops = 1e9
+[[link]]
+bandwidth_bps = 1e9
+latency_s = 0.0005
+[lab]
+model = "config.json"
+"""
+"""Two slow boxes: one computes a token in some 16 ms, and as long for each of a batch. So two give twice the tokens,
+whatever else this machine does."""
+
+
+async def test_grow_moves_to_the_next_box_where_that_gains(start: Callable[..., Running], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((DEMO_MODEL / "config.json").read_bytes())
+    lab, state = tmp_path / "lab.toml", tmp_path / "site"
+    lab.write_text(LAB.format(first=_box_name()))
+    emulate = {"EDGESHARD__AGENT__EMULATE": str(lab)}
+    serve = ("serve", "demo", "--grow", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
+    site = start(*serve, **emulate)
+    url, key = site.until(r"^URL +(\S+)$")[1], site.until(r"^API key +(\S+)$")[1]
+    story = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0}
+    told = asked(url, key, "/completions", story)
+    address = site.until(r"the coordinator listens on (\S+),")[1]
+    async with Client(address, tls_files(state / "pki" / "operator-admin")) as client:
+        before = await client.deployment("fairy-tales")
+        line = site.until(r"^  edgectl (join \S+)$")[1]
+        options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "box"))
+        start(*line.split(), *options, **emulate)
+        said = site.until(r"moving fairy-tales to (\S+): (\d+) % more tokens/s \((\S+) instead of (\S+)\)$")
+        site.until(r"fairy-tales has moved; what ran went on$")
+        after = (await client.deployment("fairy-tales")).placement
+        assert after.predicted is not None
+        assert [str(stage.node_name) for stage in after.stages] == [_box_name(), "box-2"]
+        assert said[1] == ",".join(f"{stage.node_name}={stage.layers}" for stage in after.stages)
+        alone = parse_layers(f"{_box_name()}=0:12")
+        planned = await client.plan(before.spec.model_copy(update={"layers": alone}))
+        assert planned.predicted is not None
+        now, then = planned.predicted.throughput_tps, after.predicted.throughput_tps
+        assert (said[3], said[4]) == (f"{then:.1f}", f"{now:.1f}")
+        assert said[2] == f"{100 * (then / now - 1):.0f}" and then > 1.3 * now
+        assert (await client.replan("fairy-tales", dry_run=True)).reason is ReplanReason.NOTHING_NEW
+    assert asked(url, key, "/completions", story)["choices"] == told["choices"]
+
+
+def newcomer() -> list[str]:
+    """The commands on the first screen of README.md."""
+    first = next(block for block in documents.blocks(ROOT / "README.md") if block.language == "console")
+    assert first.line < 40, "it is on the first screen"
+    return first.text.splitlines()
+
+
+def test_the_readme_has_four_commands_to_a_chat() -> None:
+    clone, serve, install, chat = newcomer()
+    assert clone.startswith("git clone ") and install == ".venv/bin/pip install openai"
+    recipe = (ROOT / "Makefile").read_text().partition(f"\n{serve.removeprefix('make ')}: $(STAMP)")[2].splitlines()[1]
+    assert recipe.strip() == "@$(BIN)/edgectl serve $(or $(ARGS),demo)"
+    python, program, key = chat.split()
+    assert (python, key) == (".venv/bin/python", "esk-...") and (ROOT / program).exists()
+
+
+@needs_clients
+def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    options = ("--state-dir", str(tmp_path / "site"), "--listen", "127.0.0.1:0", "--port", "0")
+    site = start("serve", "demo", *options)
+    url, key = site.until(r"^URL +(\S+)$")[1], site.until(r"^API key +(\S+)$")[1]
+    # Its port may be taken on a machine that runs tests.
+    text = (ROOT / newcomer()[3].split()[1]).read_text()
+    assert text.count("http://127.0.0.1:8000/v1") == 1
+    program = tmp_path / "program.py"
+    program.write_text(text.replace("http://127.0.0.1:8000/v1", url))
+    said = subprocess.run([CLIENTS / "bin" / "python", program, key], capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0 and len(said.stdout.split()) > 20, said.stderr
+
+
+def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Running], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = f"127.0.0.1:{taken.getsockname()[1]}"
+        site = start("serve", "demo", "--state-dir", str(tmp_path / "site"), "--listen", wanted, "--port", "0")
+        assert site.until(r"the coordinator listens on (\S+),")[1] != wanted
+        site.until(f"{wanted} is taken: ")
+        site.until(r"^API key ")  # so its box has found it
+
+
+def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        site = start("serve", "demo", "--state-dir", str(tmp_path / "site"), "--listen", "127.0.0.1:0", "--port", port)
+        assert site.process.wait(READY_S) == 5
+    assert f"cannot listen on 127.0.0.1:{port}" in site.log.read_text()
+    assert not leftovers(tmp_path / "site")
+
+
+def test_a_process_that_ends_by_itself_ends_the_command(start: Callable[..., Running], tmp_path: Path) -> None:
+    state = tmp_path / "site"
+    site = start("serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
+    site.until(r"^  edgectl join ")
+    os.kill(json.loads((state / f"{_box_name()}.ready").read_text())["pid"], signal.SIGKILL)
+    assert site.process.wait(READY_S) == 1
+    assert f"{_box_name()} ended by itself by signal 9" in site.log.read_text()
+    assert not leftovers(state)
+
+
+def test_the_demos_site_leaves_nothing_behind(start: Callable[..., Running], tmp_path: Path) -> None:
+    site = start("demo", "--serve", "--port", "0")
+    site.until(r"the coordinator listens on ")
+    assert not (tmp_path / "config").exists(), "its certificates go with it"
+    assert site.stop(signal.SIGINT) == 128 + signal.SIGINT
 
 
 def leftovers(state: Path) -> list[str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation, parse_quantisation, weights_text
+from edgeshard.domain.dtypes import MODEL_FORMATS, DType, IntegerFormat, Quantisation, parse_quantisation, weights_text
 from edgeshard.domain.errors import InvalidArgumentError
 
-INT8, INT4 = IntegerFormat
+INT8, INT4 = MODEL_FORMATS
 
 
-@pytest.mark.parametrize("blocks", list(IntegerFormat))
+@pytest.mark.parametrize("blocks", MODEL_FORMATS)
 @pytest.mark.parametrize("head", [None, "int8", "int4", "none"])
 def test_every_pair_of_formats_has_a_name(blocks: IntegerFormat, head: str | None) -> None:
     quantisation = Quantisation.of(blocks, head)
@@ -24,13 +24,19 @@ def test_every_pair_of_formats_has_a_name(blocks: IntegerFormat, head: str | Non
 
 def test_there_are_no_other_names() -> None:
     heads = ("int8", "int4", "none")
-    assert {Quantisation.of(blocks, head) for blocks in IntegerFormat for head in heads} == set(Quantisation)
+    assert {Quantisation.of(blocks, head) for blocks in MODEL_FORMATS for head in heads} == set(Quantisation)
     assert parse_quantisation(None, None) is None
 
 
 @pytest.mark.parametrize(
     ("blocks", "head", "field"),
-    [("int3", None, "quantise"), ("int8", "int3", "head_quantisation"), (None, "int8", "head_quantisation")],
+    [
+        ("int3", None, "quantise"),
+        ("int2", None, "quantise"),
+        ("int8", "int2", "head_quantisation"),
+        ("int8", "int3", "head_quantisation"),
+        (None, "int8", "head_quantisation"),
+    ],
 )
 def test_a_wrong_option_is_named(blocks: str | None, head: str | None, field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:

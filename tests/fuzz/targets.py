@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.core.quotas import parse_quotas
 from edgeshard_coordinator.settings import CoordinatorSettings
@@ -47,10 +48,12 @@ from edgeshard.process.config import load_settings
 from edgeshard.proto.v1 import identity_pb2, stage_pb2, store_pb2
 from edgeshard.storage.checkpoint import open_checkpoint, read_header
 from edgeshard.storage.forms import (
+    EXPERT_TABLE,
     GENERATION,
     TOKENIZER,
     TOKENIZER_SETTINGS,
     check_small_file,
+    expert_table_of,
     parse_json_object,
     skim_small_file,
     special_tokens_of,
@@ -351,6 +354,12 @@ def _generation(data: bytes) -> None:
     check_small_file(GENERATION, data)
 
 
+def _expert_table(data: bytes) -> None:
+    """What the coordinator lets in, as a box reads it."""
+    check_small_file(EXPERT_TABLE, data)
+    ExpertTable.of_values(expert_table_of(json.loads(data)), 2, 2)
+
+
 def _tokenizer_settings(data: bytes) -> None:
     check_small_file(TOKENIZER_SETTINGS, data)
     special_tokens_of(json.loads(data))
@@ -540,7 +549,7 @@ class _All:
     targets: dict[str, Target] = field(default_factory=dict)
 
     def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
-        is_json = name in ("config", "tokenizer", "tokenizer-settings", "generation", "index", "chat")
+        is_json = name in ("config", "tokenizer", "tokenizer-settings", "generation", "index", "chat", "expert-table")
         self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
 
 
@@ -553,6 +562,8 @@ def _made() -> dict[str, Target]:
     message = _manifest_message()
     every.add("manifest", _manifest, message.SerializeToString())
     every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))
+    square = [[[1, -2], [0, 5]], [[3, 4], [9, 9]]]
+    every.add("expert-table", _expert_table, _json({"base": [[1, 2], [3, 4]], "last": square, "earlier": square}))
     every.add("generation", _generation, _json({"eos_token_id": [1, 2], "bos_token_id": 1}), _json({"eos_token_id": 2}))
     named = [{"name": "default", "template": "x"}]
     settings = {"bos_token": {"content": "<s>"}, "chat_template": named}

@@ -25,7 +25,10 @@ WITH_TOOLS = (
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     gateway = ("--http-listen", "127.0.0.1:0")
-    async with LocalCluster(directory, coordinator_arguments=gateway) as cluster, Client(cluster.address) as client:
+    async with (
+        LocalCluster(directory, coordinator_arguments=gateway, startup_timeout_s=180) as cluster,
+        Client(cluster.address) as client,
+    ):
         await client.add_model(DEMO_MODEL, "fairy-tales")
         spec = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
         await client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))

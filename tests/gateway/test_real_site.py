@@ -12,6 +12,7 @@ import pytest
 
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
+from edgeshard.domain.ids import ModelName
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.http import Http
@@ -114,6 +115,13 @@ async def test_an_answer_without_a_limit_fills_the_context(http: Http) -> None:
     assert answer["usage"]["total_tokens"] == 512 and answer["choices"][0]["finish_reason"] == "length"
 
 
+async def test_ollama_fills_the_room_that_there_is(http: Http) -> None:
+    asked = {"model": "tales", "prompt": PROMPT, "raw": True, "stream": False}
+    answer = (await http.post("/api/generate", {**asked, "options": {"num_predict": -1, "temperature": 0}})).json
+    assert answer["eval_count"] > 128 or answer["done_reason"] == "stop"
+    assert answer["done_reason"] == "stop" or answer["prompt_eval_count"] + answer["eval_count"] == 512
+
+
 async def test_stop_strings_end_an_answer(http: Http) -> None:
     whole = (await http.post("/v1/completions", {**GREEDY, "prompt": PROMPT, "max_tokens": 30})).json
     text = whole["choices"][0]["text"]
@@ -150,12 +158,18 @@ async def test_texts_and_tokens(http: Http) -> None:
     assert text == {"prompt": "Once upon a time"}
 
 
-async def test_models_are_listed_by_deployment(http: Http) -> None:
+async def test_models_are_listed_by_deployment(site: Site, http: Http) -> None:
     listed = (await http.get("/v1/models")).json["data"]
     rows = {model["id"]: model for model in listed}
     assert [(m["root"], m["max_model_len"]) for m in rows.values()] == [("fairy-tales", 512), ("handy", 512)]
     assert (await http.get("/v1/models/tales")).json == rows["tales"]
     assert (await http.get("/v1/models/fairy-tales")).json == rows["tales"]
+    stored = {model.name: model for model in await site.client.stored_models()}
+    for tag in (await http.get("/api/tags")).json["models"]:
+        model = stored[ModelName(rows[tag["name"]]["root"])]
+        assert (tag["size"], tag["digest"]) == (model.stored_bytes, model.manifest_digest)
+        assert tag["details"]["family"] == "llama"
+        assert tag["details"]["parameter_size"] == f"{model.parameter_count / 1e6:.2f}M"
     missing = await http.get("/v1/models/none")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
 
@@ -224,6 +238,7 @@ async def test_values_that_mean_what_happens_anyway_are_taken(http: Http) -> Non
     assert talk.status == 200, talk.body
 
 
+COLORS = {"set_lamp": ["red", "green"], "set_door": ["black", "white"]}
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -234,11 +249,11 @@ TOOLS: list[dict[str, Any]] = [
                 "properties": {"color": {"$ref": "#/$defs/color"}, "on": {"type": "boolean"}},
                 "required": ["color", "on"],
                 "additionalProperties": False,
-                "$defs": {"color": {"enum": ["red", "green"]}},
+                "$defs": {"color": {"enum": colors}},
             },
         },
     }
-    for name in ("set_lamp", "set_door")
+    for name, colors in COLORS.items()
 ]
 ASK_TOOLS: dict[str, Any] = {"model": "handy", "messages": CHAT, "tools": TOOLS, "max_tokens": 60}
 
@@ -250,7 +265,7 @@ async def test_a_call_that_is_asked_for_is_made(http: Http, choice: Any) -> None
     (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] in (["set_lamp", "set_door"] if choice == "required" else ["set_door"])
     arguments = json.loads(call["function"]["arguments"])
-    assert arguments.keys() == {"color", "on"} and arguments["color"] in ("red", "green")
+    assert arguments.keys() == {"color", "on"} and arguments["color"] in COLORS[call["function"]["name"]]
     events = await http.events("/v1/chat/completions", {**ASK_TOOLS, "tool_choice": choice, "stream": True})
     deltas = [c["delta"]["tool_calls"][0] for e in events for c in e["choices"] if "tool_calls" in c["delta"]]
     assert [delta["index"] for delta in deltas] == [0] and json.loads(deltas[0]["function"]["arguments"])
@@ -362,6 +377,7 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     scope = await narrow.post("/v1/chat/completions", TALK)
     assert (scope.status, scope.error["code"], scope.error["param"]) == (403, "key_scope", "model")
     assert (await narrow.get("/v1/models")).json["data"] == []
+    assert (await narrow.get("/metrics")).status == 403
     assert (await Http(http.url, text[:-1] + ("A" if text[-1] != "A" else "B")).get("/v1/models")).status == 401
     await site.client.revoke_key("narrow")
     gone = await narrow.get("/v1/models")
@@ -419,10 +435,11 @@ async def test_nothing_of_a_request_is_in_the_logs(site: Site, http: Http) -> No
     await http.post("/v1/completions", {**COMPLETION, "prompt": secret, secret: 1})
     await http.post("/v1/chat/completions", {**TALK, "messages": [{"role": "user", "content": secret}]})
     assert http.key is not None
+    key = http.key.split("-", 2)[2].encode()  # behind its id, which is no secret
     for path in site.cluster.directory.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
-            assert secret.encode() not in data and http.key.rpartition("-")[2].encode() not in data, path
+            assert secret.encode() not in data and key not in data, path
 
 
 async def test_metrics_count_requests(http: Http) -> None:

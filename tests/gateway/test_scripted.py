@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 import pytest_asyncio
 
@@ -25,7 +27,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.placement import Placement
-from edgeshard.gateway import answers
+from edgeshard.gateway import answers, connection, fields
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.callers import Caller
 from edgeshard.gateway.entrance import OPEN
@@ -36,7 +38,7 @@ from edgeshard.gateway.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
-from tests.support.http import Http
+from tests.support.http import Http, Stream
 
 KEY = "secret"
 CHAT = [{"role": "user", "content": "x"}]
@@ -162,9 +164,39 @@ async def test_what_is_not_given_is_the_models_recommendation(said: Said, http: 
     assert json.loads(said.conversations[-1].variables) == {"a": 1, "reasoning_effort": "low"}
 
 
+async def test_only_a_limit_that_was_not_asked_for_is_made_to_fit(said: Said, http: Http) -> None:
+    for asked, fits in (({}, True), ({"max_tokens": 16}, False)):
+        await http.post("/v1/completions", {"model": "m", "prompt": "x", **asked})
+        assert (said.asked[-1].max_new_tokens, said.asked[-1].clip_new_tokens) == (16, fits)
+
+
 async def test_tools_that_must_not_be_called_are_not_mentioned(said: Said, http: Http) -> None:
     await http.post("/v1/chat/completions", {**ASKED, "tools": [TOOL], "tool_choice": "none"})
     assert said.conversations[-1].tools == ""
+
+
+async def test_tools_whose_definitions_have_the_same_name_keep_their_own(said: Said, http: Http) -> None:
+    def tool(name: str, color: str) -> dict[str, Any]:
+        color_of = {"$defs": {"color": {"const": color}}, "properties": {"color": {"$ref": "#/$defs/color"}}}
+        return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **color_of}}}
+
+    tools = [tool("lamp", "red"), tool("door", "black")]
+    await http.post("/v1/chat/completions", {**ASKED, "tools": tools, "tool_choice": "required"})
+    guide = said.asked[-1].guide
+    assert guide is not None
+    schema = json.loads(guide.text)
+
+    def resolved(value: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = schema
+        for step in value["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        return found
+
+    colors = {}
+    for call in schema["anyOf"]:
+        arguments = resolved(call["properties"]["arguments"])
+        colors[call["properties"]["name"]["const"]] = resolved(arguments["properties"]["color"])["const"]
+    assert colors == {"lamp": "red", "door": "black"}
 
 
 async def test_an_error_in_the_midst_of_a_stream_is_said_in_it(said: Said, http: Http) -> None:
@@ -191,10 +223,99 @@ async def test_a_request_that_ends_leaves_nothing_running(said: Said, http: Http
 
 
 async def test_a_client_that_takes_nothing_is_given_up(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "STALLED_S", 0.2)
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
     said.texts = ["word " * 200] * 100_000
-    async with http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}):
+    async with http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}) as stream:
         await until_nothing_runs(said)
+        await is_hung_up_on(stream)
+
+
+async def test_a_client_that_takes_no_whole_answer_is_given_up(
+    said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+    said.texts = ["word " * 1_000_000] * 4
+    async with http.opened("POST", "/v1/chat/completions", ASKED) as stream:
+        await until_nothing_runs(said)
+        await is_hung_up_on(stream)
+
+
+async def is_hung_up_on(stream: Stream) -> None:
+    """Once it is, for the client must take nothing before."""
+    async with asyncio.timeout(60):
+        while True:
+            if stream.is_reset:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_LIMIT_S", 0.2)
+    asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for before, then in ((b"", b""), (b"", b"GET /hea"), (asked, b"GET /hea")):
+        reader, writer = await asyncio.open_connection(*address_of(http))
+        async with asyncio.timeout(60):
+            writer.write(before)
+            if before:
+                await reader.readuntil(b'{"status":"ok"}')
+            writer.write(then)
+            with pytest.raises(ConnectionError):
+                await reader.read()
+        writer.close()
+
+
+async def test_connections_are_not_without_number(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
+    said.texts = ["a"] * 100_000
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}))
+        with pytest.raises((ConnectionError, h11.RemoteProtocolError)):
+            await http.get("/health")
+    await until_nothing_runs(said)
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(ConnectionError, h11.RemoteProtocolError):
+                assert (await http.get("/health")).status == 200
+                break
+            await asyncio.sleep(0.05)
+
+
+def address_of(http: Http) -> tuple[str, int]:
+    host, port = http.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+BAD_BODIES = {
+    "faults": b'{"model": "m", "messages": [' + b"1," * 1_000_000 + b"1]}",
+    "fields": b"{" + b",".join(b'"f%d":0' % number for number in range(200_000)) + b"}",
+    "objects": b'{"model": "m", "messages": [' + b"{}," * 300_000 + b"{}]}",
+    "numbers": b'{"model": "m", "prompt": [' + b"1," * 1_100_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Http, name: str) -> None:
+    """What can be counted is: how many faults were gathered, and how many parts a body may have."""
+    answer = await http.post("/v1/chat/completions", BAD_BODIES[name])
+    expected = {
+        "faults": (400, "messages[0]: input should be an object"),
+        "fields": (400, "the body has 200002 faults"),
+        "objects": (400, "the body has too many parts: send less at once"),
+        "numbers": (400, "the body has too many parts: send less at once"),
+    }[name]
+    assert (answer.status, answer.error["message"]) == expected
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "BODY_LIMIT_S", 0.2)
+    reader, writer = await asyncio.open_connection(*address_of(http))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    async with asyncio.timeout(60):
+        answered = await reader.readuntil(b"\r\n")
+    assert b" 504 " in answered
+    writer.close()
 
 
 async def test_slow_readers_hold_up_nobody(said: Said, http: Http) -> None:
@@ -266,6 +387,39 @@ async def test_plain_http_is_for_loopback_alone(said: Said, tmp_path: Path) -> N
         HttpListen("127.0.0.1:0", files.cert).check()
 
 
+async def test_a_certificate_that_was_renewed_is_shown_without_a_restart(said: Said, tmp_path: Path) -> None:
+    old, new = (issue_files(Authority.create("here", now()), _principal(), tmp_path / name) for name in ("old", "new"))
+    server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0", old.cert, old.key))
+    await server.start()
+    ours, theirs = (ssl.PEM_cert_to_DER_cert(files.cert.read_text()) for files in (old, new))
+    try:
+        assert await _shown(server.url) == ours
+        new.cert.replace(old.cert)
+        assert await _shown(server.url) == ours, "its key is not there yet"
+        old.key.unlink()
+        assert await _shown(server.url) == ours
+        new.key.replace(old.key)
+        assert await _shown(server.url) == theirs
+        old.key.chmod(0o644)
+        old.cert.touch()
+        assert await _shown(server.url) == theirs
+    finally:
+        await server.stop()
+
+
+async def _shown(url: str) -> bytes:
+    """The certificate that the gateway shows to a new connection, over which it answers."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
+    async with asyncio.timeout(60):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).endswith(b'{"status":"ok"}')
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return shown
+
+
 def _principal() -> Any:
     from edgeshard.domain.identity import coordinator_of
 
@@ -288,7 +442,7 @@ async def test_an_address_that_is_taken_is_named(said: Said) -> None:
 
 
 @needs_clients
-async def test_answers_are_what_the_document_says(said: Said, http: Http) -> None:
+async def test_answers_are_what_the_document_says(said: Said, http: Http, tmp_path: Path) -> None:
     said.texts = ["word"] * 3
     checks = (
         "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
@@ -296,8 +450,9 @@ async def test_answers_are_what_the_document_says(said: Said, http: Http) -> Non
     )  # fmt: skip
     await run(
         CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
-        "--phases", "coverage", "--checks", ",".join(checks), "--seed", "1",
-        "--generation-database", "none", "--request-timeout", "30",
+        "--phases", "examples,coverage,fuzzing", "--max-examples", "20", "--checks", ",".join(checks), "--seed", "1",
+        "--generation-database", "none", "--suppress-health-check", "all", "--request-timeout", "60",
+        timeout_s=600, directory=tmp_path,
     )  # fmt: skip
 
 

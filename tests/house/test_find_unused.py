@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -111,8 +110,6 @@ def test_what_is_allowed_in_vain_is_said(lib: str, tmp_path: Path) -> None:
     ]
 
 
-def test_the_repository_has_no_library_code_without_a_product_path_and_is_searched_quickly() -> None:
-    began = time.process_time()
+def test_the_repository_has_no_library_code_without_a_product_path() -> None:
     assert unused(ROOT, ALLOWED) == []
-    assert time.process_time() - began < 5
     assert all(reason for reason in ALLOWED.values())

@@ -23,6 +23,7 @@ from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.model import LayerRange
+from edgeshard.importing import gguf_file
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
@@ -155,6 +156,18 @@ def test_what_a_header_says_is_held_against_limits(
     path = tmp_path / "broken.gguf"
     path.write_bytes(whole_file[:at] + data + whole_file[at + len(data) :])
     with pytest.raises(InvalidArgumentError, match=message):
+        read_gguf(path)
+
+
+def test_lists_of_the_metadata_are_bounded_together(
+    file_of: Callable[[Type], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file_of(Type.Q4_0)
+    lists = [value for value in read_gguf(path).metadata.values() if isinstance(value, list)]
+    monkeypatch.setattr(gguf_file, "_VALUES_LIMIT", sum(map(len, lists)))
+    read_gguf(path)
+    monkeypatch.setattr(gguf_file, "_VALUES_LIMIT", sum(map(len, lists)) - 1)
+    with pytest.raises(InvalidArgumentError, match="together"):
         read_gguf(path)
 
 

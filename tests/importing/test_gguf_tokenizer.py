@@ -12,7 +12,9 @@ from gguf import GGMLQuantizationType as Type
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bench.quantisation import VALIDATION
+from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.importing.blocks import Width
+from edgeshard.importing.gguf_config import form_of
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
@@ -115,3 +117,18 @@ def test_a_tokenizer_of_another_kind_is_left_out_and_said() -> None:
     notes: list[str] = []
     assert tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), notes) == {}
     assert "nobody-knows" in notes[0] and "safetensors" in notes[0]
+
+
+def test_pieces_that_would_take_for_ever_to_merge_are_refused() -> None:
+    pieces = ["a", "a" * 100_000]
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces, "tokenizer.ggml.scores": [0.0, -1.0]}
+    with pytest.raises(InvalidArgumentError, match="tokens"):
+        tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), [])
+
+
+def test_names_that_are_no_text_are_refused() -> None:
+    file = GgufFile(Path("x.gguf"), {"general.architecture": ["llama"], "tokenizer.ggml.model": "gpt2",
+                                     "tokenizer.ggml.pre": ["gpt-2"], "tokenizer.ggml.tokens": ["a"]}, {})  # fmt: skip
+    assert tokenizer_files(file, []) == {}
+    with pytest.raises(UnsupportedModelError, match="cannot be read from a GGUF file"):
+        form_of(file)

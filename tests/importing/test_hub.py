@@ -15,6 +15,7 @@ from edgeshard.domain.errors import (
     DataLossError,
     DeniedError,
     EdgeShardError,
+    InvalidArgumentError,
     NotFoundError,
     UnavailableError,
     UnsupportedModelError,
@@ -131,6 +132,16 @@ def test_pickled_weights_are_refused_before_a_byte_of_them(hub: HubServer, repos
     assert not hub.served
 
 
+@pytest.mark.parametrize("file", ["config.json", "chat_template.jinja", "model.safetensors.index.json"])
+def test_a_file_that_would_not_be_read_is_not_fetched(hub: HubServer, repository: Path, file: str) -> None:
+    with (repository / file).open("ab") as grown:
+        grown.truncate(33 << 20)
+    with pytest.raises(InvalidArgumentError) as caught:
+        fetch(NAME, "", nothing)
+    assert (caught.value.field, caught.value.reason) == (file, "FILE_TOO_LARGE")
+    assert not hub.served
+
+
 def test_a_model_that_is_not_run_is_refused_before_its_weights(hub: HubServer, repository: Path) -> None:
     (repository / "config.json").write_text(json.dumps({"model_type": "mamba2"}))
     with pytest.raises(UnsupportedModelError, match="model_type"):
@@ -177,7 +188,7 @@ def test_what_a_text_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert parse_source("owner/local") == Source(path=Path("owner/local"))
     assert parse_source("owner/other@v1.0") == Source(repository="owner/other", revision="v1.0")
     assert parse_source("./a.GGUF").name == "a" and parse_source("Owner/My--Model_2").name == "my--model_2"
-    for text in ("./nothing", "nothing", "a/b/c", "../x", "x.gguf", "ow ner/x"):
+    for text in ("./nothing", "nothing", "a/b/c", "../x", "x.gguf", "ow ner/x", "x" * 5000, "~nobody-here/x", "a\0b"):
         with pytest.raises(EdgeShardError):
             parse_source(text)
     with (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.loader import SafetensorsDirectory
@@ -18,7 +19,8 @@ from safetensors.torch import load_file
 from bench.quantisation import VALIDATION, score
 from edgeshard.architectures import parse_config
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
+from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.imported import Imported
@@ -153,3 +155,50 @@ def test_parts_that_contradict_one_another_are_refused(
     with pytest.raises(EdgeShardError) as caught:
         opened(tmp_path / "broken", tmp_path)
     assert caught.value.field.startswith("model.layers.")
+
+
+INT32 = torch.int32
+PARTS: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
+    "a word that is no matrix": (
+        "awq", {}, {"qweight": torch.ones((), dtype=INT32), "qzeros": torch.ones((1, 1), dtype=INT32),
+                    "scales": torch.ones(1, 8)},
+    ),
+    "words that are no integers": (
+        "awq", {}, {"qweight": torch.ones(32, 1), "qzeros": torch.ones(1, 1), "scales": torch.ones(1, 8)},
+    ),
+    "no groups": (
+        "gptq", {}, {"qweight": torch.ones((4, 8), dtype=INT32), "qzeros": torch.ones((0, 1), dtype=INT32),
+                     "scales": torch.ones(0, 8)},
+    ),
+    "zero points in no shape": (
+        "compressed-tensors", {}, {"weight": torch.ones((8, 32), dtype=torch.int8), "weight_scale": torch.ones(8, 1),
+                                   "weight_zero_point": torch.ones(7, dtype=torch.int8)},
+    ),
+    "experts without a size": (
+        "mxfp4", {}, {"_blocks": torch.ones((0, 8, 2, 16), dtype=torch.uint8),
+                      "_scales": torch.ones((0, 8, 2), dtype=torch.uint8)},
+    ),
+    "experts that are no numbers": (
+        "mxfp4", {}, {"_blocks": torch.full((1, 8, 2, 16), 0x77, dtype=torch.uint8),
+                      "_scales": torch.full((1, 8, 2), 255, dtype=torch.uint8)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_any_shape_and_type_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    method, settings, parts = PARTS[name]
+    named = {key if key.startswith("_") else f".{key}": part for key, part in parts.items()}
+    directory = write_checkpoint(tmp_path / "odd", {}, {f"x{key}": part for key, part in named.items()})
+    _, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
+    ((module, found),) = modules.items()
+    with TensorWriter(tmp_path) as writer, pytest.raises(InvalidArgumentError) as caught:
+        Converter({}, method, settings, Width.BFLOAT16, writer).stored(module, found)
+    assert caught.value.field == module and caught.value.reason == "MALFORMED_CHECKPOINT"
+
+
+def test_blocks_larger_than_the_matrix_take_no_more_memory_than_it(tmp_path: Path) -> None:
+    """As config.json may say: a scale is repeated for as many rows as there are."""
+    parts = {"weight": np.ones((4, 8), np.float32), "weight_scale_inv": np.array([[2.0, 3.0]], np.float32)}
+    matrix = packings.floats((10**15, 4))("x", parts)
+    assert matrix.scales.tolist() == [[2.0] * 4 + [3.0] * 4] * 4

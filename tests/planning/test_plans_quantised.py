@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.architectures import expected_tensors, held_bytes
+from edgeshard.architectures import EXPERT_WIDTHS, expected_tensors, held_bytes
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest
@@ -24,6 +24,7 @@ LLAMA = BUILT_IN_CONFIGS["llama2-7b"]
 ODD = LLAMA | {"hidden_size": 96, "intermediate_size": 100, "num_attention_heads": 4, "num_key_value_heads": 4}
 TIED = LLAMA | {"tie_word_embeddings": True}
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+WIDTHS = MIXTRAL | {EXPERT_WIDTHS: ["24824448", "22222222", "", *(["44444442"] * 29)]}
 
 
 def problem(config: dict[str, Any], quantisation: Quantisation | None, memory: float = 64e9) -> PlanProblem:
@@ -41,7 +42,7 @@ def problem(config: dict[str, Any], quantisation: Quantisation | None, memory: f
 
 
 @pytest.mark.parametrize("quantisation", [None, *Quantisation], ids=str)
-@pytest.mark.parametrize("config", [LLAMA, ODD, TIED, MIXTRAL], ids=["llama", "odd", "tied", "mixtral"])
+@pytest.mark.parametrize("config", [LLAMA, ODD, TIED, MIXTRAL, WIDTHS], ids=["llama", "odd", "tied", "mixtral", "wide"])
 @pytest.mark.parametrize("ends", [(7, 20, 32), (32,)], ids=["three", "one"])
 def test_the_memory_of_a_plan_is_what_a_stage_will_hold(
     config: dict[str, Any], quantisation: Quantisation | None, ends: tuple[int, ...]

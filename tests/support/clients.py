@@ -13,10 +13,10 @@ CLIENTS = Path(os.environ.get("EDGESHARD_TEST_CLIENTS", ROOT / ".venv-clients"))
 needs_clients = pytest.mark.skipif(not (CLIENTS / "bin" / "python").exists(), reason="run `make clients` first")
 
 
-async def run(*command: str | Path, timeout_s: float = 240.0) -> str:
+async def run(*command: str | Path, timeout_s: float = 240.0, directory: Path | None = None) -> str:
     """What the command says; the test fails with it where it fails."""
     process = await asyncio.create_subprocess_exec(
-        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=directory
     )
     try:
         said, _ = await asyncio.wait_for(process.communicate(), timeout_s)

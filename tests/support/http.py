@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -60,11 +61,16 @@ class Http:
 
     @asynccontextmanager
     async def opened(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None, *, holds: int = 65536
     ) -> AsyncIterator[Stream]:
-        """An answer whose headers are there. Leaving closes the connection."""
+        """An answer whose headers are there. Leaving closes the connection. What is not read yet fills about `holds`
+        bytes on this side; then the other side waits."""
         where = urlsplit(self.url)
-        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        dialled = socket.socket()
+        dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, holds)
+        dialled.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(dialled, (where.hostname, where.port))
+        reader, writer = await asyncio.open_connection(sock=dialled, limit=holds)
         try:
             stream = Stream(reader, writer)
             await stream.ask(method, path, self._headers(headers), body)
@@ -83,6 +89,12 @@ class Stream:
         self._connection = h11.Connection(h11.CLIENT)
         self.status = 0
         self.headers: dict[str, str] = {}
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the other side has broken the connection, also where nothing of its answer was read."""
+        sock: socket.socket = self._writer.get_extra_info("socket")
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) or self._reader.exception() is not None
 
     async def ask(self, method: str, path: str, headers: Mapping[str, str], body: Any) -> None:
         """Send a request, and wait for the beginning of its answer."""

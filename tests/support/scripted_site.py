@@ -249,13 +249,15 @@ def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerCont
 
     if not context.add_callback(on_end):
         on_end()  # The client was quicker than this thread, and is gone already.
-    for item in script:
+    for place, item in enumerate(script):
         if isinstance(item, Hold):
             site.held.set()
             (gone if item.for_ever else site.released).wait(120)
             if not context.is_active():
                 return
         else:
+            if place == len(script) - 1:
+                ended.set()  # A client that has the last of it hangs up, maybe before this thread goes on.
             yield item
     ended.set()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import structlog
@@ -18,7 +19,14 @@ from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.checkpoint import check_file_size
-from edgeshard.storage.forms import GENERATION, TOKENIZER, eos_tokens_of, parse_json_object
+from edgeshard.storage.forms import (
+    EXPERT_TABLE,
+    GENERATION,
+    TOKENIZER,
+    eos_tokens_of,
+    expert_table_of,
+    parse_json_object,
+)
 from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
@@ -146,12 +154,18 @@ class StageLoader:
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
         for file in files:  # of a model that an older version added
             check_file_size(file.name, file.size)
+        if packing is not None and packing.budget is not None:
+            files += [file for file in manifest.files if file.name == EXPERT_TABLE]
         fetched = [tensor for tensor in wanted if tensor.name not in packed]
         pin = await self._fetcher.fetch([*fetched, *files], progress)
         if packing is not None and fetched:
             size = held_bytes(manifest.config, fetched, layers, command.spec.dtype, quantisation)
             await self._cache.allow_packed(size + size // 16)  # rows are padded, and files have headers
-        return _Fetched(manifest, tensors, tuple(wanted), files, pin, packing)
+        result = _Fetched(manifest, tensors, tuple(wanted), files, pin, packing)
+        if packing is not None and EXPERT_TABLE in result.paths:
+            values = await asyncio.to_thread(_expert_table, result.paths[EXPERT_TABLE])
+            result = replace(result, packing=replace(packing, expert_table=values))
+        return result
 
     def _load_stage(
         self,
@@ -242,6 +256,10 @@ async def _for_head(
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths[TOKENIZER])
     eos_tokens = await asyncio.to_thread(_eos_tokens, shape, paths.get(GENERATION))
     return ForHead(tokenizer, eos_tokens)
+
+
+def _expert_table(path: Path) -> dict[str, list[Any]]:
+    return expert_table_of(parse_json_object(path.read_text(encoding="utf-8"), EXPERT_TABLE))
 
 
 def _guides(layers: LayerRange, fetched: _Fetched) -> Guides | None:

@@ -6,9 +6,9 @@ norms of queries and keys, and experts need no switches; what the tensors do not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -43,7 +43,10 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention."""
+    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention.
+
+    `integers` are for all matrices but those of experts that have a width of their own, in `expert_integers`.
+    """
 
     style: BlockStyle
     heads: int
@@ -52,6 +55,7 @@ class BlockOptions:
     hidden_size: int
     window: int | None = None
     integers: Integers | None = None
+    expert_integers: tuple[Integers, ...] = ()
 
 
 class RmsNorm(nn.Module):
@@ -111,28 +115,51 @@ class GatedMlp(nn.Module):
         return result
 
 
+class ExpertSource(Protocol):
+    """Where one layer's experts come from, if they are not all in memory."""
+
+    def use(self, chosen: torch.Tensor) -> Iterator[int]:
+        """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
+
+
 class MixtureMlp(nn.Module):
     """A router chooses a few experts for each token; their outputs are summed by their shares."""
 
     def __init__(self, experts: int, inner: int, hidden: int, options: BlockOptions) -> None:
         super().__init__()
         self.router = Projection((experts,), hidden)
-        self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, options) for _ in range(experts))
+        kinds = options.expert_integers or (options.integers,) * experts
+        self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, replace(options, integers=kind)) for kind in kinds)
+        self.source: ExpertSource | None = None
         self._per_token = options.style.experts_per_token
         self._normalised = options.style.normalised_experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] from [T, hidden]. A token's experts are added in order of their index, whoever shares them."""
+        """[T, hidden] from [T, hidden]. A token's experts are added in order of their index, whoever shares them.
+
+        So bits do not depend on the order in which a source has them in memory.
+        """
         shares = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
         best, chosen = shares.topk(self._per_token, dim=-1)
         if self._normalised:
             best /= best.sum(dim=-1, keepdim=True)
         best = best.to(x.dtype)
         result = torch.zeros_like(x)
-        for index in sorted(set(chosen.flatten().tolist())):
-            rows, rank = (chosen == index).nonzero(as_tuple=True)
-            result.index_add_(0, rows, self.experts[index](x[rows]) * best[rows, rank, None])
+        if self.source is None:
+            for index in sorted(set(chosen.flatten().tolist())):
+                result.index_add_(0, *self._part(index, x, best, chosen))
+            return result
+        parts = {index: self._part(index, x, best, chosen) for index in self.source.use(chosen)}
+        for index in sorted(parts):
+            result.index_add_(0, *parts[index])
         return result
+
+    def _part(
+        self, index: int, x: torch.Tensor, best: torch.Tensor, chosen: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that one expert computes, all at once, and what it adds to them."""
+        rows, rank = (chosen == index).nonzero(as_tuple=True)
+        return rows, self.experts[index](x[rows]) * best[rows, rank, None]
 
 
 class Block(nn.Module):

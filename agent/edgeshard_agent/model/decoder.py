@@ -49,6 +49,7 @@ class DecoderModules(StageModules):
         self._ordered: list[Any] = list(self.layers.values())
         self._shared_ends: set[str] = set()
         self.store: WeightStore | None = None
+        self.has_all = True
         """Through which some of the layers pass; None where all of them stay in memory."""
         experts = context.architecture.is_expert
         self._has_experts = any(
@@ -132,8 +133,8 @@ class DecoderModules(StageModules):
 
     @property
     def shareable_blocks(self) -> frozenset[int]:
-        if self.store is not None:
-            return frozenset()  # they pass through the slots of this stage
+        if self.store is not None or not self.has_all:
+            return frozenset()  # they pass through the slots of this stage, or their experts do
         return frozenset(int(index) for index in self.layers)
 
     def share(self, other: StageModules) -> frozenset[str]:
@@ -144,7 +145,7 @@ class DecoderModules(StageModules):
             theirs.quantisation,
         ):
             return frozenset()
-        if self.store is not None or other.store is not None:
+        if self.store is not None or other.store is not None or not (self.has_all and other.has_all):
             return frozenset()
         shared = self.layers.keys() & other.layers.keys()
         for index in shared:

@@ -10,22 +10,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange
 from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency
+from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
+from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
-from edgeshard_agent.store.direct import ChunkReader
+from edgeshard_agent.store.direct import ChunkReader, rounded_up
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
 
@@ -36,6 +41,7 @@ class Packing:
 
     `model` is its manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
     are packed that are not yet; streamed ones always are. `prefetched` layers are read ahead of the one that computes.
+    `expert_table` has the values of the table that forecasts the experts of all the model's mixtures, if there is one.
     """
 
     units: PackedUnits
@@ -43,6 +49,7 @@ class Packing:
     budget: int | None = None
     writes: bool = True
     prefetched: int = PREFETCHED_LAYERS
+    expert_table: Mapping[str, list[Any]] | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +57,7 @@ class Filled:
     """What came of it: the store of streamed layers, what stays in memory, and the packed files that are used."""
 
     store: WeightStore | None = None
+    experts: ExpertStore | None = None
     residency: Residency | None = None
     files: list[str] = field(default_factory=list)
 
@@ -108,6 +116,7 @@ class _Filling:
         assert isinstance(modules, DecoderModules)
         self.reader = ChunkReader(unit_checksum)
         self._modules = modules
+        self._config = config
         self._loader = loader
         self._packing = packing
         self._left = dict(wanted)
@@ -124,6 +133,9 @@ class _Filling:
         itemsize = self._modules.context.dtype.itemsize
         sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
         others = sum(_held_bytes(unit, itemsize) for unit in ends)
+        if (room := self._room_for_experts(layers, others)) is not None:
+            self._fill_with_cache(ends, layers, room)
+            return self._filled
         residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
         streamed: list[tuple[int, list[AdoptedUnit]]] = []
         self._fill_ends(ends)
@@ -141,6 +153,42 @@ class _Filling:
         else:
             check_filled(self._modules)
         return self._filled
+
+    def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
+        """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
+        budget, itemsize = self._packing.budget, self._modules.context.dtype.itemsize
+        experts = [rounded_up(_held_bytes(unit, itemsize)) for group in layers for unit in group[1:]]
+        if budget is None or not experts:
+            return None
+        room = budget - others - sum(_held_bytes(group[0], itemsize) for group in layers)
+        # One computes while one is read ahead.
+        return room - max(experts) if 2 * max(experts) <= room < sum(experts) else None
+
+    def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int) -> None:
+        self._fill_ends(ends)
+        for group in layers:
+            self._fill_unit(group[0])
+        adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
+        self._loader.load(self._left)
+        sizes = np.array([[rounded_up(unit.large_bytes) for unit in group] for group in adopted], np.int64)
+        store = self._filled.experts = ExpertStore(adopted, ForecastCache(room, sizes, *self._forecasts(sizes)))
+        self._modules.has_all = False
+        blocks = [block for block in self._modules.layers.values() if isinstance(block, Block)]
+        places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
+        for number, mixture in enumerate(places):
+            mixture.source = store.layer(number)
+
+    def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
+        """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
+        values, context = self._packing.expert_table, self._modules.context
+        if values is None:
+            return ExpertTable.even(*sizes.shape), 0
+        every = LayerRange(0, context.shape.layer_count)
+        units = tensors_of_units(self._config, every, context.quantisation)
+        mixtures = [layer for layer in range(every.end) if expert_unit(layer, 0) in units]
+        table = ExpertTable.of_values(values, len(mixtures), sizes.shape[1])
+        first = sum(layer < context.layers.first for layer in mixtures)
+        return table.part(first, first + len(sizes)), MOST_AHEAD
 
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
         """The units of each layer, in order."""

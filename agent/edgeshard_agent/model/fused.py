@@ -92,6 +92,7 @@ class FusedModules(DecoderModules):
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
             integers=context.block_integers,
+            expert_integers=context.expert_integers(layer),
         )
 
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:

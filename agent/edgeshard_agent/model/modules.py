@@ -61,6 +61,14 @@ class StageContext:
         """How matrices of blocks are packed; None for the dtype."""
         return self._integers(None if self.quantisation is None else self.quantisation.blocks)
 
+    def expert_integers(self, layer: int) -> tuple[Integers, ...]:
+        """How each expert's matrices are packed where experts have widths of their own; empty where they have none."""
+        widths = self.shape.expert_widths
+        if self.quantisation is None or widths is None:
+            return ()
+        kinds = (widths.of(layer, expert) for expert in range(len(widths.layers[layer])))
+        return tuple(Integers(kind, self.shape.group_of(kind)) for kind in kinds)
+
     @property
     def head_integers(self) -> Integers | None:
         """How the LM head is packed; None for the dtype."""

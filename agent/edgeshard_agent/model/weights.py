@@ -12,6 +12,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.residency import Residency
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.filling import Filled, Packing, fill
 from edgeshard_agent.model.loader import TensorSource
 from edgeshard_agent.model.modules import StageModules
@@ -80,8 +81,14 @@ class StageWeights:
 
     def close(self) -> None:
         """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
-        if self._filled.store is not None:
-            self._filled.store.close()
+        for store in (self._filled.store, self._filled.experts):
+            if store is not None:
+                store.close()
+
+    @property
+    def experts(self) -> ExpertStore | None:
+        """Which experts are in memory; None where all are, or where whole layers pass."""
+        return self._filled.experts
 
     @property
     def parameter_bytes(self) -> int:

@@ -25,6 +25,7 @@ _ROW_DTYPES = {
     Scheme.BFLOAT16: (torch.bfloat16,),
     Scheme.INT8: _DTYPES,
     Scheme.INT4: _DTYPES,
+    Scheme.INT2: _DTYPES,
 }
 _ROWS = 13
 """One more than the kernels compute together."""

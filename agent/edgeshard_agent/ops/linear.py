@@ -22,12 +22,13 @@ from edgeshard_agent.ops.quantize import (
 )
 
 # The numbers of `Scheme` in kernels.h.
-_SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3}
+_SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3, Scheme.INT2: 4}
 _DTYPES = {
     Scheme.FLOAT32: (torch.float32,),
     Scheme.BFLOAT16: (torch.bfloat16,),
     Scheme.INT8: (torch.float32, torch.bfloat16),
     Scheme.INT4: (torch.float32, torch.bfloat16),
+    Scheme.INT2: (torch.float32, torch.bfloat16),
 }
 
 
@@ -114,7 +115,7 @@ class PackedLinear:
     def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: torch.Tensor | None = None) -> PackedLinear:
         """The same for integers that there are already, of whole groups; nothing is rounded."""
         chosen = Scheme.parse(scheme)
-        if chosen is not weight.scheme and chosen is not Scheme.INT8:
+        if Scheme.INT2 in (chosen, weight.scheme) or (chosen is not weight.scheme and chosen is not Scheme.INT8):
             raise InvalidArgumentError(f"{weight.scheme} values do not fit {chosen}", field="scheme")
         with _one_thread():
             return cls(weight, chosen, bias, weight.group)

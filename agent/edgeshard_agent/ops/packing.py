@@ -36,7 +36,7 @@ def packed_size(scheme: Scheme, group: int, out_features: int, in_features: int)
     panels, padded = -(-out_features // PANEL), padded_inputs(scheme, group, in_features)
     if not scheme.is_quantized:
         return panels * PANEL * padded * (4 if scheme is Scheme.FLOAT32 else 2)
-    values_bytes = PANEL * group // (1 if scheme is Scheme.INT8 else 2)
+    values_bytes = PANEL * group * scheme.bits // 8
     return panels * (padded // group) * (_SCALES_BYTES + values_bytes)
 
 
@@ -54,7 +54,7 @@ def pack_quantized(weight: torch.Tensor, scheme: Scheme, group: int) -> torch.Te
     """
     out_features, in_features = weight.shape
     panels, groups = -(-out_features // PANEL), -(-in_features // group)
-    values_bytes = PANEL * group // (1 if scheme is Scheme.INT8 else 2)
+    values_bytes = PANEL * group * scheme.bits // 8
     packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
     at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * group))
     for first in range(0, panels, at_once):
@@ -66,7 +66,7 @@ def pack_quantized(weight: torch.Tensor, scheme: Scheme, group: int) -> torch.Te
 def pack_stored(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
     """The same bytes for integers that there are already; `scheme` holds their values."""
     panels, groups = -(-weight.values.shape[0] // PANEL), weight.scales.shape[1]
-    values_bytes = PANEL * weight.group // (1 if scheme is Scheme.INT8 else 2)
+    values_bytes = PANEL * weight.group * scheme.bits // 8
     packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
     at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * weight.group))
     for first in range(0, panels, at_once):
@@ -84,8 +84,13 @@ def _pack_panels(weight: QuantizedWeight, scheme: Scheme, packed: torch.Tensor) 
     if scheme is Scheme.INT8:
         unsigned = (values.to(torch.int16) + 128).to(torch.uint8).view(panels, PANEL, groups, -1, 4)
         chunks = unsigned.permute(0, 2, 3, 1, 4)
-    else:
+    elif scheme is Scheme.INT4:
         unsigned = (values + 8).to(torch.uint8).view(panels, PANEL, groups, -1, 2, 4)
         chunks = (unsigned[..., 0, :] | (unsigned[..., 1, :] << 4)).permute(0, 2, 3, 1, 4)
+    else:
+        # What pads the outputs is 0, which two bits cannot say: any value does there.
+        unsigned = ((values + 3) >> 1).to(torch.uint8).view(panels, PANEL, groups, -1, 4, 4)
+        pairs = unsigned[..., ::2, :] | (unsigned[..., 1::2, :] << 2)
+        chunks = (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).permute(0, 2, 3, 1, 4)
     packed[..., :_SCALES_BYTES] = scales.transpose(1, 2).contiguous().view(torch.uint8)
     packed[..., _SCALES_BYTES:] = chunks.reshape(panels, groups, -1)

@@ -17,6 +17,7 @@ class Scheme(StrEnum):
     BFLOAT16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
+    INT2 = "int2"
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
@@ -28,13 +29,18 @@ class Scheme(StrEnum):
 
     @property
     def is_quantized(self) -> bool:
-        return self in (Scheme.INT8, Scheme.INT4)
+        return self in (Scheme.INT8, Scheme.INT4, Scheme.INT2)
+
+    @property
+    def bits(self) -> int:
+        """Of one weight, without its scale."""
+        return {Scheme.FLOAT32: 32, Scheme.BFLOAT16: 16, Scheme.INT8: 8, Scheme.INT4: 4, Scheme.INT2: 2}[self]
 
 
 # Smaller groups follow the weights more closely and cost more scales: 2 bytes each.
-DEFAULT_GROUPS = {Scheme.INT8: 64, Scheme.INT4: 32}
+DEFAULT_GROUPS = {Scheme.INT8: 64, Scheme.INT4: 32, Scheme.INT2: 32}
 GROUPS = (32, 64, 128)
-_LIMITS = {Scheme.INT8: (-127, 127), Scheme.INT4: (-8, 7)}
+_LIMITS = {Scheme.INT8: (-127, 127), Scheme.INT4: (-8, 7), Scheme.INT2: (-3, 3)}
 _ACTIVATION_LIMIT = 127.0
 # A group none of whose numbers is larger counts as zeros: the inverse of its scale could overflow.
 _NEGLIGIBLE = 1e-30
@@ -69,7 +75,8 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> Quantiz
     """Round a weight [out, in] to the nearest integers times a scale.
 
     int8 takes the scale from the largest magnitude. int4 tries several scales for each group, of either sign (-8 has
-    no positive counterpart), and keeps the one with the least squared error.
+    no positive counterpart), and keeps the one with the least squared error. int2 has the values -3, -1, 1 and 3, whose
+    four levels lie evenly about zero; it tries several scales, too, each fitted to the values that it gives.
     """
     out_features, in_features = weight.shape
     groups = -(-in_features // group)
@@ -80,26 +87,54 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme, group: int) -> Quantiz
     for first in range(0, out_features, at_once):
         rows = slice(first, first + at_once)
         padded = torch.nn.functional.pad(weight[rows].float(), (0, -in_features % group)).view(-1, groups, group)
-        scales[rows] = _int4_scales(padded) if scheme is Scheme.INT4 else (padded.abs().amax(-1) / 127).bfloat16()
+        scales[rows] = _SCALES[scheme](padded)
         values[rows] = _rounded(padded, scales[rows], scheme)
     return QuantizedWeight(values.view(out_features, -1), scales, group, scheme)
+
+
+def _int8_scales(grouped: torch.Tensor) -> torch.Tensor:
+    return (grouped.abs().amax(-1) / 127).bfloat16()
 
 
 def _int4_scales(grouped: torch.Tensor) -> torch.Tensor:
     extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True)).squeeze(-1)
     best = (extreme / -8).bfloat16()
-    best_error = _squared_error(grouped, best)
+    best_error = _squared_error(grouped, best, Scheme.INT4)
     for divisor in (-9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0):
         scales = (extreme / divisor).bfloat16()
-        error = _squared_error(grouped, scales)
+        error = _squared_error(grouped, scales, Scheme.INT4)
         better = error < best_error
         best = torch.where(better, scales, best)
         best_error = torch.where(better, error, best_error)
     return best
 
 
-def _squared_error(grouped: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    restored = _rounded(grouped, scales, Scheme.INT4).float() * scales.float().unsqueeze(-1)
+def _int2_scales(grouped: torch.Tensor) -> torch.Tensor:
+    largest = grouped.abs().amax(-1)
+    best = torch.zeros_like(largest).bfloat16()
+    best_error = grouped.square().sum(-1)
+    for divisor in (3.0, 3.4, 3.8, 4.2, 4.7, 5.3, 6.0):
+        scales = _fitted((largest / divisor).bfloat16(), grouped)
+        error = _squared_error(grouped, scales, Scheme.INT2)
+        better = error < best_error
+        best = torch.where(better, scales, best)
+        best_error = torch.where(better, error, best_error)
+    return torch.where(largest < _NEGLIGIBLE, 0.0, best.float()).bfloat16()
+
+
+def _fitted(scales: torch.Tensor, grouped: torch.Tensor) -> torch.Tensor:
+    """The scales with the least squared error for the values that these give, found twice."""
+    for _ in range(2):
+        values = _rounded(grouped, scales, Scheme.INT2).float()
+        scales = ((values * grouped).sum(-1) / values.square().sum(-1)).bfloat16()
+    return scales
+
+
+_SCALES = {Scheme.INT8: _int8_scales, Scheme.INT4: _int4_scales, Scheme.INT2: _int2_scales}
+
+
+def _squared_error(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    restored = _rounded(grouped, scales, scheme).float() * scales.float().unsqueeze(-1)
     return (restored - grouped).square_().sum(-1)
 
 
@@ -107,7 +142,10 @@ def _rounded(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> tor
     lowest, highest = _LIMITS[scheme]
     divisors = scales.float().unsqueeze(-1)
     inverse = torch.where(divisors.abs() < _NEGLIGIBLE, 0.0, 1.0 / divisors)
-    return (grouped * inverse).round_().clamp_(lowest, highest).to(torch.int8)
+    scaled = grouped * inverse
+    if scheme is Scheme.INT2:  # the odd numbers
+        return scaled.sub_(1).mul_(0.5).round_().mul_(2).add_(1).clamp_(lowest, highest).to(torch.int8)
+    return scaled.round_().clamp_(lowest, highest).to(torch.int8)
 
 
 def quantize_activation(rows: torch.Tensor, group: int) -> torch.Tensor:

@@ -53,13 +53,26 @@ def _mincore() -> Callable[..., int]:
     return function
 
 
-class ChunkReader:
-    """Reads pieces of files into memory, `threads` chunks at a time. For use by one thread at a time."""
+class ReadAbandonedError(Exception):
+    """A read ended before its end, because nobody wants it any more. What it had filled holds no meaning."""
 
-    def __init__(self, checksum: Callable[[memoryview], int], threads: int = THREADS) -> None:
+
+class ChunkReader:
+    """Reads pieces of files into memory, `threads` chunks at a time. For use by one thread at a time.
+
+    `pace` is called with the bytes of each chunk before it is read: measurements stand in for slower disks with it.
+    """
+
+    def __init__(
+        self,
+        checksum: Callable[[memoryview], int],
+        threads: int = THREADS,
+        pace: Callable[[int], None] | None = None,
+    ) -> None:
         """`checksum` is the CRC32C of what was read, for whoever checks it."""
         self.checksum = checksum
         self._threads = threads
+        self._pace = pace
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
 
     def close(self) -> None:
@@ -74,12 +87,14 @@ class ChunkReader:
         arrived: Callable[[int, memoryview], None],
         *,
         cached: bool | None = None,
+        wanted: Callable[[], bool] | None = None,
     ) -> None:
         """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
 
         Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread with each chunk and its
         index; what it raises ends the read. `cached` says to read through the page cache or past it; by default,
-        whichever is faster. Raises OSError, and EOFError where the file ends before.
+        whichever is faster. `wanted` is asked before each chunk. Raises OSError, EOFError where the file ends
+        before, and ReadAbandonedError once it is not wanted.
         """
         through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
         with _opened(path, direct=not through_cache) as (file, is_direct):
@@ -94,6 +109,10 @@ class ChunkReader:
                         if item is None:
                             return
                         index, (place, size) = item
+                        if wanted is not None and not wanted():
+                            raise ReadAbandonedError
+                        if self._pace is not None:
+                            self._pace(size)
                         chunk = into[place : place + size]
                         _fill(file, chunk, offset + place)
                         arrived(index, chunk)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -158,11 +158,26 @@ class PackedFile:
         """Fill `into` with the data of the small tensors, checked."""
         self._read(reader, 0, into[: self.header.small_bytes], 0, None)
 
-    def read_large(self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None) -> None:
-        """Fill `into` with the data of the large tensors, checked."""
-        self._read(reader, self.header.small_bytes, into[: self.header.large_bytes], 1, cached)
+    def read_large(
+        self,
+        reader: ChunkReader,
+        into: memoryview,
+        *,
+        cached: bool | None = None,
+        wanted: Callable[[], bool] | None = None,
+    ) -> None:
+        """Fill `into` with the data of the large tensors, checked. ReadAbandonedError once that is not `wanted`."""
+        self._read(reader, self.header.small_bytes, into[: self.header.large_bytes], 1, cached, wanted)
 
-    def _read(self, reader: ChunkReader, offset: int, into: memoryview, first: int, cached: bool | None) -> None:
+    def _read(
+        self,
+        reader: ChunkReader,
+        offset: int,
+        into: memoryview,
+        first: int,
+        cached: bool | None,
+        wanted: Callable[[], bool] | None = None,
+    ) -> None:
         header = self.header
         left, sizes = len(into), list[int]()
         while left:
@@ -175,7 +190,7 @@ class PackedFile:
                 raise packed_damage(self.path, f"chunk {first + index} does not match its checksum")
 
         try:
-            reader.read(self.path, self._first + offset, into, sizes, check, cached=cached)
+            reader.read(self.path, self._first + offset, into, sizes, check, cached=cached, wanted=wanted)
         except (OSError, EOFError, DataLossError) as error:
             self.path.unlink(missing_ok=True)  # whoever loads next makes it again
             if isinstance(error, DataLossError):

@@ -14,8 +14,8 @@ from pathlib import Path
 import structlog
 
 from edgeshard.architectures import ModelShape
-from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, place_of_expert
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.storage.files import TEMPORARY
@@ -51,10 +51,15 @@ class UnitForm:
         form = self._integers(unit).partition("/")[0] or self.dtype
         return f"{self.model[:12]}-{unit}-{form}-{hashlib.sha256(self.key(unit).encode()).hexdigest()[:16]}"
 
+    def _width(self, unit: str) -> IntegerFormat | None:
+        """Of an expert that has one of its own."""
+        place = place_of_expert(unit)
+        return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
+
     def _integers(self, unit: str) -> str:
         if self.quantisation is None or unit == EMBEDDING_UNIT:
             return ""
-        chosen = self.quantisation.head if unit == HEAD_UNIT else self.quantisation.blocks
+        chosen = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks
         return "" if chosen is None else f"{chosen}/{self.shape.group_of(chosen)}"
 
 

@@ -13,7 +13,6 @@ from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.audit import MOST_ENTRIES
 from edgeshard.domain.commands import MeasureCompute
 from edgeshard.domain.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -26,7 +25,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, Opera
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import config_hash
-from edgeshard.domain.site import MeasureRequest, StoredModel
+from edgeshard.domain.site import MeasureRequest
 from edgeshard.domain.site_event import MOST_EVENTS
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
@@ -55,7 +54,7 @@ from edgeshard_coordinator.control.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
-from edgeshard_coordinator.control.models import Models
+from edgeshard_coordinator.control.models import Models, stored_model
 from edgeshard_coordinator.control.operations import Operations, answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
@@ -140,7 +139,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 yield node_progress_to_wire(progress)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        stored = [_stored_model(manifest, digest) for manifest, digest in self._models.list()]
+        stored = [stored_model(manifest, digest) for manifest, digest in self._models.list()]
         return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in stored])
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
@@ -359,25 +358,3 @@ def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) ->
     return DeploymentRecord(
         uid=uuid.uuid4().hex, spec=spec, manifest_digest=digest, placement=placement, epoch=Epoch(NO_EPOCH)
     )
-
-
-def _stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
-    shape = parse_config(manifest.config)
-    return StoredModel(
-        name=manifest.name,
-        manifest_digest=digest,
-        architecture=manifest.architecture,
-        layer_count=shape.layer_count,
-        parameter_count=manifest.parameter_count,
-        stored_bytes=manifest.stored_bytes,
-        dtype=_main_dtype(manifest),
-        max_context=shape.max_context,
-    )
-
-
-def _main_dtype(manifest: ModelManifest) -> DType:
-    """The type most of the elements have; a checkpoint may keep a few tensors wider."""
-    totals = dict.fromkeys(DType, 0)
-    for tensor in manifest.tensors:
-        totals[tensor.dtype] += tensor.element_count
-    return max(totals, key=lambda dtype: totals[dtype])

@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Generation, GenerationEvent
-from edgeshard.domain.ids import Digest, RequestId
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.ids import DeploymentName, Digest, RequestId
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.words import Words
 from edgeshard_coordinator.control.chats import Chats
-from edgeshard_coordinator.control.models import Models, served_model
+from edgeshard_coordinator.control.models import Models, served_model, stored_model
 from edgeshard_coordinator.control.requests import RequestFront
 
 
@@ -22,7 +23,7 @@ class SiteBackend:
     def __init__(self, front: RequestFront, models: Models, chats: Chats) -> None:
         self._front = front
         self._models = models
-        self._words: dict[Digest, Words] = {}
+        self._words: dict[tuple[DeploymentName, Digest], Words] = {}
         self.prompt, self.tokenize, self.detokenize = chats.prompt, chats.tokenize, chats.detokenize
         self._texts = chats.texts
 
@@ -32,6 +33,12 @@ class SiteBackend:
 
     def find(self, model: str) -> ServedModel:
         return served_model(self._front.find(model), self._models)
+
+    def stored(self, model: str) -> StoredModel | None:
+        try:
+            return stored_model(*self._models.get(self._front.find(model).manifest_digest))
+        except EdgeShardError:
+            return None  # Its manifest is damaged; the boxes still serve what they loaded.
 
     async def generate(
         self, model: str, generation: Generation, identity: str
@@ -44,9 +51,11 @@ class SiteBackend:
             self._front.abandon(running)
 
     def words(self, model: str) -> Words:
-        digest = self._front.find(model).manifest_digest
-        if digest not in self._words:
-            known = {record.manifest_digest for record in self._front.records()}
+        record = self._front.find(model)
+        # Asked for by the deployment's name: another one of the same model may go away.
+        wanted = (record.name, record.manifest_digest)
+        if wanted not in self._words:
+            known = {(record.name, record.manifest_digest) for record in self._front.records()}
             self._words = {kept: words for kept, words in self._words.items() if kept in known}
-            self._words[digest] = Words(partial(self._texts, model))
-        return self._words[digest]
+            self._words[wanted] = Words(partial(self._texts, record.name))
+        return self._words[wanted]

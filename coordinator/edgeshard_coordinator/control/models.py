@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeshard.architectures import parse_config
+from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard_coordinator.core.state import DeploymentRecord
 
 
@@ -43,3 +44,26 @@ def max_context(record: DeploymentRecord, models: Models) -> int:
     except EdgeShardError:
         return 0  # Its manifest is damaged; the boxes still serve what they loaded.
     return parse_config(manifest.config).max_context
+
+
+def stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
+    """A model as operators see it."""
+    shape = parse_config(manifest.config)
+    return StoredModel(
+        name=manifest.name,
+        manifest_digest=digest,
+        architecture=manifest.architecture,
+        layer_count=shape.layer_count,
+        parameter_count=manifest.parameter_count,
+        stored_bytes=manifest.stored_bytes,
+        dtype=_main_dtype(manifest),
+        max_context=shape.max_context,
+    )
+
+
+def _main_dtype(manifest: ModelManifest) -> DType:
+    """The type most of the elements have; a checkpoint may keep a few tensors wider."""
+    totals = dict.fromkeys(DType, 0)
+    for tensor in manifest.tensors:
+        totals[tensor.dtype] += tensor.element_count
+    return max(totals, key=lambda dtype: totals[dtype])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.site_event import Subject
 from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State
+from edgeshard_coordinator.core.unknown import is_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ def news(before: State, after: State) -> Iterator[News]:
     """What changed between two states, a box's and a deployment's changes each once."""
     if before.nodes is not after.nodes:
         yield from _of_nodes(before, after)
+    if before.measured is not after.measured:
+        yield from _of_measurements(before, after)
     if before.suspects is not after.suspects:
         yield from _of_links(before, after)
     if before.deployments is not after.deployments:
@@ -53,6 +56,17 @@ def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[News]:
         yield News(Subject.NODE, node.name, "ready", "layers can be placed on it")
     if was_connected and not node.connected:
         yield News(Subject.NODE, node.name, "away", "its stream closed, or it was silent for too long", warning=True)
+
+
+def _of_measurements(before: State, after: State) -> Iterator[News]:
+    """When nothing is left to measure on the site: a box whose links come one by one is not told of for each."""
+    changed = [node_id for node_id, known in after.measured.items() if before.measured.get(node_id) is not known]
+    nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
+    if nodes and is_whole(after, nodes) and is_whole(after, after.nodes.values()):
+        for node in nodes:
+            was = before.measured.get(node.node_id)
+            if was is None or was.profiles != after.measured[node.node_id].profiles or not is_whole(before, [node]):
+                yield News(Subject.NODE, node.name, "measured", "of no box that is here is anything left to measure")
 
 
 def _of_links(before: State, after: State) -> Iterator[News]:

@@ -7,7 +7,7 @@ place on it. Whether others use it does not matter: doubtful figures are better 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from edgeshard.domain.commands import MeasureCompute
@@ -58,6 +58,16 @@ class Unknown:
         for record in self._deployed:
             if node.name not in record.spec.exclude:
                 yield record.shape, record.spec.dtype, record.spec.quantisation_of(node.name)
+
+
+def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
+    """Whether nothing is left to measure of these boxes: their links, and the layers of those that do not serve."""
+    unknown, taken = Unknown(state), serving(state)
+
+    def lacks(node: KnownNode) -> bool:
+        return unknown.link_count(node) > 0 or (node.node_id not in taken and bool(unknown.profiles(node)))
+
+    return not any(node.placeable and lacks(node) for node in nodes)
 
 
 def serving(state: State) -> frozenset[NodeId]:

@@ -49,7 +49,9 @@ def test_bf16_is_the_exact_product_rounded_once(shape: tuple[int, int], kernels:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("scheme", "group"), [("int8", None), ("int8", 128), ("int4", None), ("int4", 64)])
+@pytest.mark.parametrize(
+    ("scheme", "group"), [("int8", None), ("int8", 128), ("int4", None), ("int4", 64), ("int2", None), ("int2", 128)]
+)
 def test_integers_are_the_product_of_the_rounded_operands(
     scheme: str, group: int | None, shape: tuple[int, int], dtype: torch.dtype, kernels: str
 ) -> None:
@@ -85,7 +87,10 @@ def test_stored_integers_are_multiplied_as_they_are(
     assert shape[1] > 32 or (bool((small[:, :2] != 0).any()) and not bool(small[:, 2].any()))
 
 
-@pytest.mark.parametrize(("scheme", "group", "bound"), [("int8", 64, 0.012), ("int4", 32, 0.11), ("int4", 64, 0.12)])
+@pytest.mark.parametrize(
+    ("scheme", "group", "bound"),
+    [("int8", 64, 0.012), ("int4", 32, 0.11), ("int4", 64, 0.12), ("int2", 32, 0.33), ("int2", 64, 0.35)],
+)
 def test_what_rounding_to_integers_costs(scheme: str, group: int, bound: float, kernels: str) -> None:
     """Relative error of the outputs for normally distributed weights and activations."""
     weight, x = made(256, 512), made(16, 512, seed=1)
@@ -184,7 +189,7 @@ def test_what_is_no_number_is_not_hidden(scheme: Scheme, bad: float, kernels: st
 
 
 def test_zeros_and_what_is_nearly_zero_give_zeros(kernels: str) -> None:
-    for scheme in ("int8", "int4"):
+    for scheme in ("int8", "int4", "int2"):
         assert not PackedLinear.pack(torch.zeros(40, 64), scheme)(made(2, 64)).any()
         assert not PackedLinear.pack(made(40, 64), scheme)(torch.zeros(2, 64)).any()
         assert not PackedLinear.pack(made(40, 64) * 1e-39, scheme)(made(2, 64)).any()
@@ -195,7 +200,13 @@ def test_zeros_and_what_is_nearly_zero_give_zeros(kernels: str) -> None:
 def test_bytes_held() -> None:
     weight = made(64, 128)
     sizes = {scheme: PackedLinear.pack(weight, scheme).nbytes for scheme in Scheme}
-    assert sizes == {"fp32": 64 * 128 * 4, "bf16": 64 * 128 * 2, "int8": 64 * (128 + 4), "int4": 64 * (64 + 8)}
+    assert sizes == {
+        "fp32": 64 * 128 * 4,
+        "bf16": 64 * 128 * 2,
+        "int8": 64 * (128 + 4),
+        "int4": 64 * (64 + 8),
+        "int2": 64 * (32 + 8),
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,25 @@ from edgeshard_coordinator.core.events import (
     NodeDisconnected,
     NodeRegistered,
     NodeRemoved,
+    ProfileReported,
 )
 from edgeshard_coordinator.core.news import News, news
 from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink, fresh_progress
 
-from edgeshard.domain.commands import Heartbeat, Registration
+from edgeshard.domain.commands import Heartbeat, ProfileReport, Registration
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.profile import ComputeProfile, LinkProfile, MeasuredLink
 from edgeshard.domain.site_event import Subject
 
 A = NodeId("id-a")
 TALE = DeploymentName("tale")
+LINK = LinkProfile(0.001, 1e9, 0.01, 8, 1 << 20)
+STAGE = StageStatus(TALE, Epoch(1), 0, LayerRange(0, 12), StagePhase.ACTIVE)
 
 
 def told(before: State, after: State) -> list[tuple[str, str]]:
@@ -49,6 +54,37 @@ def test_a_box_comes_goes_and_is_removed(make_registration: Callable[..., Regist
     back = replace(away, nodes={A: replace(away.nodes[A], connection=2)})
     assert told(away, back) == [("a", "connected"), ("a", "ready")]
     assert told(away, apply(away, NodeRemoved(A, now=5.0))) == [("a", "removed")]
+
+
+def test_it_is_told_when_nothing_is_left_to_measure(
+    make_registration: Callable[..., Registration],
+    make_profile: Callable[..., ComputeProfile],
+    tiny_config: dict[str, Any],
+) -> None:
+    state, profile = State(instance="test"), make_profile(tiny_config, 0.001)
+    for number, name in enumerate(("a", "b"), 1):
+        registration = make_registration(name)
+        state = apply(state, NodeRegistered(registration, now=1.0))
+        state = apply(state, NodeConnected(registration.node_id, registration.incarnation, number, now=2.0))
+    first, second = state.nodes
+    state = replace(state, configs={profile.model_hash: tiny_config})
+
+    def report(state: State, sender: NodeId, *receivers: NodeId, layers: bool = False) -> State:
+        links = tuple(MeasuredLink(sender, receiver, LINK) for receiver in receivers)
+        return apply(state, ProfileReported(ProfileReport(sender, None, (profile,) if layers else (), links), now=3.0))
+
+    with_one = report(state, first, second, layers=True)
+    with_links = report(with_one, second, first)
+    assert told(state, with_one) == [] and told(with_one, with_links) == [], "b lacks the layers that a has"
+    whole = report(with_links, second, layers=True)
+    assert told(with_links, whole) == [("b", "measured")]
+    again = report(whole, first, layers=True)
+    assert told(whole, again) == [], "the same figures"
+    assert told(again, report(again, first, second)) == [], "a link is no news by itself"
+    serving = replace(
+        with_links, nodes={**with_links.nodes, second: replace(with_links.nodes[second], stages=(STAGE,))}
+    )
+    assert told(with_one, serving) == [("b", "measured")], "a box that serves is not measured"
 
 
 def record(layers: str = "a", phase: DeploymentPhase = DeploymentPhase.LOADING, **changes: Any) -> DeploymentRecord:

@@ -14,7 +14,8 @@ OPTIONS = {"temperature": 0, "num_predict": 12}
 SHOWN = {"Authorization": f"Bearer {KEY}"}
 client = ollama.Client(host=URL, headers=SHOWN)
 
-assert "tales" in [model.model for model in client.list().models]
+(tales,) = [model for model in client.list().models if model.model == "tales"]
+assert tales.size > 1_000_000 and len(tales.digest) == 64 and tales.details.parameter_size.endswith("M")
 assert client.show("tales").capabilities
 whole = client.chat(model="tales:latest", messages=CHAT, options=OPTIONS)
 assert whole.message.content and whole.done_reason == "length" and whole.eval_count == 12

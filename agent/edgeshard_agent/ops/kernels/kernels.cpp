@@ -34,9 +34,24 @@ struct FloatPolicy {
     }
 };
 
-template <bool IS_INT4>
+// The inputs 4 * PART to 4 * PART + 3 of a chunk, unsigned. Of int2 twice the two bits, which is value + 3.
+template <int BITS, int PART>
+ES_INLINE Word16 quarter(Word16 w) {
+    if constexpr (BITS == 8) return w;
+    if constexpr (BITS == 4) return (PART ? w >> 4 : w) & 0x0f0f0f0fu;
+    if constexpr (BITS == 2) return (PART ? w >> (2 * PART - 1) : w << 1) & 0x06060606u;
+}
+
+template <int BITS, int PART>
+ES_INLINE void add_chunk(Int16 (&dots)[2], const Word16 (&w)[2], const char* row) {
+    const uint32_t inputs = load<uint32_t>(row + 4 * PART);
+    for (int p = 0; p < 2; p++) dots[p] = dot_u8s8(dots[p], quarter<BITS, PART>(w[p]), inputs);
+    if constexpr (PART + 1 < 8 / BITS) add_chunk<BITS, PART + 1>(dots, w, row);
+}
+
+template <int BITS>
 struct IntegerPolicy {
-    static constexpr int CHUNK = IS_INT4 ? 8 : 4;  // inputs in one vector
+    static constexpr int CHUNK = 32 / BITS;  // inputs in one vector
 
     static int64_t panel_bytes(const Linear& linear) {
         const int64_t group_bytes = 2 * PANEL + linear.group / CHUNK * 128;
@@ -64,16 +79,7 @@ struct IntegerPolicy {
                 Word16 w[2] = {load<Word16>(weights), load<Word16>(weights + 64)};
 #pragma GCC unroll 12
                 for (int r = 0; r < ROWS; r++) {
-                    uint32_t first = load<uint32_t>(rows + r * x.row_bytes);
-                    if constexpr (IS_INT4) {
-                        uint32_t second = load<uint32_t>(rows + r * x.row_bytes + 4);
-                        for (int p = 0; p < 2; p++) {
-                            dots[r][p] = dot_u8s8(dots[r][p], w[p] & 0x0f0f0f0fu, first);
-                            dots[r][p] = dot_u8s8(dots[r][p], (w[p] >> 4) & 0x0f0f0f0fu, second);
-                        }
-                    } else {
-                        for (int p = 0; p < 2; p++) dots[r][p] = dot_u8s8(dots[r][p], w[p], first);
-                    }
+                    add_chunk<BITS, 0>(dots[r], w, rows + r * x.row_bytes);
                 }
             }
 #pragma GCC unroll 12
@@ -140,14 +146,15 @@ void linear(const Linear& linear, const Activations& x, const Output& out, int f
     switch (linear.scheme) {
         case FP32: return run_linear<FloatPolicy<Fp32Product>>(linear, x, out, first_panel, end_panel);
         case BF16: return run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
-        case INT8: return run_linear<IntegerPolicy<false>>(linear, x, out, first_panel, end_panel);
-        case INT4: return run_linear<IntegerPolicy<true>>(linear, x, out, first_panel, end_panel);
+        case INT8: return run_linear<IntegerPolicy<8>>(linear, x, out, first_panel, end_panel);
+        case INT4: return run_linear<IntegerPolicy<4>>(linear, x, out, first_panel, end_panel);
+        case INT2: return run_linear<IntegerPolicy<2>>(linear, x, out, first_panel, end_panel);
     }
 }
 
 template <class T>
 void quantize_row(const Linear& linear, const T* x, int8_t* row, float* scales, int32_t* offsets) {
-    const int zero_point = linear.scheme == INT4 ? 8 : 128;
+    const int zero_point = linear.scheme == INT2 ? 3 : linear.scheme == INT4 ? 8 : 128;
     for (int first = 0, g = 0; first < linear.in_padded; first += linear.group, g++) {
         Float16 values[8];
         Word16 largest = {};

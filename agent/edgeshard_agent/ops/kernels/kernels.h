@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 };
+enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4 };
 enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1 };
 
 // A packed weight; packing.py lays it out. Outputs come in panels of 32 (two vectors), and a panel is one stretch of
@@ -12,6 +12,8 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1 };
 //   bf16  [panel][k / 2][32][2]
 //   int8  [panel][group]: scales [32] bfloat16, then [k / 4][32][4] of value + 128
 //   int4  [panel][group]: scales [32] bfloat16, then [k / 8][32][4] of value + 8: inputs 0-3 in the low nibbles, 4-7 high
+//   int2  [panel][group]: scales [32] bfloat16, then [k / 16][32][4] of (value + 3) / 2: inputs 0-3 in the lowest two bits,
+//         4-7 in the next; values are -3, -1, 1 and 3
 // Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;

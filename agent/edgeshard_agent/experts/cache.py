@@ -1,0 +1,233 @@
+"""Which experts are in memory: what is read ahead, and which one goes when room is needed.
+
+A token passes the mixtures in order, again and again. So what an expert's room is worth follows from two things: how
+far away its layer's next turn is, and how often the router there chooses it (EdgeMoE's frequency and distance). The one
+whose next use is expected last goes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeshard_agent.experts.table import Chosen, ExpertTable
+
+Expert = tuple[int, int]
+"""(mixture, expert), both from 0."""
+Sizes = NDArray[np.int64]
+"""[layers, experts]: bytes of each expert."""
+
+MOST_AHEAD = 3
+# How much one token weighs in the share of tokens that choose an expert: about the last hundred count.
+_RECENT = 0.01
+_LEAST_SHARE = 1e-4
+# Of what least recently used has read; the rest is for misses to come that it has not.
+_SPENT = 0.99
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a cache did: experts that steps needed, those of them that were there, and bytes read from storage."""
+
+    needed: int = 0
+    hits: int = 0
+    bytes_read: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.needed if self.needed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An expert that is used now. `load`: it is to be read first, in the room of those that are `gone`."""
+
+    expert: Expert
+    load: bool = False
+    gone: tuple[Expert, ...] = ()
+
+
+class ExpertCache(Protocol):
+    """What every policy answers. It decides; the caller reads, computes and forgets, in the order it is told."""
+
+    counts: Counts
+
+    def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
+        """Experts of a layer to be read while its router has not spoken, the likeliest first. Nothing is done yet."""
+
+    def bring(self, layer: int, expert: int) -> Sequence[Expert]:
+        """An expert that was read ahead is to stay; returns those in whose room it is."""
+
+    def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
+        """What the routers of a step's tokens have chosen, each expert once: a prompt is computed expert by expert.
+
+        Those in memory come first. So where a step needs more experts than there is room for, each is read once: it
+        takes the place of one that the step is done with.
+        """
+
+
+def _distinct(chosen: Chosen) -> list[int]:
+    found: list[int] = np.unique(chosen).tolist()
+    return found
+
+
+@dataclass(slots=True)
+class LeastRecentlyUsed:
+    """The baseline: reads what is missing, in place of what was used longest ago.
+
+    `room` is in bytes, for experts of `sizes` [layers, experts].
+    """
+
+    room: int
+    sizes: Sizes
+    counts: Counts = field(default_factory=Counts)
+    _resident: OrderedDict[Expert, None] = field(default_factory=OrderedDict)
+    _held: int = 0
+
+    def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
+        return ()
+
+    def bring(self, layer: int, expert: int) -> Sequence[Expert]:
+        gone, size = [], int(self.sizes[layer, expert])
+        while self._resident and self._held + size > self.room:
+            gone.append(self._resident.popitem(last=False)[0])
+            self._held -= int(self.sizes[gone[-1]])
+        self._resident[layer, expert] = None
+        self._held += size
+        self.counts.bytes_read += size
+        return gone
+
+    def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
+        experts = _distinct(chosen)
+        uses = [Use((layer, expert)) for expert in experts if (layer, expert) in self._resident]
+        missing = [expert for expert in experts if (layer, expert) not in self._resident]
+        self.counts.needed += len(experts)
+        self.counts.hits += len(uses)
+        for use in uses:
+            self._resident.move_to_end(use.expert)
+        uses += [Use((layer, expert), True, tuple(self.bring(layer, expert))) for expert in missing]
+        return uses
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the routers of the last two layers chose, for each token of a step."""
+
+    last: Chosen | None = None
+    earlier: Chosen | None = None
+
+    def of(self, tokens: int) -> tuple[Chosen | None, Chosen | None]:
+        """The same for a step of so many tokens; the last ones of a longer step before it go on."""
+        last, earlier = (
+            rows[-tokens:] if rows is not None and len(rows) >= tokens else None for rows in (self.last, self.earlier)
+        )
+        return last, earlier
+
+
+@dataclass(slots=True)
+class ForecastCache:
+    """Reads ahead what the table says is likely, and lets go what is needed last.
+
+    `room` is in bytes, for experts of `sizes` [layers, experts]. At most `most_ahead` experts of a layer are read
+    ahead, the likeliest first, each at least `least_likely`. None is once as much was read as least recently used would
+    have read, nearly: a wrong guess is a read for nothing, and better eviction pays for all of them.
+    """
+
+    room: int
+    sizes: Sizes
+    table: ExpertTable
+    most_ahead: int = MOST_AHEAD
+    least_likely: float = 0.5
+    counts: Counts = field(default_factory=Counts)
+    _plain: LeastRecentlyUsed = field(init=False)
+    _resident: NDArray[np.bool_] = field(init=False)
+    _held: int = 0
+    _share: NDArray[np.float64] = field(init=False)
+    _seen: _Seen = field(default_factory=_Seen)
+
+    def __post_init__(self) -> None:
+        self._plain = LeastRecentlyUsed(self.room, self.sizes)
+        self._resident = np.zeros((self.table.layers, self.table.experts), dtype=bool)
+        self._share = 1.0 / (1.0 + np.exp(-self.table.base.astype(np.float64)))
+
+    def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
+        if self.most_ahead == 0:
+            return ()
+        spare = _SPENT * self._plain.counts.bytes_read - self.counts.bytes_read
+        forecast = self.table.forecast(layer, *self._seen.of(tokens))
+        found: list[int] = []
+        for expert in np.argsort(-forecast)[: self.most_ahead].tolist():
+            if forecast[expert] < self.least_likely:
+                break
+            spare -= 0 if self._resident[layer, expert] else int(self.sizes[layer, expert])
+            if spare < 0:
+                break
+            if not self._resident[layer, expert]:
+                found.append(expert)
+        return found
+
+    def bring(self, layer: int, expert: int) -> Sequence[Expert]:
+        forecast = self.table.forecast(layer, *self._seen.of(1))
+        return self._load(layer, expert, layer, forecast, [expert])
+
+    def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
+        self._plain.choose(layer, chosen)
+        experts = _distinct(chosen)
+        uses = [Use((layer, expert)) for expert in experts if self._resident[layer, expert]]
+        missing = [expert for expert in experts if not self._resident[layer, expert]]
+        self.counts.needed += len(experts)
+        self.counts.hits += len(uses)
+        following = (layer + 1) % self.table.layers
+        before, _ = self._seen.of(len(chosen))
+        forecast = self.table.forecast(following, chosen, before)
+        # What this step uses stays while it may: its reads and products overlap.
+        kept = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
+        for expert in missing:
+            gone = self._load(layer, expert, following, forecast, [*kept, expert])
+            uses.append(Use((layer, expert), True, gone))
+        share = self._share[layer]
+        counted = np.bincount(chosen.ravel(), minlength=len(share)) / len(chosen)
+        share += (1.0 - (1.0 - _RECENT) ** len(chosen)) * (counted - share)
+        self._seen = _Seen(chosen, before)
+        return uses
+
+    def _load(
+        self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept: list[int]
+    ) -> tuple[Expert, ...]:
+        """Make room for an expert; returns those that go."""
+        size = int(self.sizes[layer, expert])
+        gone = self._let_go(size, following, forecast, layer, kept) if self._held + size > self.room else ()
+        self._resident[layer, expert] = True
+        self._held += size
+        self.counts.bytes_read += size
+        return gone
+
+    def _let_go(
+        self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept: list[int]
+    ) -> tuple[Expert, ...]:
+        """The resident experts whose next use is expected last, as many as it takes; counted in turns of layers.
+
+        A layer comes after as many turns as it is away, and its expert is chosen then with its share, or again a round
+        later. Of the layer that follows the forecast is known.
+        """
+        layers, experts = self.table.layers, self.table.experts
+        distance = (np.arange(layers) - following) % layers
+        rounds = 1.0 / np.maximum(self._share, _LEAST_SHARE) - 1.0
+        # Not chosen in this round, it waits a whole one and what it takes from there on.
+        rounds[following] = (1.0 - forecast) * (1.0 + rounds[following])
+        expected = distance[:, None] + layers * rounds
+        expected[layer, kept] = np.minimum(expected[layer, kept], -1.0)
+        expected[~self._resident] = -2.0
+        gone: list[Expert] = []
+        while self._held + size > self.room and self._resident.any():
+            place = divmod(int(expected.argmax()), experts)
+            gone.append(place)
+            expected[place] = -2.0
+            self._resident[place] = False
+            self._held -= int(self.sizes[place])
+        return tuple(gone)

@@ -1,0 +1,146 @@
+"""Experts on the disk with a cache: the bits of the plain engine at any budget, and one read each in a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edgeshard_agent.model.blocks import MixtureMlp
+from edgeshard_agent.model.expert_store import ExpertStore
+from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops import native_available
+from edgeshard_agent.store.direct import rounded_up
+from edgeshard_agent.store.packed_units import PackedUnits
+
+from edgeshard.architectures import EXPERT_WIDTHS
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import DataLossError
+from edgeshard.domain.generation import Sampling
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.step import KvGrant, Span, StepPlan
+from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
+from tools.expert_learning import learn
+
+pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+PLAIN = CONFIGS["qwen3_moe"]
+EXPERTS = 8
+MIXED = PLAIN | {EXPERT_WIDTHS: ["24824448", "22222222", "88888888", "44444442"]}
+TOKENS = np.random.default_rng(4).integers(0, VOCAB, 60)
+TABLE = learn(np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).astype(np.int16), EXPERTS).values()
+MODEL = Digest("6" * 64)
+
+
+def load(config: dict[str, Any], packing: Packing | None, quantisation: Quantisation | None = None) -> StageModel:
+    return StageModel.load(
+        RandomWeights(PLAIN), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, kv_dtype=DType.BFLOAT16,
+        kv_blocks=8, block_tokens=16, device="cpu", quantisation=quantisation, packing=packing,
+    )  # fmt: skip
+
+
+def units(path: Path) -> PackedUnits:
+    path.mkdir(exist_ok=True)
+    made = PackedUnits(path)
+    made.allow(1 << 30)
+    return made
+
+
+def steps(stage: StageModel) -> list[torch.Tensor]:
+    """The logits of a prompt of 40 tokens and of 20 tokens that follow one by one."""
+    grant, found = KvGrant(0, 0, tuple(range(4))), []
+    for first, end in ((0, 40), *((at, at + 1) for at in range(40, 60))):
+        sampling = None if first else Sampling()
+        plan = StepPlan(grants=() if first else (grant,), spans=(Span(0, first, end - first, sampling=sampling),))
+        found.append(stage.logits(plan, TOKENS[first:end]))
+    return found
+
+
+def budget_of(plain: StageModel, share: float) -> int:
+    """All that is no expert, two experts, and a share of what the others take."""
+    modules = plain.weights.modules
+    sizes = [
+        sum(part.packed_bytes for part in expert.modules() if isinstance(part, Projection))
+        for mixture in modules.modules()
+        if isinstance(mixture, MixtureMlp)
+        for expert in mixture.experts
+    ]
+    rounded = [rounded_up(size) for size in sizes]
+    return plain.parameter_bytes - sum(sizes) + 2 * max(rounded) + int(share * (sum(rounded) - 2 * max(rounded)))
+
+
+def store_of(stage: StageModel) -> ExpertStore:
+    assert stage.weights.experts is not None
+    return stage.weights.experts
+
+
+@pytest.mark.parametrize(
+    ("config", "quantisation"), [(PLAIN, None), (PLAIN, Quantisation.INT8), (MIXED, Quantisation.INT4)]
+)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("table", [None, TABLE], ids=["even", "table"])
+def test_bits_are_those_of_the_plain_engine(
+    config: dict[str, Any], quantisation: Quantisation | None, share: float, table: Any, tmp_path: Path
+) -> None:
+    plain = load(config, None, quantisation)
+    budget = budget_of(plain, share)
+    stage = load(config, Packing(units(tmp_path / "packed"), MODEL, budget=budget, expert_table=table), quantisation)
+    store = store_of(stage)
+    most, waited = 0, store._wait
+
+    def noting(expert: tuple[int, int]) -> None:
+        nonlocal most
+        waited(expert)
+        most = max(most, store.memory_bytes)
+
+    store._wait = noting  # type: ignore[method-assign]
+    for found, wanted in zip(steps(stage), steps(plain), strict=True):
+        assert torch.equal(found, wanted)
+    experts = sum(unit.large_bytes for group in store._units for unit in group)
+    assert most <= budget - (plain.parameter_bytes - experts), "peak memory is non-experts and budget"
+    assert store.cache.counts.needed > LAYERS * 40
+    stage.weights.close()
+
+
+def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
+    least = budget_of(load(PLAIN, None), 0.0)
+    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=least))
+    store = store_of(stage)
+    reads: list[tuple[int, int]] = []
+    for layer, group in enumerate(store._units):
+        for expert, unit in enumerate(group):
+            real = unit.file.read_large
+
+            def noting(*args: Any, real: Any = real, key: tuple[int, int] = (layer, expert), **options: Any) -> None:
+                reads.append(key)
+                real(*args, **options)
+
+            object.__setattr__(unit.file, "read_large", noting)
+    steps(stage)[0]
+    first = reads[: len(set(reads))]
+    assert len(first) == len(set(first)) <= LAYERS * EXPERTS
+    stage.weights.close()
+
+
+def test_all_of_them_fit_and_nothing_is_cached(tmp_path: Path) -> None:
+    plain = load(PLAIN, None)
+    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=2 * plain.parameter_bytes))
+    assert stage.weights.experts is None
+    for found, wanted in zip(steps(stage), steps(plain), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_damaged_expert_ends_the_step(tmp_path: Path) -> None:
+    least = budget_of(load(PLAIN, None), 0.0)
+    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=least))
+    for path in (tmp_path / "packed").glob("*expert*"):
+        data = bytearray(path.read_bytes())
+        data[-1000:] = bytes(1000)
+        path.write_bytes(data)
+    with pytest.raises(DataLossError):
+        steps(stage)
+    stage.weights.close()

@@ -1,0 +1,179 @@
+"""Widths per expert by measured loss, and the table that forecasts experts, for a mixture model's directory.
+
+    python -m tools.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve, writes config.json
+    python -m tools.measure_experts table MODEL --text TEXT                         writes edgeshard_experts.json
+
+`widths` follows EdgeMoE. With all matrices int4 it sets each expert alone to int2 and measures the loss on the text.
+Then the experts that cost least are int2 together, as many as the tolerance allows; the number is found by bisection.
+What int2 costs is paid for by int8 in the experts that gain most by it: several numbers of those are tried, and the
+fewest bits win. The loss that must not be passed is that of all int4, plus the tolerance. Judge the result by another
+text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from edgeshard_agent.model.blocks import GatedMlp
+
+from edgeshard.architectures import EXPERT_WIDTHS, held_bytes
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.model import LayerRange, TensorInfo
+from edgeshard.storage.forms import EXPERT_TABLE
+from tools.expert_learning import learn
+from tools.expert_runs import Mixture, token_ids
+
+Expert = tuple[int, int]
+LOW, MIDDLE, HIGH = IntegerFormat.INT2, IntegerFormat.INT4, IntegerFormat.INT8
+
+
+@dataclass
+class Widths:
+    """A model whose experts are there in every width, so that one takes another at once."""
+
+    mixture: Mixture
+    ids: list[int]
+    kinds: dict[IntegerFormat, list[list[GatedMlp]]]
+    measured: dict[frozenset[tuple[Expert, IntegerFormat]], float] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, model: Path, ids: list[int]) -> Widths:
+        layers = int(json.loads((model / "config.json").read_text())["num_hidden_layers"])
+        kinds = {}
+        for kind in (LOW, HIGH, MIDDLE):
+            experts = _experts_of(model)
+            widths = [str(kind.bits) * experts] * layers
+            mixture = Mixture.load(model, Quantisation.INT4, **{EXPERT_WIDTHS: widths})
+            kinds[kind] = [list(layer.experts) for layer in mixture.mixtures()]
+        return cls(mixture, ids, kinds)  # type: ignore[arg-type]
+
+    @property
+    def experts(self) -> list[Expert]:
+        return [(layer, expert) for layer, some in enumerate(self.kinds[MIDDLE]) for expert in range(len(some))]
+
+    def loss(self, chosen: dict[Expert, IntegerFormat]) -> float:
+        """Nats per token with these experts in these widths and all others int4."""
+        key = frozenset(chosen.items())
+        if key not in self.measured:
+            for layer, mixture in enumerate(self.mixture.mixtures()):
+                for expert in range(len(mixture.experts)):
+                    kind = chosen.get((layer, expert), MIDDLE)
+                    mixture.experts[expert] = self.kinds[kind][layer][expert]
+            self.measured[key] = self.mixture.nats_per_token(self.ids, overlap=0)
+        return self.measured[key]
+
+
+def _experts_of(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text())
+    return int(next(config[key] for key in ("num_experts", "num_local_experts") if key in config))
+
+
+def most_within(order: Sequence[Expert], loss: Callable[[Sequence[Expert]], float], limit: float) -> int:
+    """How many of the experts, taken in order, keep the loss within the limit: found by bisection.
+
+    The loss grows with their number but for noise, so what is found holds though a larger number might, too.
+    """
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = loss(order[:middle])
+        print(f"  {middle:4d} experts: {found:.4f} nats per token, limit {limit:.4f}", flush=True)
+        low, high = (middle, high) if found <= limit else (low, middle - 1)
+    return low
+
+
+def choose_widths(widths: Widths, tolerance: float) -> dict[Expert, IntegerFormat]:
+    """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have it."""
+    plain = widths.loss({})
+    limit = plain + tolerance
+    cost = {expert: widths.loss({expert: LOW}) - plain for expert in widths.experts}
+    gain = {expert: plain - widths.loss({expert: HIGH}) for expert in widths.experts}
+    print(f"all int4: {plain:.4f} nats per token")
+    print("expert: nats per token that int2 costs, that int8 gains")
+    for expert in sorted(cost, key=lambda expert: cost[expert]):
+        print(f"  layer {expert[0]} expert {expert[1]:3d}: {cost[expert]:+.5f} {gain[expert]:+.5f}")
+    best: dict[Expert, IntegerFormat] = {}
+    total = len(widths.experts)
+    fewest = MIDDLE.bits * total
+    # An expert at int8 costs what two at int2 save.
+    for high in range(0, total // 3 + 1, max(1, total // 16)):
+        raised = dict.fromkeys(sorted(gain, key=lambda expert: -gain[expert])[:high], HIGH)
+        order = [expert for expert in sorted(cost, key=lambda expert: cost[expert]) if expert not in raised]
+        print(f"{high} experts at int8:")
+        count = most_within(order, lambda some, raised=raised: widths.loss(raised | dict.fromkeys(some, LOW)), limit)  # type: ignore[misc]
+        bits = MIDDLE.bits * total + (HIGH.bits - MIDDLE.bits) * high - (MIDDLE.bits - LOW.bits) * count
+        print(f"  {count} at int2, {bits / total:.3f} bits an expert's weight without scales")
+        if bits < fewest:
+            fewest, best = bits, raised | dict.fromkeys(order[:count], LOW)
+    return best
+
+
+def bits_per_weight(model: Path, mixture: Mixture, widths: list[str] | None) -> float:
+    """Mean of the experts' weights, scales counted."""
+    from safetensors import safe_open
+
+    config = mixture.config | {EXPERT_WIDTHS: widths}
+    with safe_open(model / "model.safetensors", "pt") as file:
+        tensors = [
+            TensorInfo(name, DType.BFLOAT16, tuple(file.get_slice(name).get_shape()), "")  # type: ignore[arg-type]
+            for name in file.keys()  # noqa: SIM118 (no mapping)
+            if ".experts." in name
+        ]
+    layers = LayerRange(0, config["num_hidden_layers"])
+    weights = sum(tensor.element_count for tensor in tensors)
+    return 8 * held_bytes(config, tensors, layers, DType.BFLOAT16, Quantisation.INT4) / weights
+
+
+def measure_widths(options: argparse.Namespace) -> None:
+    ids = token_ids(options.model, options.text, options.bytes)
+    widths = Widths.load(options.model, ids)
+    chosen = choose_widths(widths, options.tolerance)
+    per_layer = [
+        "".join(str(chosen.get((layer, expert), MIDDLE).bits) for expert in range(len(some)))
+        for layer, some in enumerate(widths.kinds[MIDDLE])
+    ]
+    mixture = widths.mixture
+    print(f"chosen: {widths.loss(chosen):.4f} nats per token, all int4 {widths.loss({}):.4f}")
+    print(
+        f"bits per weight of experts, scales counted: {bits_per_weight(options.model, mixture, per_layer):.3f}, "
+        f"all int4 {bits_per_weight(options.model, mixture, None):.3f}"
+    )
+    if options.judge is not None:
+        widths.ids = token_ids(options.model, options.judge, options.bytes)
+        widths.measured.clear()
+        print(f"on the other text: {widths.loss(chosen):.4f} nats per token, all int4 {widths.loss({}):.4f}")
+    path = options.model / "config.json"
+    config = json.loads(path.read_text()) | {EXPERT_WIDTHS: per_layer}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def measure_table(options: argparse.Namespace) -> None:
+    mixture = Mixture.load(options.model, None)
+    choices = mixture.routing(token_ids(options.model, options.text, options.bytes))
+    table = learn(choices, _experts_of(options.model))
+    (options.model / EXPERT_TABLE).write_text(json.dumps(table.values()) + "\n", encoding="utf-8")
+    print(f"learned from {len(choices)} tokens")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("widths", "table"))
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--judge", type=Path, help="another text, of which the loss is printed")
+    parser.add_argument("--bytes", type=int, help="of each text, its first")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="nats per token over all int4")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    {"widths": measure_widths, "table": measure_table}[options.what](options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

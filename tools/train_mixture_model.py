@@ -1,0 +1,351 @@
+"""Train the mixture model: a small qwen3_moe with the demo model's tokenizer, from plain text.
+
+    python -m tools.train_mixture_model --corpus DIR --out OUT
+
+DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory like the demo model's, with one matrix
+per expert and projection as qwen3_moe is published. `training.json` records every setting, the bits per byte reached
+and how unevenly each layer uses its experts.
+
+The balance loss is weak on purpose: what is built on this model (a cache of experts, widths by expert) is about
+routing that is skewed and follows from the layers before, as in mixtures of useful size.
+
+Reproducible as the demo model's training is. `--checkpoint` names a file that is written every `--checkpoint-steps`
+and continued from where it exists; the batches are those of a run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from tools.train_demo_model import (
+    CHAT_TEMPLATE,
+    VOCABULARY,
+    Muon,
+    bits_per_byte,
+    encode_corpus,
+    learning_rate_factor,
+    sample,
+    show_progress,
+    write_json,
+)
+
+
+def build_model(arguments: argparse.Namespace) -> Qwen3MoeForCausalLM:
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=arguments.hidden,
+        intermediate_size=arguments.intermediate,
+        moe_intermediate_size=arguments.intermediate,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        num_key_value_heads=arguments.kv_heads,
+        num_experts=arguments.experts,
+        num_experts_per_tok=arguments.active,
+        norm_topk_prob=True,
+        max_position_embeddings=arguments.context,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.02,
+    )
+    config.head_dim = arguments.hidden // arguments.heads
+    torch.manual_seed(arguments.seed)
+    model = Qwen3MoeForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj")):
+            torch.nn.init.zeros_(weight)  # every block starts as the identity, as in the demo model
+        elif name.endswith(("gate_up_proj", "mlp.gate.weight")):
+            torch.nn.init.normal_(weight, std=0.02)
+    return model
+
+
+class ExpertMuon:
+    """The demo model's Muon for experts [experts, out, in]: each expert's projections are matrices of their own."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float) -> None:
+        self._parameters = parameters
+        self._views = [
+            torch.nn.Parameter(torch.empty(0))
+            for parameter in parameters
+            for _ in range(parameter.shape[0] * (2 if parameter.shape[1] < parameter.shape[2] else 1))
+        ]
+        self._bind()
+        self.muon = Muon(self._views, momentum, weight_decay)
+
+    def _matrices(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        halves = 2 if tensor.shape[1] < tensor.shape[2] else 1  # gate and up lie in one tensor, down is alone
+        return [half for expert in tensor for half in expert.chunk(halves)]
+
+    def _bind(self) -> None:
+        matrices = [matrix for parameter in self._parameters for matrix in self._matrices(parameter.data)]
+        for view, matrix in zip(self._views, matrices, strict=True):
+            view.data = matrix
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update every expert from its gradient and drop the gradient."""
+        gradients = [matrix for p in self._parameters if p.grad is not None for matrix in self._matrices(p.grad)]
+        for view, gradient in zip(self._views, gradients, strict=True):
+            view.grad = gradient
+        self.muon.step(lr)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def balance_loss(router_logits: tuple[torch.Tensor, ...], active: int) -> torch.Tensor:
+    """1 where layers spread tokens evenly over experts, more where not: the mean of layers [tokens, experts]
+
+    experts * sum over experts of (share of the choices x mean probability), as in the Switch Transformer.
+    """
+    losses = []
+    for logits in router_logits:
+        probabilities = torch.softmax(logits.float(), -1)
+        chosen = torch.zeros_like(probabilities).scatter_(1, probabilities.topk(active, -1).indices, 1.0 / active)
+        losses.append(logits.shape[1] * (chosen.mean(0) * probabilities.mean(0)).sum())
+    return torch.stack(losses).mean()
+
+
+def forward_loss(
+    model: Qwen3MoeForCausalLM, block: torch.Tensor, arguments: argparse.Namespace
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean cross-entropy in nats of a block [batch, window + 1] and its balance loss."""
+    embedded = F.dropout(model.model.embed_tokens(block[:, :-1]), arguments.dropout)
+    result = model.model(inputs_embeds=embedded, use_cache=False, output_router_logits=True)
+    logits = model.lm_head(result.last_hidden_state)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), block[:, 1:].flatten())
+    return loss, balance_loss(result.router_logits, arguments.active)
+
+
+def batches(ids: list[int], arguments: argparse.Namespace) -> Iterator[torch.Tensor]:
+    """Blocks [batch, window + 1] for ever: each epoch cuts the text at a new random offset, in a new order."""
+    data = torch.tensor(ids)
+    generator = torch.Generator().manual_seed(arguments.seed)
+    while True:
+        offset = int(torch.randint(arguments.window, (1,), generator=generator))
+        starts = torch.arange(offset, len(ids) - arguments.window - 1, arguments.window)
+        order = starts[torch.randperm(len(starts), generator=generator)]
+        for rows in order[: len(order) // arguments.batch * arguments.batch].view(-1, arguments.batch):
+            yield torch.stack([data[s : s + arguments.window + 1] for s in rows.tolist()])
+
+
+class Training:
+    """The model's three optimisers, and what a checkpoint holds of them."""
+
+    def __init__(self, model: Qwen3MoeForCausalLM, arguments: argparse.Namespace) -> None:
+        self._model = model
+        self._arguments = arguments
+        named = list(model.named_parameters())
+        experts = [p for n, p in named if ".experts." in n]
+        matrices = [p for n, p in named if n.endswith("_proj.weight")]
+        self._others = [p for n, p in named if ".experts." not in n and not n.endswith("_proj.weight")]
+        self._muon = Muon(matrices, momentum=0.95, weight_decay=arguments.weight_decay)
+        self._experts = ExpertMuon(experts, momentum=0.95, weight_decay=arguments.weight_decay)
+        self._adam = torch.optim.AdamW(
+            self._others, lr=arguments.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+
+    def step(self, step: int, block: torch.Tensor) -> tuple[float, float]:
+        """One update; the losses before it."""
+        arguments = self._arguments
+        factor = learning_rate_factor(step, arguments.steps, arguments.warmup)
+        self._adam.param_groups[0]["lr"] = arguments.adam_lr * factor
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, balance = forward_loss(self._model, block, arguments)
+        torch.autograd.backward(loss + arguments.balance * balance)
+        torch.nn.utils.clip_grad_norm_(self._others, 1.0)
+        self._muon.step(arguments.muon_lr * factor)
+        self._experts.step(arguments.muon_lr * factor)
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        return float(loss.detach()), float(balance.detach())
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        state = {f"weight.{n}": p.data for n, p in self._model.named_parameters()}
+        for name, muon in (("muon", self._muon), ("experts", self._experts.muon)):
+            state |= {f"{name}.{'x'.join(map(str, shape))}": average for shape, average in muon.averages.items()}
+        for index, parameter in enumerate(self._others):
+            for key, value in self._adam.state.get(parameter, {}).items():
+                state[f"adam.{index}.{key}"] = value
+        return state
+
+    def save(self, path: Path, step: int, average: float) -> None:
+        """Everything but the batches, which follow from the seed and the step."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".new")
+        state = {name: tensor.contiguous() for name, tensor in self._state().items()}
+        save_file(state, aside, metadata={"step": str(step), "average": str(average)})
+        aside.replace(path)
+
+    def load(self, path: Path) -> tuple[int, float]:
+        """Continue from a checkpoint; its step and its mean loss."""
+        with safe_open(path, "pt") as file:
+            for parameter in self._others:
+                zeros = torch.zeros_like(parameter)
+                self._adam.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+            for name, tensor in self._state().items():
+                tensor.copy_(file.get_tensor(name))
+            metadata = file.metadata()
+        return int(metadata["step"]), float(metadata["average"])
+
+
+def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namespace) -> None:
+    training = Training(model, arguments)
+    first, average = 0, 0.0
+    if arguments.checkpoint is not None and arguments.checkpoint.exists():
+        first, average = training.load(arguments.checkpoint)
+    started = time.monotonic()
+    for step, block in zip(range(arguments.steps), batches(ids, arguments), strict=False):
+        if step < first:
+            continue
+        torch.manual_seed(arguments.seed * 1_000_003 + step)  # dropout's, so that a run that was stopped goes on alike
+        loss, balance = training.step(step, block)
+        average = loss if step == 0 else 0.98 * average + 0.02 * loss
+        show_progress(
+            step + 1, arguments.steps, average, (time.monotonic() - started) * (step + 1) / (step + 1 - first)
+        )
+        if (step + 1) % arguments.checkpoint_steps == 0:
+            print(f"step {step + 1} balance {balance:.3f}", file=sys.stderr, flush=True)
+            if arguments.checkpoint is not None:
+                training.save(arguments.checkpoint, step + 1, average)
+
+
+@torch.no_grad()
+def expert_shares(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namespace) -> list[list[float]]:
+    """For each layer, the share of its choices that each expert gets on a text, largest first."""
+    counts: list[torch.Tensor] = [torch.zeros(arguments.experts) for _ in range(arguments.layers)]
+    for start in range(0, len(ids) - arguments.window, arguments.window):
+        block = torch.tensor([ids[start : start + arguments.window]])
+        result = model.model(block, use_cache=False, output_router_logits=True)
+        for count, logits in zip(counts, result.router_logits, strict=True):
+            count += torch.bincount(logits.topk(arguments.active, -1).indices.flatten(), minlength=arguments.experts)
+    return [[round(float(s), 4) for s in (c / c.sum()).sort(descending=True).values] for c in counts]
+
+
+def published_tensors(model: Qwen3MoeForCausalLM) -> dict[str, torch.Tensor]:
+    """The weights in bfloat16 by the names under which qwen3_moe is published: one matrix per expert and projection."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach().to(torch.bfloat16)
+        if name.endswith("experts.gate_up_proj"):
+            for expert, both in enumerate(weight):
+                gate, up = both.chunk(2)
+                tensors[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate.contiguous()
+                tensors[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up.contiguous()
+        elif name.endswith("experts.down_proj"):
+            for expert, down in enumerate(weight):
+                tensors[name.replace("down_proj", f"{expert}.down_proj.weight")] = down.contiguous()
+        else:
+            tensors[name] = weight.contiguous()
+    return tensors
+
+
+def save(model: Qwen3MoeForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(published_tensors(model), out / "model.safetensors", metadata={"format": "pt"})
+    config = {k: v for k, v in model.config.to_diff_dict().items() if not k.startswith("_")}
+    config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16"}
+    config |= {
+        name: getattr(model.config, name)
+        for name in ("num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings")
+    }
+    write_json(out / "config.json", config)
+    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    write_json(out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
+    write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "unk_token": "<unk>",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": model.config.max_position_embeddings,
+        },
+    )
+    tokenizer.save(str(out / "tokenizer.json"))
+    write_json(out / "training.json", record)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--corpus", type=Path, required=True, help="directory with *.train.txt and *.valid.txt")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, default=Path("edgeshard/demo_model/tokenizer.json"))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=8, help="windows per step")
+    parser.add_argument("--window", type=int, default=256, help="tokens per window")
+    parser.add_argument("--context", type=int, default=512, help="max_position_embeddings")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--intermediate", type=int, default=64, help="of each expert")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=16)
+    parser.add_argument("--active", type=int, default=2, help="experts per token")
+    parser.add_argument("--balance", type=float, default=0.02, help="weight of the balance loss")
+    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=0.003)
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.0, help="on the embedded tokens, while training")
+    parser.add_argument("--warmup", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--checkpoint", type=Path, help="a safetensors file to continue from and to write")
+    parser.add_argument("--checkpoint-steps", type=int, default=100)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    texts = {}
+    for part in ("train", "valid"):
+        files = sorted(arguments.corpus.glob(f"*.{part}.txt"))
+        if not files:
+            sys.exit(f"train_mixture_model: --corpus {arguments.corpus} holds no *.{part}.txt")
+        texts[part] = "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
+    ids = {part: encode_corpus(tokenizer, text) for part, text in texts.items()}
+    valid_bytes = len(texts["valid"].encode())
+    model = build_model(arguments)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{parameters / 1e6:.2f} M parameters, {len(ids['train'])} training tokens", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    train(model, ids["train"], arguments)
+    model.train(False)
+    with torch.no_grad():  # score what is shipped: the bfloat16 weights
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    reached = bits_per_byte(model, ids["valid"], valid_bytes, arguments.context, "cpu")
+    left_out = ("corpus", "out", "checkpoint", "checkpoint_steps", "tokenizer")
+    record = {
+        "settings": {k: v for k, v in vars(arguments).items() if k not in left_out},
+        "parameters": parameters,
+        "valid_bits_per_byte": round(reached, 4),
+        "train_seconds": round(time.monotonic() - started),
+        "expert_shares": expert_shares(model, ids["valid"], arguments),
+        "torch": torch.__version__,
+        "device": "cpu",
+        "corpus_sha256": {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()},
+    }
+    save(model, tokenizer, arguments.out, record)
+    print(f"{reached:.4f} bits per byte on the validation text")
+    print(sample(model, tokenizer, "Once upon a time", "cpu"))
+
+
+if __name__ == "__main__":
+    main()
