@@ -62,7 +62,7 @@ class Running:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(READY_S)
 
 
 @pytest.fixture
@@ -118,6 +118,7 @@ def test_one_command_answers_and_the_next_box_makes_it_bigger(start: Callable[..
     line = first.until(r"^  edgectl (join \S+)$")[1]
     box = start(*line.split(), "--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "box"))
     first.until(r"box box-2 has joined")
+    box.until(r"box box-2 has joined site here")
     assert box.stop() == 0
     first.until(r"box box-2 is away$")
     assert first.stop() == 128 + signal.SIGTERM
