@@ -217,7 +217,7 @@ def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
     program = tmp_path / "program.py"
     program.write_text(text.replace("http://127.0.0.1:8000/v1", url))
     said = subprocess.run([CLIENTS / "bin" / "python", program, key], capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0 and len(said.stdout.split()) > 20, said.stderr
+    assert said.returncode == 0 and len(said.stdout.split()) > 5, said.stderr
 
 
 def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Running], tmp_path: Path) -> None:
