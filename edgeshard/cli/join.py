@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 PORT = 7610
 """Where a box listens for its neighbours."""
 _SERVICE_FILES = Path("/etc/edgeshard/agent-pki")
-_STOP_GRACE_S = 10.0
+_STOP_GRACE_S = 60.0
+"""An agent that is still starting hears of the signal late."""
 
 
 def join(
@@ -164,7 +165,8 @@ def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, ext
 
 
 async def _serve(name: str, site: str, config: Path) -> int:
-    """Run the agent until it ends, or a signal ends it; its log is on stderr. Its exit code."""
+    """Run the agent until it ends, or a signal ends it; its log is on stderr. Its exit code, 128 + the number of a
+    signal that ended it."""
     agent = Daemon(name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True)
     await agent.start()
     try:
@@ -179,7 +181,8 @@ async def _serve(name: str, site: str, config: Path) -> int:
         await agent.stop(_STOP_GRACE_S)
     finally:
         agent.send_signal(signal.SIGKILL)  # after a second interrupt
-    return await agent.exited()
+    code = await agent.exited()
+    return code if code >= 0 else 128 - code
 
 
 def _enrol_once(token: JoinToken, directory: Path) -> TlsFiles:

@@ -83,6 +83,17 @@ async def ended(process: Any) -> int:
     return int(process.returncode)
 
 
+async def test_an_agent_that_a_signal_ends_is_said_so_by_the_exit_code(
+    mill: Mill, admin: Run, home: dict[str, str]
+) -> None:
+    _, line, _ = await admin("token", "create", "--node", "killed")
+    process, _ = await serving(home, line, "--listen", "127.0.0.1:0")
+    (agent,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(agent), signal.SIGKILL)
+    assert await asyncio.wait_for(process.wait(), READY_S) == 128 + signal.SIGKILL
+    assert (await admin("delete", "node", "killed"))[0] == 0
+
+
 async def test_a_box_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run, home: dict[str, str]) -> None:
     code, line, said = await admin("token", "create", "--node", "b")
     assert code == 0 and "within 15m" in said

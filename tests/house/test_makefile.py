@@ -24,6 +24,7 @@ TARGETS = (
     "setup",
     "clients",
     "demo",
+    "serve",
     "test",
     "retest",
     "check",

@@ -6,6 +6,6 @@ from openai import OpenAI
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key=sys.argv[1])
 hello = [{"role": "user", "content": "Once upon a time"}]
-for event in client.chat.completions.create(model="fairy-tales", messages=hello, stream=True):
+for event in client.chat.completions.create(model="fairy-tales", messages=hello, seed=7, stream=True):
     sys.stdout.write(event.choices[0].delta.content or "")
     sys.stdout.flush()
