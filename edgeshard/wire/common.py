@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from edgeshard.domain.condition import Condition, Support
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus, StageStreaming
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
