@@ -23,7 +23,7 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 
-from edgeshard.domain.dtypes import WHOLE_HEAD, DType, Quantisation
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
@@ -39,8 +39,8 @@ SCHEMES: dict[str, tuple[DType, Quantisation | None]] = {
 }
 
 
-def demo_stage(scheme: str) -> StageModel:
-    """The whole demo model in one stage."""
+def demo_stage(scheme: str, kept: KvFormat | None = None) -> StageModel:
+    """The whole demo model in one stage; keys and values are `kept` so, else in the dtype."""
     dtype, quantisation = SCHEMES[scheme]
     config = json.loads((MODEL / "config.json").read_text())
     return StageModel.load(
@@ -48,7 +48,7 @@ def demo_stage(scheme: str) -> StageModel:
         config,
         LayerRange(0, config["num_hidden_layers"]),
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kept or dtype,
         kv_blocks=CONTEXT // BLOCK,
         block_tokens=BLOCK,
         device="cpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.model import LayerRange
 
 
@@ -36,6 +36,6 @@ class ModelShape:
         """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
         return integers.group if self.stored_as is None else STORED_GROUP
 
-    def kv_bytes_per_token(self, layers: LayerRange, dtype: DType) -> int:
+    def kv_bytes_per_token(self, layers: LayerRange, kept: KvFormat | DType) -> int:
         """Bytes of keys and values one token takes in these layers."""
-        return 2 * len(layers) * self.kv_heads * self.head_dim * dtype.itemsize
+        return 2 * len(layers) * self.kv_heads * KvFormat(kept).head_bytes(self.head_dim)

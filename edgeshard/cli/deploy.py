@@ -87,7 +87,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, or int4; else as --dtype.")
+    ] = None,
     quantise: Annotated[
         list[str] | None,
         typer.Option(
@@ -138,6 +140,12 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     allow_streaming: Annotated[
         bool, typer.Option("--allow-streaming", help="Boxes may read a part of their weights from disk in every step.")
     ] = False,
+    kv_swap_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="KV of requests that gave way that a box may keep, such as 2GiB.")
+    ] = None,
+    kv_swap_on_disk: Annotated[
+        bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
@@ -173,6 +181,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         "prefix_cache": prefix_cache or None,
         "kv_overcommit": kv_overcommit or None,
         "allow_streaming": allow_streaming or None,
+        "kv_swap_bytes": kv_swap_bytes,
+        "kv_swap_on_disk": kv_swap_on_disk or None,
     }
     connect, elsewhere = connect_of(context), model_source(model)
     if elsewhere is not None:
@@ -274,8 +284,19 @@ def _reserve(items: Sequence[str]) -> dict[str, int]:
     return {node: int(size) for node, size in sizes(items).items()}
 
 
+def _swap_bytes(text: str) -> int:
+    from edgeshard.process.config import parse_bytes
+
+    return int(parse_bytes(text, "kv_swap_bytes"))
+
+
 # Options that are written in another form than the spec's values.
-_READERS: dict[str, Callable[[Any], Any]] = {"layers": _layers, "quantisation": _quantisation, "reserve": _reserve}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "layers": _layers,
+    "quantisation": _quantisation,
+    "reserve": _reserve,
+    "kv_swap_bytes": _swap_bytes,
+}
 
 
 def read_spec(file: Path) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             help="Of the LM head with --quantise: int8 (default), int4 or none.",
         ),
     ] = None,
-    kv_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, else as --dtype.")] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, or int4; else as --dtype.")
+    ] = None,
     max_time_per_token: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Slowest a request may get its tokens.")
     ] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeshard.cli.connect import Connect, run
 from edgeshard.cli.output import human_rate, human_seconds
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.planning.devices import Cluster, Workload, parse_cluster
@@ -58,8 +58,8 @@ class Asked:
     def weights_dtype(self, default: DType | None) -> DType:
         return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16
 
-    def cache_dtype(self, default: DType | None) -> DType | None:
-        return DType.parse(self.kv_dtype, "kv_dtype") if self.kv_dtype is not None else default
+    def cache_dtype(self, default: KvFormat | None) -> KvFormat | None:
+        return KvFormat.parse(self.kv_dtype) if self.kv_dtype is not None else default
 
 
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:

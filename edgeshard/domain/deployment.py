@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgeshard.domain.device import StageStatus
-from edgeshard.domain.dtypes import WHOLE_HEAD, DType, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import WHOLE_HEAD, DType, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.placement import ExplicitStage, Placement, parse_layers
@@ -30,7 +30,8 @@ class DeploymentSpec(BaseModel):
 
     `layers` places it by hand; without it the coordinator chooses, also the source where that is empty.
     `max_context` 0 means the model's own limit. `concurrency` requests of `max_context` tokens fit the KV pool at
-    once; with `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out.
+    once; with `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out. A
+    box keeps up to `kv_swap_bytes` of their KV meanwhile, in memory or, with `kv_swap_on_disk`, in files.
     `prompt_tokens` and `new_tokens` are typical lengths of a prompt and an answer, which it is planned for; None:
     those of its traffic so far. With `allow_streaming` boxes may read a part of their weights from their disks in
     every step, where that is better or nothing else fits. `prefix_cache` shares the KV of equal beginnings among a
@@ -50,7 +51,7 @@ class DeploymentSpec(BaseModel):
     privacy: Literal["open", "source-only"] = "open"
     objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = "auto"
     dtype: DType = DType.BFLOAT16
-    kv_dtype: DType | None = None
+    kv_dtype: KvFormat | None = None
     max_context: Annotated[int, Field(ge=0, le=2**31)] = 0
     max_new_tokens: Positive = 1024
     prompt_tokens: Positive | None = None
@@ -60,6 +61,8 @@ class DeploymentSpec(BaseModel):
     max_inter_token_latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     kv_overcommit: bool = False
     allow_streaming: bool = False
+    kv_swap_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
+    kv_swap_on_disk: bool = False
     prefix_cache: bool = False
     mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
     micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -71,8 +74,12 @@ class DeploymentSpec(BaseModel):
     layers: tuple[ExplicitStage, ...] = ()
 
     @property
-    def effective_kv_dtype(self) -> DType:
-        return self.kv_dtype or self.dtype
+    def effective_kv_dtype(self) -> KvFormat:
+        return KvFormat(self.kv_dtype or self.dtype)
+
+    def reserve_of(self, node: str) -> int:
+        """Bytes of a box's memory that are not for this deployment's weights, KV pool and work."""
+        return self.reserve.get(node, 0) + (0 if self.kv_swap_on_disk else self.kv_swap_bytes)
 
     def quantisation_of(self, node: str) -> Quantisation | None:
         """How this box keeps its weights; None for the deployment's dtype."""

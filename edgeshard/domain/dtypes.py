@@ -27,6 +27,38 @@ class DType(StrEnum):
             raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
 
 
+class KvFormat(StrEnum):
+    """How keys and values are kept: as numbers of a dtype, or of 4 bits in groups.
+
+    A group is 32 consecutive numbers of a token in one head (16 where 32 do not divide the head's width). It has its
+    minimum, 4 bytes, and the step between two of sixteen values, 2 bytes.
+    """
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT4 = "int4"
+
+    @classmethod
+    def parse(cls, text: str, field: str = "kv_dtype") -> KvFormat:
+        try:
+            return cls(text)
+        except ValueError:
+            choices = ", ".join(cls)
+            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+
+    @staticmethod
+    def group(head_dim: int) -> int:
+        """Numbers that share a minimum and a step where they are of 4 bits."""
+        return 16 if head_dim % 32 else 32
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of a token's keys, or of its values, in one head."""
+        if self is KvFormat.INT4:
+            return head_dim // 2 + 6 * -(-head_dim // self.group(head_dim))
+        return head_dim * DType(self).itemsize
+
+
 STORED_GROUP = 32
 """Inputs of a row that share a scale in a model that is stored as small integers."""
 

@@ -58,28 +58,32 @@ class KvGrant:
     """KV blocks appended to a request's table; `first_index` is the table's length before the grant.
 
     `filled` is how many positions the blocks hold already. It is 0, or all of them for blocks that other requests
-    filled: these begin this request's table, and it shares them and never writes to them.
+    filled: these begin this request's table, and it shares them and never writes to them. `swapped` blocks begin the
+    table of a request that was swapped out, and take what was kept of it.
     """
 
     request: int
     first_index: int
     blocks: tuple[int, ...]
     filled: int = 0
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What every stage does in one step, applied in this order: frees, grants, spans.
+    """What every stage does in one step, applied in this order: frees, swap-outs, grants, spans.
 
     The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
     is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
-    for them, and reads each layer once for all.
+    for them, and reads each layer once for all. Of a request in `swap_outs` a stage keeps what its blocks hold aside,
+    and takes the blocks from it, until they are granted `swapped` or the request is freed.
     """
 
     frees: tuple[int, ...] = ()
     grants: tuple[KvGrant, ...] = ()
     spans: tuple[Span, ...] = ()
     following: int = 0
+    swap_outs: tuple[int, ...] = ()
 
     @property
     def token_count(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import check_name
 from edgeshard.planning.catalogue import CATALOGUE, DeviceSpec
@@ -71,7 +71,7 @@ class Cluster:
     cloud: str | None = None
     workload: Workload = Workload()
     dtype: DType | None = None
-    kv_dtype: DType | None = None
+    kv_dtype: KvFormat | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
         cloud=top.text("cloud", None),
         workload=_workload(top.table("workload")),
         dtype=_dtype(model, "dtype"),
-        kv_dtype=_dtype(model, "kv_dtype"),
+        kv_dtype=_kv_dtype(model),
     )
     cluster.index(cluster.source, "source")
     if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
@@ -123,6 +123,11 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
 def _dtype(model: Fields, key: str) -> DType | None:
     text = model.text(key, None)
     return None if text is None else DType.parse(text, model.name(key))
+
+
+def _kv_dtype(model: Fields) -> KvFormat | None:
+    text = model.text("kv_dtype", None)
+    return None if text is None else KvFormat.parse(text, model.name("kv_dtype"))
 
 
 def _workload(values: Fields) -> Workload:

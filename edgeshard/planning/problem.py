@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import attended_pairs
 from edgeshard.planning.devices import Cluster
@@ -124,7 +124,7 @@ class PlanProblem:
     concurrency: int | None = None
     dtype: DType = DType.BFLOAT16
     quantisation: Quantisation | None = None
-    kv_dtype: DType | None = None
+    kv_dtype: KvFormat | None = None
     loading_itemsize: int | None = None
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
@@ -144,8 +144,8 @@ class PlanProblem:
         return 8
 
     @property
-    def effective_kv_dtype(self) -> DType:
-        return self.kv_dtype or self.dtype
+    def effective_kv_dtype(self) -> KvFormat:
+        return KvFormat(self.kv_dtype or self.dtype)
 
     @property
     def held_tokens(self) -> int:

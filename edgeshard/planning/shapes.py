@@ -25,7 +25,7 @@ from edgeshard.architectures import (
     shares_embedding,
 )
 from edgeshard.architectures.parts import chosen_experts, expert_count
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import DType, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.model import LayerRange, Part
 
@@ -142,9 +142,9 @@ class ModelSpec:
         """Bytes that a stage with embedding and head holds once and not twice."""
         return self.tied_parameters * dtype.itemsize if shares_embedding(self.shape, quantisation) else 0
 
-    def kv_bytes_per_token(self, dtype: DType) -> int:
+    def kv_bytes_per_token(self, kept: KvFormat | DType) -> int:
         """Bytes of keys and values of one token in one block."""
-        return self.shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
+        return self.shape.kv_bytes_per_token(LayerRange(0, 1), kept)
 
     def attention_flops(self, tokens: int, context: float) -> float:
         """Operations of one block's attention: scores and weighted sum of `tokens` queries over `context` keys."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeshard.domain.condition import Condition, Support
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus, StageStreaming
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
 from edgeshard.domain.model import LayerRange
@@ -28,6 +28,14 @@ def dtype_from_wire(number: int, field: str = "dtype") -> DType:
     if number not in _DTYPES_BACK:
         raise InvalidArgumentError(f"{field}: unknown data type {number}", field=field, reason="UNKNOWN_DTYPE")
     return _DTYPES_BACK[number]
+
+
+def kv_format_to_wire(kept: KvFormat) -> pb.DataType:
+    return pb.DATA_TYPE_INT4 if kept is KvFormat.INT4 else _DTYPES[DType(kept)]
+
+
+def kv_format_from_wire(number: int, field: str = "kv_dtype") -> KvFormat:
+    return KvFormat.INT4 if number == pb.DATA_TYPE_INT4 else KvFormat(dtype_from_wire(number, field))
 
 
 def quantisation_to_wire(quantisation: Quantisation | None) -> str:

@@ -15,6 +15,8 @@ from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.wire.common import (
     dtype_from_wire,
     dtype_to_wire,
+    kv_format_from_wire,
+    kv_format_to_wire,
     layers_from_wire,
     layers_to_wire,
     stage_status_from_wire,
@@ -40,6 +42,8 @@ _SPEC_SCALARS = (
     "max_inter_token_latency_s",
     "kv_overcommit",
     "allow_streaming",
+    "kv_swap_bytes",
+    "kv_swap_on_disk",
     "prefix_cache",
     "micro_batches",
     "head_quantisation",
@@ -249,7 +253,7 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
         source=spec.source,
         **{name: getattr(spec, name) for name in _SPEC_SCALARS},
         dtype=dtype_to_wire(spec.dtype),
-        kv_dtype=dtype_to_wire(spec.kv_dtype) if spec.kv_dtype is not None else None,
+        kv_dtype=kv_format_to_wire(spec.kv_dtype) if spec.kv_dtype is not None else None,
         exclude=spec.exclude,
         standby=spec.standby,
         reserve=spec.reserve,
@@ -262,9 +266,10 @@ def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
     """A spec from a message; a field that is absent takes the spec's default. Raises InvalidArgumentError."""
     values: dict[str, object] = {"name": message.name, "model": message.model, "source": message.source}
     values |= {name: getattr(message, name) for name in _SPEC_SCALARS if message.HasField(name)}
-    for name in ("dtype", "kv_dtype"):
-        if message.HasField(name):
-            values[name] = dtype_from_wire(getattr(message, name), name)
+    if message.HasField("dtype"):
+        values["dtype"] = dtype_from_wire(message.dtype)
+    if message.HasField("kv_dtype"):
+        values["kv_dtype"] = kv_format_from_wire(message.kv_dtype)
     values["exclude"] = tuple(message.exclude)
     values["standby"] = tuple(message.standby)
     values["reserve"] = dict(message.reserve)

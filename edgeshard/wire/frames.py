@@ -303,8 +303,8 @@ class FrameReader:
 
 def _check_plan(step: pb.Step, max_tokens: int) -> int:
     """Tokens of a plan; refuses one whose lists or spans are impossible."""
-    if len(step.spans) > MAX_SPANS or len(step.frees) > MAX_SPANS or len(step.grants) > MAX_SPANS:
-        raise FrameRefusedError(f"step has more than {MAX_SPANS} spans, grants or frees", field="spans")
+    if max(len(part) for part in (step.spans, step.frees, step.grants, step.swap_outs)) > MAX_SPANS:
+        raise FrameRefusedError(f"step has more than {MAX_SPANS} spans, grants, frees or swap-outs", field="spans")
     tokens = 0
     for span in step.spans:
         count = span.token_count
@@ -338,12 +338,15 @@ def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
     return pb.Step(
         frees=plan.frees,
         grants=[
-            pb.KvGrant(request=g.request, first_index=g.first_index, blocks=g.blocks, filled=g.filled)
+            pb.KvGrant(
+                request=g.request, first_index=g.first_index, blocks=g.blocks, filled=g.filled, swapped=g.swapped
+            )
             for g in plan.grants
         ],
         spans=[_span_to_wire(span) for span in plan.spans],
         timings=timings_to_wire(timings),
         following=plan.following,
+        swap_outs=plan.swap_outs,
     )
 
 
@@ -369,9 +372,10 @@ def _span_to_wire(span: Span) -> pb.Span:
 def _plan_from_wire(step: pb.Step) -> StepPlan:
     return StepPlan(
         frees=tuple(step.frees),
-        grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks), g.filled) for g in step.grants),
+        grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks), g.filled, g.swapped) for g in step.grants),
         spans=tuple(_span_from_wire(span) for span in step.spans),
         following=step.following,
+        swap_outs=tuple(step.swap_outs),
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from edgeshard.cli.deploy import option_of
 from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import StagePhase
-from edgeshard.domain.dtypes import DType, IntegerFormat
+from edgeshard.domain.dtypes import DType, IntegerFormat, KvFormat
 from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
 from edgeshard.domain.placement import parse_layers
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
@@ -57,19 +57,20 @@ def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
     result = edgectl(
         "deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=4:9", "--source", "a",
         "--objective", "latency", "--max-time-per-token", "0.5", "--exclude", "c", "--exclude", "d",
-        "--reserve", "a=1GiB", "--reserve", "b=5", "--dtype", "float16", "--kv-dtype", "float32",
+        "--reserve", "a=1GiB", "--reserve", "b=5", "--dtype", "float16", "--kv-dtype", "int4",
         "--quantise", "int8", "--quantise", "b=int4", "--head-quantisation", "none",
         "--max-context", "256", "--max-new-tokens", "99",
         "--concurrency", "3", "--mode", "bubbles", "--micro-batches", "2", "--max-inter-token-latency", "0.25",
-        "--prefix-cache", "--kv-overcommit",
+        "--prefix-cache", "--kv-overcommit", "--kv-swap-bytes", "2GiB", "--kv-swap-on-disk",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     expected = DeploymentSpec(
         name="tales", model="fairy-tales", source="a", layers=parse_layers("a=0:4,b=4:9"), objective="latency",
         max_time_per_token_s=0.5, exclude=("c", "d"), reserve={"a": 1 << 30, "b": 5}, dtype=DType.FLOAT16,
-        kv_dtype=DType.FLOAT32, quantisation={"*": IntegerFormat.INT8, "b": IntegerFormat.INT4},
+        kv_dtype=KvFormat.INT4, quantisation={"*": IntegerFormat.INT8, "b": IntegerFormat.INT4},
         head_quantisation="none", max_context=256, max_new_tokens=99, concurrency=3, mode="bubbles", micro_batches=2,
         max_inter_token_latency_s=0.25, prefix_cache=True, kv_overcommit=True,
+        kv_swap_bytes=2 << 30, kv_swap_on_disk=True,
     )  # fmt: skip
     assert spec_sent(site) == spec_to_wire(expected)
     options = edgectl("deploy", "--help").stdout

@@ -169,7 +169,7 @@ def _raw_frames(pieces: list[bytes]) -> Iterator[stage_pb2.Frame]:
 def _frame_seeds() -> Iterator[bytes]:
     def forward(number: int, tokens: int) -> ForwardStep:
         span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9))
-        plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else ())
+        plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else (), swap_outs=(9,))
         hidden = Tensor(DType.BFLOAT16, (tokens, 8), bytes(tokens * 16)) if tokens else None
         return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
 

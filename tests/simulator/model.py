@@ -18,6 +18,8 @@ from edgeshard_agent.engine.worker import step_hangs
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.stage import StageOutput
+from edgeshard_agent.model.swap import SwapSpace
+from edgeshard_agent.scheduler.setup import swapping
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.architectures import expected_tensors, parse_config
@@ -153,6 +155,8 @@ class SimModel:
         self.dtype = DType.FLOAT32
         self.parameter_bytes = prepare.placed.parameter_bytes
         self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
+        self.pool.swap = SwapSpace(swapping(prepare).blocks)
+        self._kept: dict[int, list[int]] = {}
         self._violate = violate
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
@@ -172,6 +176,7 @@ class SimModel:
         for request in self.pool.requests:
             self.pool.free(request)
         self._sampling.clear()
+        self._kept.clear()
 
     def release(self) -> None:
         self.released = True
@@ -187,7 +192,7 @@ class SimModel:
         if self.broken:
             self.broken = False
             raise InternalError("a step failed", reason="STEP_FAILED")
-        self.pool.commit(self.pool.check(plan))
+        self._commit(plan)
         for request in plan.frees:
             self._sampling.pop(request, None)
         given = [] if inputs is None else inputs.tolist()
@@ -211,6 +216,15 @@ class SimModel:
         if self.is_last:
             return StageOutput(None, tuple(sampled))
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
+
+    def _commit(self, plan: StepPlan) -> None:
+        draft = self.pool.check(plan)
+        for request, table in draft.swap_outs.items():
+            self._kept[request] = [self._slots[slot] for slot in self._slots_of(request, table.length)]
+        self.pool.commit(draft)
+        for request in draft.swap_ins:
+            for slot, history in zip(self._slots_of(request, 1 << 30), self._kept.pop(request), strict=False):
+                self._slots[slot] = history
 
     def _slots_of(self, request: int, end: int) -> list[int]:
         size = self.pool.block_tokens

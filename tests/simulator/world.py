@@ -185,6 +185,8 @@ class World:
         if dice.random() < (1.0 if self.fates.wants("standby") else 0.2):
             tale["standby"] = ("auto",)
         self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
+        swaps = random.Random(f"swaps {self.seed}")
+        self.specs[0] |= {"kv_swap_bytes": swaps.choice((0, 1 << 14, 1 << 17)), "kv_swap_on_disk": swaps.random() < 0.5}
         if planned:
             del self.specs[0]["layers"]
         if dice.random() < 0.15:

@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any
 
 from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.dtypes import DType
@@ -50,8 +52,10 @@ class Stage:
     Nothing is ever cleared: whoever reads a slot that is not its own reads another's token.
     """
 
-    def __init__(self, blocks: int, block_tokens: int) -> None:
+    def __init__(self, blocks: int, block_tokens: int, swap_blocks: int = 0) -> None:
         self.pool = KvPool(LayerRange(0, 1), blocks, block_tokens, 1, 1, DType.FLOAT32, "cpu")
+        self.pool.swap = SwapSpace(swap_blocks)
+        self.kept: dict[int, list[int]] = {}
         self.slots = [0] * (blocks * block_tokens)
         self.known: set[int] = set()
         self.next_step = 0
@@ -61,7 +65,13 @@ class Stage:
         self.next_step += 1
         assert set(step.plan.frees) <= self.known, "a request the stages never heard of was freed"
         self.known -= set(step.plan.frees)
-        self.pool.commit(self.pool.check(step.plan))
+        draft = self.pool.check(step.plan)
+        for request, table in draft.swap_outs.items():
+            self.kept[request] = [self.slots[slot] for slot in self._slots(request, table.length)]
+        self.pool.commit(draft)
+        for request in draft.swap_ins:
+            for slot, token in zip(self._slots(request, 1 << 30), self.kept.pop(request), strict=False):
+                self.slots[slot] = token
         given, sampled, scored = deque(step.tokens), [], list[SpanLogprobs]()
         for span in step.plan.spans:
             assert (span.sampling is not None) == (span.request not in self.known), "once, on the first span"
@@ -103,15 +113,17 @@ class Rig:
         chunking: Chunking | None = None,
         limits: Limits | None = None,
         eos: frozenset[int] = frozenset(),
+        swapping: Swapping | None = None,
     ) -> None:
         self.batching = batching or Batching(Mode.NO_BUBBLES, 3, 8, 2)
         self.chunking = chunking or Chunking(5, least_tokens=2)
         self.allocator = BlockAllocator(blocks, block_tokens)
         self.scheduler = Scheduler(
-            self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos
+            self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping
         )  # fmt: skip
         self.now_s = 0.0
-        self.stages = [Stage(blocks, block_tokens) for _ in range(stages)]
+        swap_blocks = swapping.blocks if swapping is not None else 0
+        self.stages = [Stage(blocks, block_tokens, swap_blocks) for _ in range(stages)]
         self.steps: list[HeadStep] = []
         self.events: list[HeadEvent] = []
 
@@ -170,6 +182,7 @@ class Rig:
         assert self.scheduler.idle
         stats = self.scheduler.stats
         assert (stats.running, stats.waiting, stats.steps_in_flight, stats.kv_blocks_used) == (0, 0, 0, 0)
+        assert stats.kv_blocks_swapped == 0
         assert stats.kv_blocks_cached + stats.kv_blocks_free == self.allocator.count
         assert self.allocator.unpromised == self.allocator.count
         for stage in self.stages:

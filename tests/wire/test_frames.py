@@ -36,7 +36,12 @@ RETURN = FrameContract("tales", 3, DType.BFLOAT16, 0, max_tokens=32, window=4)
 def forward(number: int, tokens: int = 3, seed: int = 0) -> ForwardStep:
     data = random.Random(seed + number).randbytes(tokens * WIDTH * 2)
     span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9))
-    plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16), KvGrant(7, 1, (5,))), (span,) if tokens else ())
+    plan = StepPlan(
+        (1, 2),
+        (KvGrant(7, 0, (3,), 16), KvGrant(7, 1, (5,)), KvGrant(8, 0, (2,), 0, True)),
+        (span,) if tokens else (),
+        swap_outs=(9,),
+    )
     hidden = Tensor(DType.BFLOAT16, (tokens, WIDTH), data) if tokens else None
     return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
 
@@ -59,7 +64,7 @@ def nearly(step: WireStep) -> object:
     if isinstance(step, ReturnedStep):
         return repr(step)
     sampling = [(s.sampling and (s.sampling.top_k, s.sampling.seed), s.seen_tokens) for s in step.plan.spans]
-    return step.number, step.hidden, step.plan.frees, step.plan.grants, sampling
+    return step.number, step.hidden, step.plan.frees, step.plan.swap_outs, step.plan.grants, sampling
 
 
 @pytest.fixture(autouse=True)

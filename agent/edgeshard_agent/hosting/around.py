@@ -11,7 +11,7 @@ import grpc
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
 from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.model.weights import StageWeights
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
-ModelKey = tuple[WeightsKey, LayerRange, DType, int, int]
+ModelKey = tuple[WeightsKey, LayerRange, KvFormat, int, int, tuple[int, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def model_key(prepare: PrepareStage) -> ModelKey:
     """What must be equal for loaded weights and their KV arena to serve another epoch."""
     kv_dtype, kv_blocks = prepare.spec.effective_kv_dtype, prepare.placement.kv_blocks
     placed = prepare.placed
-    return weights_key(prepare), placed.layers, kv_dtype, kv_blocks, placed.weight_budget_bytes
+    swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk
+    return weights_key(prepare), placed.layers, kv_dtype, kv_blocks, placed.weight_budget_bytes, swap
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:

@@ -188,6 +188,8 @@ class StageLoader:
             reuse=reuse,
             guides=guides,
             packing=fetched.packing,
+            swap_bytes=prepare.spec.kv_swap_bytes,
+            swap_directory=self._cache.directory if prepare.spec.kv_swap_on_disk else None,
         )
 
     def _load_weights(

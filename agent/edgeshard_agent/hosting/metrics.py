@@ -22,6 +22,7 @@ _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
     ("prompt_tokens", "Positions of prompts that were run.", lambda stats: stats.prompt_tokens),
     ("prefix_hit_tokens", "Positions that the prefix cache had.", lambda stats: stats.prefix_hit_tokens),
     ("preemptions", "Requests that were set back for memory.", lambda stats: stats.preemptions),
+    ("swaps", "Requests set back whose KV was kept aside.", lambda stats: stats.swaps),
 )
 
 

@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Literal
 
-from edgeshard.domain.dtypes import DType
+import torch
+
+from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard_agent.model.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import PanelArena, RowArena, make_arena, zeroed
+from edgeshard_agent.ops import NativeArena, RowArena, check_int4, make_arena, zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,19 @@ class KvDraft:
     holders: dict[int, int] = field(default_factory=dict)
     full: dict[int, bool] = field(default_factory=dict)
     anew: list[int] = field(default_factory=list)
+    swap_outs: dict[int, KvTable] = field(default_factory=dict)
+    swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    """Positions kept aside of a request, 0 where it is no more."""
 
 
 class KvPool:
     """Keys and values of `blocks` blocks of `block_tokens` tokens for every layer of a stage.
 
-    Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
-    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there
-    is one block more, in no table and not counted: what may be written to it belongs to nobody.
+    `kept` is how the numbers are kept. Each layer has an arena: slot s is token s % block_tokens of block
+    s // block_tokens. Memory is taken and touched at once, so it cannot run short later. With `scratch`, for recordings
+    on an accelerator, arenas are of rows and there is one block more, in no table and not counted: what may be written
+    to it belongs to nobody.
     """
 
     def __init__(
@@ -64,7 +73,7 @@ class KvPool:
         block_tokens: int,
         kv_heads: int,
         head_dim: int,
-        dtype: DType,
+        kept: KvFormat | DType,
         device: str,
         scratch: bool = False,
     ) -> None:
@@ -75,16 +84,24 @@ class KvPool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.scratch_block = blocks if scratch else None
-        self.dtype = TORCH_DTYPES[dtype]
-        self.block_bytes = 2 * len(layers) * block_tokens * kv_heads * head_dim * dtype.itemsize
+        self.kept = KvFormat(kept)
+        numbers: torch.dtype | Literal[KvFormat.INT4]
+        if self.kept is KvFormat.INT4:
+            numbers = self.kept
+            check_int4(head_dim, block_tokens, device)
+        else:
+            numbers = TORCH_DTYPES[DType(self.kept)]
+        element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
+        block_bytes = block_tokens * kv_heads * self.kept.head_bytes(head_dim)
+        self.block_bytes = 2 * len(layers) * block_bytes
         held = blocks + 1 if scratch else blocks
-        slots, row = held * block_tokens, held * block_tokens * kv_heads * head_dim
+        slots, row = held * block_tokens, held * block_bytes // element.itemsize
         try:
-            memory = zeroed((len(layers), 2, row), self.dtype, device)
+            memory = zeroed((len(layers), 2, row), element, device)
             self._arenas = [
-                RowArena(slots, kv_heads, head_dim, self.dtype, device, memory[index])
-                if scratch  # what records steps gathers
-                else make_arena(slots, kv_heads, head_dim, self.dtype, block_tokens, device, memory[index])
+                RowArena(slots, kv_heads, head_dim, numbers, device, memory[index])
+                if scratch and not isinstance(numbers, KvFormat)  # what records steps gathers
+                else make_arena(slots, kv_heads, head_dim, numbers, block_tokens, device, memory[index])
                 for index in range(len(layers))
             ]
         except (RuntimeError, MemoryError) as error:
@@ -93,6 +110,8 @@ class KvPool:
             ) from error
         self._by_block = memory.view(2 * len(layers), held, row // held)
         """All memory of the pool: keys and values of each layer, by block."""
+        self.swap = SwapSpace()
+        """Where requests are kept that were swapped out: nowhere, unless it is replaced before the first step."""
         self._tables: dict[int, KvTable] = {}
         self._holders: dict[int, int] = {}
         """How many tables hold a block, for blocks that any does."""
@@ -110,13 +129,14 @@ class KvPool:
 
     @property
     def requests(self) -> frozenset[int]:
-        return frozenset(self._tables)
+        """Those that have a table, or were swapped out."""
+        return frozenset(self._tables) | self.swap.requests
 
     def table(self, request: int) -> KvTable:
         """The request's table, empty for one that holds none."""
         return self._tables.get(request, KvTable())
 
-    def arena(self, layer: int) -> RowArena | PanelArena:
+    def arena(self, layer: int) -> RowArena | NativeArena:
         """Keys and values of a layer, by its global index."""
         index = layer - self.layers.first
         if not 0 <= index < len(self._arenas):
@@ -126,6 +146,7 @@ class KvPool:
     def release(self) -> None:
         """Give all memory back. No arena can be had any more."""
         self._arenas.clear()
+        self.swap.clear()
         if self._by_block.device.type != "cpu":
             self._by_block.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
         self._by_block = self._by_block.new_empty(0)
@@ -133,7 +154,7 @@ class KvPool:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan) -> KvDraft:
-        """Validate frees, grants and spans in this order; nothing changes until the draft is committed.
+        """Validate frees, swap-outs, grants and spans in this order; nothing changes until the draft is committed.
 
         Raises InvalidArgumentError for what can never be right (a block that does not exist, an empty span) and
         FailedPreconditionError for what does not fit the tables as they are.
@@ -141,6 +162,8 @@ class KvPool:
         draft = KvDraft()
         for request in plan.frees:
             self._draft_free(draft, request)
+        for request in plan.swap_outs:
+            self._draft_swap_out(draft, request)
         for grant in plan.grants:
             self._draft_grant(draft, grant)
         seen: set[int] = set()
@@ -153,7 +176,15 @@ class KvPool:
 
     def commit(self, draft: KvDraft) -> None:
         """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
+        for request, kept in draft.swap_outs.items():
+            blocks = list(kept.blocks[: self._blocks_for(kept.length)])
+            self.swap.put(request, kept.length, self._by_block[:, blocks])
         self._clear(draft.anew)
+        for request, places in draft.swap_ins.items():
+            self.swap.take(request, self._by_block, places)
+        for request, length in draft.kept.items():
+            if not length:
+                self.swap.drop(request)
         for request, table in draft.tables.items():
             if table is None:
                 self._tables.pop(request, None)
@@ -191,6 +222,34 @@ class KvPool:
         for block in self._peek(draft, request).blocks:
             draft.holders[block] = self._holders_of(draft, block) - 1
         draft.tables[request] = None
+        if self._kept_of(draft, request):
+            draft.kept[request] = 0
+
+    def _blocks_for(self, positions: int) -> int:
+        return -(-positions // self.block_tokens)
+
+    def _kept_of(self, draft: KvDraft, request: int) -> int:
+        """Positions kept aside of a request."""
+        return draft.kept[request] if request in draft.kept else self.swap.length(request)
+
+    def _draft_swap_out(self, draft: KvDraft, request: int) -> None:
+        table = self._peek(draft, request)
+        if not table.length:
+            raise FailedPreconditionError(
+                f"request {request} is to be swapped out, but holds no KV", field="swap_outs", reason="KV_NONE_TO_SWAP"
+            )
+        used = self.swap.used + sum(
+            self._blocks_for(length) - self.swap.count(other) for other, length in draft.kept.items()
+        )
+        if used + self._blocks_for(table.length) > self.swap.blocks:
+            raise FailedPreconditionError(
+                f"request {request} is to be swapped out, but {used} of {self.swap.blocks} blocks are kept aside",
+                field="swap_outs",
+                reason="KV_SWAP_FULL",
+            )
+        self._draft_free(draft, request)
+        draft.swap_outs[request] = table
+        draft.kept[request] = table.length
 
     def _draft_grant(self, draft: KvDraft, grant: KvGrant) -> None:
         table = self._peek(draft, grant.request)
@@ -201,6 +260,9 @@ class KvPool:
                 field="grants.first_index",
                 reason="KV_GRANT_OUT_OF_ORDER",
             )
+        kept = self._kept_of(draft, grant.request)
+        if grant.swapped or kept:
+            self._check_swapped(grant, kept)
         if grant.filled:
             self._check_shared(draft, grant)
         for block in grant.blocks:
@@ -217,11 +279,25 @@ class KvPool:
                     reason="KV_BLOCK_IN_USE",
                 )
             draft.holders[block] = self._holders_of(draft, block) + 1
-            if not grant.filled:
+            if grant.swapped:
+                draft.full[block] = (grant.blocks.index(block) + 1) * self.block_tokens <= kept
+            elif not grant.filled:
                 draft.full[block] = False
                 draft.anew.append(block)
         length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
+        if grant.swapped:
+            length, draft.kept[grant.request] = kept, 0
+            draft.swap_ins[grant.request] = tuple(grant.blocks)
         draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared)
+
+    def _check_swapped(self, grant: KvGrant, kept: int) -> None:
+        """Exactly the blocks for what is kept begin the table of a request that was swapped out."""
+        if not (grant.swapped and kept and len(grant.blocks) == self._blocks_for(kept) and not grant.filled):
+            raise FailedPreconditionError(
+                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {kept} positions kept aside",
+                field="grants.swapped",
+                reason="KV_SWAPPED",
+            )
 
     def _check_shared(self, draft: KvDraft, grant: KvGrant) -> None:
         """Blocks that others filled begin a table and are full."""

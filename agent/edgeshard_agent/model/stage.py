@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.device import StageStreaming
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
@@ -27,6 +28,7 @@ from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
+from edgeshard_agent.model.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.ops import idle_spin
@@ -104,7 +106,7 @@ class StageModel:
         layers: LayerRange,
         *,
         dtype: DType,
-        kv_dtype: DType,
+        kv_dtype: KvFormat | DType,
         kv_blocks: int,
         block_tokens: int,
         device: str,
@@ -115,13 +117,16 @@ class StageModel:
         reuse: Sequence[StageWeights] = (),
         guides: Guides | None = None,
         packing: Packing | None = None,
+        swap_bytes: int = 0,
+        swap_directory: Path | None = None,
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
         `packing` says where packed files are and how much of the weights may stay in memory. `config` is the decoded
         config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
-        a step the processor's cores do not halt. `guides` are those of the last stage's requests. Raises
+        a step the processor's cores do not halt. `guides` are those of the last stage's requests. KV of
+        requests that were swapped out may take `swap_bytes`, of memory or of files in `swap_directory`. Raises
         UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
         for layers the model does not have, ResourceExhaustedError when memory is short.
         """
@@ -143,6 +148,7 @@ class StageModel:
         pool = KvPool(
             layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
         )
+        pool.swap = SwapSpace(swap_bytes // pool.block_bytes, swap_directory)
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
@@ -207,13 +213,13 @@ class StageModel:
         """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
 
         Their results are those of `execute`, one by one. Returns the results of as many steps as could go together, at
-        least one: a step that frees a request of another one begins a sweep of its own, as does one that is refused.
-        Raises as `execute` does, for the first step.
+        least one: a step that frees, or swaps out, a request of another one begins a sweep of its own, as does one that
+        is refused. Raises as `execute` does, for the first step.
         """
         begun: list[_Begun] = []
         requests: set[int] = set()
         for plan, inputs in steps:
-            if requests.intersection(plan.frees):
+            if requests.intersection((*plan.frees, *plan.swap_outs)):
                 break
             try:
                 begun.append(self._begin(plan, inputs))

@@ -10,7 +10,8 @@ from edgeshard_agent.ops.draws import LikelyTokens
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 from edgeshard_agent.ops.idle_spin import idle_spin
-from edgeshard_agent.ops.kv_arena import KvArena, PanelArena, RowArena, make_arena, zeroed
+from edgeshard_agent.ops.kv_arena import KvArena, NativeArena, PanelArena, RowArena, check_int4, make_arena, zeroed
+from edgeshard_agent.ops.kv_int4 import Int4Arena
 from edgeshard_agent.ops.linear import PackedForm, PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
@@ -18,8 +19,10 @@ from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_
 
 __all__ = [
     "BlockParts",
+    "Int4Arena",
     "KvArena",
     "LikelyTokens",
+    "NativeArena",
     "NativeBlock",
     "PackedForm",
     "PackedLinear",
@@ -32,6 +35,7 @@ __all__ = [
     "SpanTables",
     "attend",
     "bits_fingerprint",
+    "check_int4",
     "idle_spin",
     "make_arena",
     "native_available",

@@ -10,7 +10,7 @@ import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
-from edgeshard_agent.ops.kv_arena import KvArena, PanelArena
+from edgeshard_agent.ops.kv_arena import KvArena, NativeArena
 
 _QUERIES_AT_ONCE = 64
 
@@ -73,7 +73,7 @@ def attend(
 
     New keys and values are first written at the last positions of each span. Each token then sees the positions up to
     its own. Scores, weights and sums are float32; the native kernel rounds softmax's weights to bfloat16 where query,
-    keys and values all are and the CPU multiplies such numbers. There, over a `PanelArena`, a token's result is the
+    keys and values all are and the CPU multiplies such numbers. There, over a `NativeArena`, a token's result is the
     same bit for bit whichever tokens are in the call with it, by however many threads.
 
     Raises InvalidArgumentError where shapes do not fit, or a length or block lies outside the table or the arena;
@@ -81,7 +81,7 @@ def attend(
     """
     _check(query, new_keys, new_values, arena, spans)
     library = native.active()
-    if library is None or not isinstance(arena, PanelArena):
+    if library is None or not isinstance(arena, NativeArena):
         return _reference(query, new_keys, new_values, arena, spans, scoring)
     dtype = query.dtype
     if dtype not in native.ELEMENTS:
@@ -95,7 +95,7 @@ def _native(
     query: torch.Tensor,
     new_keys: torch.Tensor,
     new_values: torch.Tensor,
-    arena: PanelArena,
+    arena: NativeArena,
     spans: SpanTables,
     scoring: Scoring,
 ) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _native(
         arena_blocks=arena.slots // spans.block_tokens,
         window=scoring.window,
         element=native.ELEMENTS[query.dtype],
-        kv_element=native.ELEMENTS[arena.dtype],
+        kv_element=arena.element,
         scale=scoring.scale,
         softcap=scoring.softcap,
     )

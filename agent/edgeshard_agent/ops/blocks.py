@@ -12,7 +12,7 @@ import torch
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import SpanTables
-from edgeshard_agent.ops.kv_arena import PanelArena
+from edgeshard_agent.ops.kv_arena import NativeArena
 from edgeshard_agent.ops.linear import PackedLinear
 
 
@@ -104,7 +104,7 @@ class NativeBlock:
 
 def run_blocks(
     blocks: Sequence[NativeBlock],
-    arenas: Sequence[PanelArena],
+    arenas: Sequence[NativeArena],
     hidden: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -132,7 +132,7 @@ def run_blocks(
         block_tokens=spans.block_tokens,
         table_blocks=spans.blocks.shape[1],
         arena_blocks=arenas[0].slots // spans.block_tokens,
-        kv_element=native.ELEMENTS[arenas[0].dtype],
+        kv_element=arenas[0].element,
         threads=torch.get_num_threads(),
     )
     pointers = c_void_p * len(blocks)

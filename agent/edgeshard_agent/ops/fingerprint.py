@@ -15,7 +15,8 @@ from torch.nn.functional import gelu, silu
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
-from edgeshard_agent.ops.kv_arena import PAGE, PanelArena
+from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
+from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.quantize import Scheme
 
@@ -32,6 +33,7 @@ _ROWS = 13
 _HEAD_DIM = 80
 _PAST = 600
 """Positions: past two edges between tiles of keys."""
+_SLOTS = -(-(_PAST + _ROWS) // PAGE) * PAGE
 
 
 def bits_fingerprint() -> str:
@@ -63,8 +65,9 @@ def _outputs() -> Iterator[torch.Tensor]:
         yield silu(wide)
         yield torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + 1e-5)
         yield torch.softmax(wide[:, :60], dim=-1, dtype=torch.float32)
-        for kv_dtype in _DTYPES:
-            yield from _attended(dtype, kv_dtype)
+        for kept in _DTYPES:
+            yield from _attended(dtype, PanelArena(_SLOTS, 1, _HEAD_DIM, kept))
+        yield from _attended(dtype, Int4Arena(_SLOTS, 1, _HEAD_DIM))
 
 
 def _angles() -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,13 +78,11 @@ def _angles() -> tuple[torch.Tensor, torch.Tensor]:
     return angles.cos(), angles.sin()
 
 
-def _attended(dtype: torch.dtype, kv_dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
     """Of some tokens behind a long past, and of one token alone."""
-    blocks = -(-(_PAST + _ROWS) // PAGE)
-    arena = PanelArena(blocks * PAGE, 1, _HEAD_DIM, kv_dtype)
     past = torch.arange(_PAST)
     arena.write(past, _made(_PAST, 1, _HEAD_DIM), _made(_PAST, 1, _HEAD_DIM).flip(0))
-    table = torch.arange(blocks, dtype=torch.int32).unsqueeze(0)
+    table = torch.arange(_SLOTS // PAGE, dtype=torch.int32).unsqueeze(0)
     packed = _made(_ROWS, 5, _HEAD_DIM).to(dtype)
     query, key, value = packed[:, :3], packed[:, 3:4], packed[:, 4:]
     rotary_(query, key, *_angles())

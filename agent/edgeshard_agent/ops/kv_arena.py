@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
+from edgeshard.domain.dtypes import KvFormat
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.huge_pages import mapped
+from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 
-PAGE = 16
-"""Tokens in a page of `PanelArena` (KV_PAGE of kernels.h)."""
 _VECTOR = 16
 
 
@@ -18,7 +19,8 @@ class KvArena(Protocol):
     """Keys and values of one layer, whatever their order in memory."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of what `read` gives."""
 
     @property
     def slots(self) -> int: ...
@@ -97,6 +99,11 @@ class PanelArena:
         return self.keys.dtype
 
     @property
+    def element(self) -> int:
+        """`Element` of kernels.h."""
+        return native.ELEMENTS[self.keys.dtype]
+
+    @property
     def slots(self) -> int:
         return len(self.keys) * PAGE
 
@@ -124,20 +131,40 @@ class PanelArena:
         return self.keys.permute(0, 3, 1, 2, 4), self.values.permute(0, 3, 5, 1, 2, 4)
 
 
+NativeArena = PanelArena | Int4Arena
+"""What the native kernel reads."""
+
+
+def check_int4(head_dim: int, block_tokens: int, device: str) -> None:
+    """Raise InvalidArgumentError unless keys and values of these heads, blocks and device can be of 4 bits."""
+    if torch.device(device).type != "cpu":
+        what = f"runs on the CPU, not on {device}"
+    elif head_dim % _VECTOR:
+        what = f"takes heads whose width is a multiple of {_VECTOR}; this model's is {head_dim}"
+    elif block_tokens % PAGE:
+        what = f"takes blocks of whole pages of {PAGE} tokens, not of {block_tokens}"
+    else:
+        return
+    raise InvalidArgumentError(f"kv_dtype: int4 {what}; use bfloat16", field="kv_dtype", reason="UNSUPPORTED_KV_DTYPE")
+
+
 def make_arena(
     slots: int,
     kv_heads: int,
     head_dim: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Literal[KvFormat.INT4],
     block_tokens: int,
     device: str,
     memory: torch.Tensor | None = None,
-) -> RowArena | PanelArena:
+) -> RowArena | NativeArena:
     """An arena as the device's attention reads it best, in the two rows of `memory`, or in memory of its own.
 
     A block's keys lie one behind the other in a row, and so do its values. Raises RuntimeError or MemoryError where
-    memory is short.
+    memory is short, InvalidArgumentError where keys and values cannot be of 4 bits.
     """
+    if isinstance(dtype, KvFormat):
+        check_int4(head_dim, block_tokens, device)
+        return Int4Arena(slots, kv_heads, head_dim, memory)
     whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0
     if device == "cpu" and whole_pages and dtype in native.ELEMENTS and native.native_available():
         return PanelArena(slots, kv_heads, head_dim, dtype, memory)

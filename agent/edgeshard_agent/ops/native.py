@@ -22,6 +22,7 @@ LIBRARY = Path(__file__).with_name("libedgeshard_ops.so")
 SWITCH = "EDGESHARD_NATIVE_OPS"
 # The numbers of `Element` in kernels.h.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+INT4 = 2
 
 _log = logging.getLogger(__name__)
 

@@ -64,8 +64,10 @@ class Draft:
         sequence.introduced = True
         sequence.scheduled = end
 
-    def plan(self, frees: tuple[int, ...]) -> StepPlan:
-        return StepPlan(frees, tuple(self.grants), tuple(self.spans))
+    def plan(
+        self, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
+    ) -> StepPlan:
+        return StepPlan(frees, (*swap_ins, *self.grants), tuple(self.spans), swap_outs=swap_outs)
 
 
 def _most_told(sequence: Sequence) -> int:

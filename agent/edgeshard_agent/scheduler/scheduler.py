@@ -19,7 +19,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.step import SampledToken, StepPlan, StepResult
+from edgeshard.domain.step import KvGrant, SampledToken, StepPlan, StepResult
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
@@ -29,6 +29,7 @@ from edgeshard_agent.scheduler.prefix import extend_keys
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.spread import Spread
+from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
 
@@ -119,6 +120,10 @@ class SchedulerStats:
     """Positions of prompts that were found in the prefix cache instead."""
     new_tokens: int
     preemptions: int
+    swaps: int
+    """Preemptions after which the stages kept the request's KV."""
+    kv_blocks_swapped: int
+    """Kept aside now, beside the pool."""
 
 
 @dataclass(slots=True)
@@ -128,6 +133,7 @@ class _Counts:
     prefix_hit_tokens: int = 0
     new_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
 
 
 class Scheduler:
@@ -140,6 +146,7 @@ class Scheduler:
         batching: Batching,
         chunking: Chunking,
         eos_tokens: frozenset[int],
+        swapping: Swapping | None = None,
     ) -> None:
         self._allocator = allocator
         self._limits = limits
@@ -153,9 +160,15 @@ class Scheduler:
         self._requests: dict[RequestId, Sequence] = {}
         self._running: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
+        self._known: dict[int, Sequence] = {}
+        """Those that run, or whose KV is kept aside, by the number that the stages know."""
         self._ready: dict[int, Sequence] = {}
         """Decoding requests whose newest token is back, the longest ready first."""
         self._frees: list[int] = []
+        self._swapped = SwappedOut(swapping or Swapping(), chunking.step_tokens)
+        self._swap_outs: list[int] = []
+        self._swap_ins: dict[int, KvGrant] = {}
+        """Of requests that were let in again: the stages hear of them with the next step."""
         self._next_number = 0
         self._next_step = 0
         self._returned = 0
@@ -183,6 +196,8 @@ class Scheduler:
             prefix_hit_tokens=counts.prefix_hit_tokens,
             new_tokens=counts.new_tokens,
             preemptions=counts.preemptions,
+            swaps=counts.swaps,
+            kv_blocks_swapped=self._swapped.used,
         )
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -304,9 +319,13 @@ class Scheduler:
         draft = Draft()
         decodes = self._add_decodes(draft)
         self._add_chunks(draft, decodes)
-        if not draft.spans and not self._frees:
+        if not (draft.spans or self._frees or self._swap_outs or self._swap_ins):
             return None
         frees, self._frees = tuple(self._frees), []
+        swap_outs, self._swap_outs = tuple(self._swap_outs), []
+        swap_ins, self._swap_ins = tuple(self._swap_ins.values()), {}
+        for grant in swap_ins:
+            self._swapped.remove(grant.request)
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
@@ -314,7 +333,7 @@ class Scheduler:
         prompt_tokens = len(draft.tokens) - decodes
         self._spread.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
-        return HeadStep(number, draft.plan(frees), tuple(draft.tokens))
+        return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens))
 
     def _add_decodes(self, draft: Draft) -> int:
         """One micro-batch of those whose tokens are back, unless all micro-batches are in flight; how many."""
@@ -374,12 +393,12 @@ class Scheduler:
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
-        check_owed(step, self._flight.end(), result, self._running)
+        check_owed(step, self._flight.end(), result, self._known)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._spread.returned(result.timings, now_s)
         taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result)]
         for sampled in result.tokens:
-            sequence = self._running.get(sampled.request)
+            sequence = self._known.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
                 taken.append(self._take_token(sequence, sampled, result))
         return taken
@@ -405,7 +424,7 @@ class Scheduler:
 
     def _take_scores(self, result: StepResult) -> Iterator[TakenItem]:
         for item in result.prompt_logprobs:
-            sequence = self._running.get(item.request)
+            sequence = self._known.get(item.request)
             if sequence is None:
                 continue
             sequence.scored = item.prompt_logprobs.end
@@ -416,7 +435,7 @@ class Scheduler:
 
     def _take_failures(self, result: StepResult) -> Iterator[TakenItem]:
         for failed in result.guide_failures:
-            sequence = self._running.get(failed.request)
+            sequence = self._known.get(failed.request)
             if sequence is not None:
                 self._end(sequence)
                 error = InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
@@ -430,10 +449,10 @@ class Scheduler:
         if not is_end and sequence.generation.stop_strings:  # only then the text says whether it goes on
             text = sequence.text.push(sampled.token)
         reason = self._finish_reason(sequence)
-        if reason is None:
-            self._ready[sequence.number] = sequence
-        else:
+        if reason is not None:
             self._end(sequence)
+        elif sequence.number in self._running:
+            self._ready[sequence.number] = sequence
         return Taken(sequence, sampled, result.timings, text, reason)
 
     @property
@@ -460,6 +479,10 @@ class Scheduler:
         """Let waiting requests in, in their turn, while there are places and the pool can promise what each needs."""
         allocator, size = self._allocator, self._allocator.block_tokens
         while len(self._running) < self._places and (sequence := self._waiting.first()) is not None:
+            if sequence.number in self._swapped:
+                if not self._swap_in(sequence):
+                    return
+                continue
             known = len(sequence.tokens)
             keys: list[bytes] = []
             if self._limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
@@ -469,11 +492,30 @@ class Scheduler:
             if shared is None:
                 return
             self._waiting.remove(sequence)
-            self._running[sequence.number] = self._prefilling[sequence.number] = sequence
+            number = sequence.number
+            self._running[number] = self._known[number] = self._prefilling[number] = sequence
             self._admitted.append(sequence.request_id)
             if shared.blocks:
                 sequence.shared, sequence.scheduled = shared, shared.filled
                 self._counts.prefix_hit_tokens += shared.filled
+
+    def _swap_in(self, sequence: Sequence) -> bool:
+        """Let a request in whose KV is kept aside; False while the pool has no room."""
+        allocator, number = self._allocator, sequence.number
+        most = len(sequence.tokens) + 1 if self._limits.overcommit else sequence.longest
+        if allocator.admit(number, most) is None:
+            return False
+        grant = allocator.extend(number, sequence.scheduled)
+        assert grant is not None
+        self._swap_ins[number] = replace(grant, swapped=True)
+        self._waiting.remove(sequence)
+        self._running[number] = sequence
+        if not sequence.decoding:
+            self._prefilling[number] = sequence
+        elif sequence.ready:
+            self._ready[number] = sequence
+        self._admitted.append(sequence.request_id)
+        return True
 
     def newly_admitted(self) -> list[RequestId]:
         """The requests that were let in since this was asked last; again after a preemption."""
@@ -490,26 +532,48 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a request's KV. It waits at its old place, and then runs again what it had, which gives the same."""
-        self._leave(sequence)
-        sequence.restart(self._take_number())
+        """Take a request's KV. It waits at its old place.
+
+        Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same.
+        """
+        number, blocks = sequence.number, self._allocator.blocks_for(sequence.scheduled)
+        if self._swap_ins.pop(number, None) is not None:  # the stages have it aside still
+            self._stop(sequence)
+        elif sequence.introduced and self._swapped.takes(blocks, sequence.scheduled):
+            self._stop(sequence)
+            self._swapped.add(number, blocks)
+            self._swap_outs.append(number)
+            self._counts.swaps += 1
+        else:
+            self._leave(sequence)
+            sequence.restart(self._take_number())
         self._waiting.put(sequence)
         self._counts.preemptions += 1
 
     def _end(self, sequence: Sequence) -> None:
         if not self._waiting.remove(sequence):
             self._leave(sequence)
+        elif self._swapped.remove(sequence.number):
+            del self._known[sequence.number]
+            self._frees.append(sequence.number)
         del self._requests[sequence.request_id]
         self._served_tokens.close(sequence.client)
 
     def _leave(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        del self._known[sequence.number]
+        if sequence.introduced:
+            self._frees.append(sequence.number)
+        if self._swap_ins.pop(sequence.number, None) is not None:
+            self._swapped.remove(sequence.number)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """It runs no more, and its blocks may be granted to others."""
         number = sequence.number
         del self._running[number]
         self._prefilling.pop(number, None)
         self._ready.pop(number, None)
         self._allocator.release(number)
-        if sequence.introduced:
-            self._frees.append(number)
 
     def _take_number(self) -> int:
         self._next_number += 1

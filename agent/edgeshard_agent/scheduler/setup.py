@@ -14,6 +14,7 @@ from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
+from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS, Swapping
 
 # Requests that may run for each one whose worst case the KV pool was made for, where a deployment overcommits.
 OVERCOMMIT = 2
@@ -41,7 +42,20 @@ def make_scheduler(
         compute_s=partial(compute_s, placement.costs) if placement.costs else None,
     )
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens)
-    return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens)
+    return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare))
+
+
+def swapping(prepare: PrepareStage) -> Swapping:
+    """As much as the stage with the largest blocks may keep; how long a block takes there and back, on the slowest."""
+    spec, placement = prepare.spec, prepare.placement
+    block_bytes = max((stage.kv_bytes // placement.kv_blocks for stage in placement.stages), default=0)
+    if not (spec.kv_swap_bytes and block_bytes):
+        return Swapping()
+    return Swapping(
+        blocks=spec.kv_swap_bytes // block_bytes,
+        block_s=2 * block_bytes / (DISK_BPS if spec.kv_swap_on_disk else MEMORY_BPS),
+        compute_s=partial(compute_s, placement.costs) if placement.costs else None,
+    )
 
 
 def make_slices(prepare: PrepareStage) -> PromptSlices | None:

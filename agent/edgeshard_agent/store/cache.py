@@ -71,6 +71,7 @@ class BlobCache:
     """
 
     def __init__(self, directory: Path, limit_bytes: int, shared: BlobDirectory | None = None) -> None:
+        self.directory = directory
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._blobs = BlobDirectory(directory / "blobs")

@@ -310,7 +310,7 @@ def _listed(names: Mapping[NodeName, Candidate]) -> str:
 
 
 def _room(spec: DeploymentSpec, node: Candidate) -> int:
-    return max(0, node.free_bytes - spec.reserve.get(node.name, 0))
+    return max(0, node.free_bytes - spec.reserve_of(node.name))
 
 
 def _proportional(

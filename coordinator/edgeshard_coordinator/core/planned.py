@@ -371,7 +371,7 @@ class _Site:
             "allow_streaming": spec.allow_streaming,
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
-            "reserve": {name: float(size) for name, size in spec.reserve.items() if name in site.cluster.names},
+            "reserve": {name: float(size) for name in site.cluster.names if (size := spec.reserve_of(name))},
         }
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 

@@ -38,7 +38,7 @@ def choose(
     usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     rooms = {
         node.node_id: node.free_bytes
-        - spec.reserve.get(node.name, 0)
+        - spec.reserve_of(node.name)
         - (held_bytes(placement.stages[own[node.node_id]]) if node.node_id in own else 0)
         for node in usable
     }

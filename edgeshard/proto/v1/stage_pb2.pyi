@@ -128,18 +128,20 @@ class TensorHeader(_message.Message):
     def __init__(self, dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("frees", "grants", "spans", "timings", "following")
+    __slots__ = ("frees", "grants", "spans", "timings", "following", "swap_outs")
     FREES_FIELD_NUMBER: _ClassVar[int]
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUTS_FIELD_NUMBER: _ClassVar[int]
     frees: _containers.RepeatedScalarFieldContainer[int]
     grants: _containers.RepeatedCompositeFieldContainer[KvGrant]
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     following: int
-    def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., following: _Optional[int] = ...) -> None: ...
+    swap_outs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., following: _Optional[int] = ..., swap_outs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("request", "first_position", "token_count", "sample", "sampling", "targets")
@@ -178,16 +180,18 @@ class SpanSampling(_message.Message):
     def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., guided_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvGrant(_message.Message):
-    __slots__ = ("request", "first_index", "blocks", "filled")
+    __slots__ = ("request", "first_index", "blocks", "filled", "swapped")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
     request: int
     first_index: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
     filled: int
-    def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ...) -> None: ...
+    swapped: bool
+    def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ..., swapped: _Optional[bool] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures")

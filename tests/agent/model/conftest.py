@@ -18,7 +18,7 @@ from edgeshard_agent.model.stage import StageModel
 from safetensors.torch import load_file, save_file
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
@@ -52,7 +52,9 @@ class Checkpoint:
         stage.execute(StepPlan(frees=tuple(stage.pool.requests)))
         return stage
 
-    def load(self, layers: LayerRange, dtype: DType = DType.FLOAT32, kv_dtype: DType | None = None) -> StageModel:
+    def load(
+        self, layers: LayerRange, dtype: DType = DType.FLOAT32, kv_dtype: KvFormat | DType | None = None
+    ) -> StageModel:
         return StageModel.load(
             SafetensorsDirectory(self.path),
             self.config,

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.architectures import expected_tensors
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
@@ -34,7 +34,7 @@ BLOCK_TOKENS = 16
 LONGEST = 560
 REQUESTS = 16
 KV_BLOCKS = 160
-SCHEMES = ["float32", "bfloat16", "int8", "int4"]
+SCHEMES = ["float32", "bfloat16", "int8", "int4", "float32, KV int4", "int4, KV int4"]
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -121,6 +121,7 @@ def weights(name: str) -> RandomWeights:
 
 @cache
 def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS) -> StageModel:
+    kept, scheme = scheme.endswith("KV int4"), scheme.partition(",")[0]
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
     return StageModel.load(
@@ -128,7 +129,7 @@ def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS
         CONFIGS[name],
         layers,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=KvFormat.INT4 if kept else dtype,
         kv_blocks=kv_blocks,
         block_tokens=BLOCK_TOKENS,
         device="cpu",

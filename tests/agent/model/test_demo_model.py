@@ -9,7 +9,7 @@ import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
 from bench.quantisation import MODEL, VALIDATION, bits_per_byte, demo_stage, perplexity
-from edgeshard.domain.dtypes import IntegerFormat, Quantisation
+from edgeshard.domain.dtypes import IntegerFormat, KvFormat, Quantisation
 
 LIMIT_BITS_PER_BYTE = 1.55
 SCORED_BYTES = 60_000
@@ -43,6 +43,14 @@ def test_a_head_of_small_integers_costs_at_most_a_hundredth_of_perplexity(blocks
     )
     assert abs(int8 / whole - 1) < 0.002
     assert int8 < int4 < 1.01 * whole
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "int4"])
+def test_a_kv_cache_of_4_bits_costs_at_most_two_hundredths_of_perplexity(scheme: str) -> None:
+    text = VALIDATION.read_text(encoding="utf-8")[: SCORED_BYTES // 6]
+    whole, small = (perplexity(demo_stage(scheme, kept), text) for kept in (None, KvFormat.INT4))
+    assert small < 1.02 * whole
+    assert small != whole, "keys and values were not rounded"
 
 
 def test_the_model_is_small_enough_to_ship() -> None:

@@ -18,11 +18,11 @@ from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.gathered import GatheredSpans, explicit_attention
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.plugged import LayerModules, make_layer
-from edgeshard_agent.ops import KvArena, RowArena, Scoring, SpanTables, attend
+from edgeshard_agent.ops import KvArena, RowArena, Scoring, SpanTables, attend, native_available
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import Span, StepPlan
 from tests.agent.model.conftest import Checkpoint
@@ -327,6 +327,21 @@ def test_a_half_precision_pool_under_a_float32_model(checkpoint: Any, tiny_head:
     logits = torch.cat([head.step([(0, 18)])[0], head.step([(0, 1), (1, 4)])[0]])
     reference = checkpoint.reference[0][:19]
     assert 1e-4 < (logits - reference).abs().max() < 0.1 * reference.std()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "mistral-window"])
+def test_keys_and_values_of_4_bits_through_two_stages(checkpoint: Any, tiny_head: Any) -> None:
+    """What the cut is does not matter, and the answer stays near."""
+    halves, whole = (
+        torch.cat([head.step([(0, 18)])[0], head.step([(0, 1), (1, 4)])[0]])
+        for cut in (HALVES, [LayerRange(0, 4)])
+        for head in [
+            tiny_head([checkpoint.load(layers, kv_dtype=KvFormat.INT4) for layers in cut], checkpoint.sequences)
+        ]
+    )
+    assert torch.equal(halves, whole) or not native_available()
+    reference = checkpoint.reference[0][:19]
+    assert 1e-4 < (halves - reference).abs().max() < reference.std()
 
 
 @pytest.mark.parametrize("gathered", [True, False])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from edgeshard_agent.model.kv import KvPool, KvTable
+from edgeshard_agent.model.swap import SwapSpace
 
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
@@ -193,3 +195,54 @@ def test_a_step_applies_frees_then_grants_then_spans(pool: KvPool) -> None:
 def test_a_pool_of_nothing_is_refused(blocks: int, tokens: int) -> None:
     with pytest.raises(InvalidArgumentError):
         KvPool(LayerRange(0, 1), blocks, tokens, 1, 2, DType.FLOAT32, "cpu")
+
+
+# Swapping
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("kept", [KvFormat.FLOAT32, KvFormat.BFLOAT16, KvFormat.INT4])
+def test_what_was_swapped_out_comes_back_in_other_blocks(kept: KvFormat, on_disk: bool, tmp_path: Path) -> None:
+    pool = KvPool(LayerRange(0, 2), 8, 16, 2, 16, kept, "cpu")
+    pool.swap = SwapSpace(3, tmp_path if on_disk else None)
+    pool.grant(1, 0, (5, 2))
+    pool.begin_span(1, 0, 20, truncate_allowed=False)
+    before, after = (torch.tensor([*range(a, a + 16), *range(b, b + 16)]) for a, b in ((80, 32), (0, 112)))
+    for layer in (0, 1):
+        pool.arena(layer).write(before, torch.randn(32, 2, 16), torch.randn(32, 2, 16))
+    expected = [pool.arena(layer).read(before) for layer in (0, 1)]
+    pool.commit(pool.check(StepPlan(swap_outs=(1,), grants=(KvGrant(2, 0, (5, 2)),))))
+    assert (pool.table(1), pool.requests, pool.swap.used) == (KvTable(), frozenset({1, 2}), 2)
+    assert list(tmp_path.iterdir()) == [], "a file without a name"
+    pool.commit(pool.check(StepPlan(grants=(KvGrant(1, 0, (0, 7), swapped=True),))))
+    assert (pool.table(1), pool.swap.used) == (KvTable((0, 7), 20), 0)
+    for layer, both in enumerate(expected):
+        for found, right in zip(pool.arena(layer).read(after), both, strict=True):
+            assert torch.equal(found, right)
+    pool.begin_span(1, 20, 5, truncate_allowed=False)
+
+
+def test_swapping_that_cannot_be_is_refused_and_changes_nothing(pool: KvPool) -> None:
+    pool.swap = SwapSpace(2)
+    out, back = StepPlan(swap_outs=(1,)), KvGrant(1, 0, (0, 3), swapped=True)
+    for plan, reason in (
+        (StepPlan(swap_outs=(2,)), "KV_NONE_TO_SWAP"),
+        (StepPlan(swap_outs=(9,)), "KV_NONE_TO_SWAP"),
+        (StepPlan(grants=(back,)), "KV_GRANT_OUT_OF_ORDER"),
+        (StepPlan(grants=(KvGrant(3, 0, (0,), swapped=True),)), "KV_SWAPPED"),
+    ):
+        before = state(pool)
+        with pytest.raises(FailedPreconditionError) as raised:
+            pool.check(plan)
+        assert (raised.value.reason, state(pool)) == (reason, before)
+    pool.commit(pool.check(out))
+    for grant in (KvGrant(1, 0, (0, 3)), KvGrant(1, 0, (0,), swapped=True), KvGrant(1, 0, (0, 3, 4), swapped=True)):
+        with pytest.raises(FailedPreconditionError) as raised:
+            pool.check(StepPlan(grants=(grant,)))
+        assert raised.value.reason == "KV_SWAPPED"
+    pool.begin_span(2, 0, 1, truncate_allowed=False)
+    with pytest.raises(FailedPreconditionError, match="2 of 2") as raised:
+        pool.check(StepPlan(swap_outs=(2,)))
+    assert raised.value.reason == "KV_SWAP_FULL"
+    pool.commit(pool.check(StepPlan(frees=(1,))))
+    assert (pool.swap.used, pool.requests) == (0, frozenset({2}))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
-from edgeshard_agent.ops import PanelArena, Scoring, SpanTables, attend, make_arena, native
+from edgeshard_agent.ops import NativeArena, PanelArena, Scoring, SpanTables, attend, make_arena, native
 from edgeshard_agent.ops import attention as attention_module
+from edgeshard_agent.ops.kv_int4 import restored, rounded
 
+from edgeshard.domain.dtypes import KvFormat
 from edgeshard.domain.errors import InvalidArgumentError
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -24,12 +27,18 @@ Span = tuple[int, int, int]
 """(request, tokens, length with them)."""
 
 
+Kept = torch.dtype | Literal[KvFormat.INT4]
+
+
+def as_kept(numbers: torch.Tensor, kept: Kept) -> torch.Tensor:
+    """What an arena gives back of keys or values."""
+    return restored(*rounded(numbers)) if isinstance(kept, KvFormat) else numbers.to(kept)
+
+
 class Memory:
     """Some requests' queries, keys and values, and an arena full of NaN in which their shuffled blocks lie."""
 
-    def __init__(
-        self, kv_heads: int, heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, kv_heads: int, heads: int, head_dim: int, dtype: torch.dtype, kept: Kept | None = None) -> None:
         generator = torch.Generator().manual_seed(1)
         # Side by side in a row, as the linear layer makes them.
         shape = (REQUESTS * LONGEST, heads + 2 * kv_heads, head_dim)
@@ -38,9 +47,10 @@ class Memory:
         blocks = -(-LONGEST // BLOCK_TOKENS)
         count = 2 * REQUESTS * blocks
         self.tables = torch.randperm(count, generator=generator)[: REQUESTS * blocks].view(REQUESTS, blocks).int()
-        self.arena = make_arena(count * BLOCK_TOKENS, kv_heads, head_dim, kv_dtype or dtype, BLOCK_TOKENS, "cpu")
-        self.arena.keys.fill_(torch.nan)
-        self.arena.values.fill_(torch.nan)
+        self.kept = kept or dtype
+        self.arena = make_arena(count * BLOCK_TOKENS, kv_heads, head_dim, self.kept, BLOCK_TOKENS, "cpu")
+        for part in (self.arena.keys, self.arena.values):
+            part.fill_(255 if part.dtype is torch.uint8 else torch.nan)
         self.scoring = Scoring(head_dim**-0.5)
 
     def slots(self, request: int, end: int) -> torch.Tensor:
@@ -63,12 +73,12 @@ class Memory:
 
     def expected(self, request: int, count: int, end: int) -> torch.Tensor:
         """The definition, in float64."""
-        scoring, kept = self.scoring, self.arena.dtype
+        scoring, kept = self.scoring, self.kept
         mine = slice(request * LONGEST, request * LONGEST + end)
         group = self.query.shape[1] // self.key.shape[1]
         query = self.query[mine][-count:].double().transpose(0, 1)
         keys, values = (
-            part[mine].to(kept).double().repeat_interleave(group, dim=1).transpose(0, 1)
+            as_kept(part[mine], kept).double().repeat_interleave(group, dim=1).transpose(0, 1)
             for part in (self.key, self.value)
         )
         scores = query @ keys.mT * scoring.scale
@@ -114,20 +124,23 @@ LIMITS = [
     Scoring(1.0, window=40, sinks=torch.tensor([0.5, -2.0, 7.0, 0.0])),
 ]
 SHAPES = [(1, 7, 128), (3, 3, 80), (1, 1, 16), (1, 2, 256), (2, 4, 20), (1, 2, 512), (1, 26, 32)]
+INT4: Kept = KvFormat.INT4
 KV_DTYPES = (*DTYPES, torch.float16)
 CASES = [
     *(((2, 4, 64), limits, dtype, dtype) for limits in LIMITS for dtype in DTYPES),
     *((shape, LIMITS[2], dtype, dtype) for shape in SHAPES for dtype in DTYPES),
     *(((2, 4, 64), LIMITS[0], dtype, other) for dtype in DTYPES for other in KV_DTYPES if other != dtype),
     ((2, 4, 64), LIMITS[0], torch.float16, torch.float32),
+    *(((2, 4, 64), limits, dtype, INT4) for limits in LIMITS for dtype in DTYPES),
+    *((shape, LIMITS[2], dtype, INT4) for shape in SHAPES if shape[2] % 16 == 0 for dtype in DTYPES),
 ]
 
 
-@pytest.mark.parametrize(("shape", "limits", "dtype", "kv_dtype"), CASES)
+@pytest.mark.parametrize(("shape", "limits", "dtype", "kept"), CASES)
 def test_spans_of_any_length_behind_any_past(
-    shape: tuple[int, int, int], limits: Scoring, dtype: torch.dtype, kv_dtype: torch.dtype, kernels: str
+    shape: tuple[int, int, int], limits: Scoring, dtype: torch.dtype, kept: Kept, kernels: str
 ) -> None:
-    memory = Memory(*shape, dtype, kv_dtype)
+    memory = Memory(*shape, dtype, kept)
     memory.scoring = replace(limits, scale=memory.scoring.scale)
     for spans in STEPS:
         for span, found in zip(spans, parts(memory.step(*spans), spans), strict=True):
@@ -137,8 +150,8 @@ def test_spans_of_any_length_behind_any_past(
     for request, end in ends.items():
         keys, values = memory.arena.read(memory.slots(request, end))
         mine = slice(request * LONGEST, request * LONGEST + end)
-        assert torch.equal(keys, memory.key[mine].to(kv_dtype))
-        assert torch.equal(values, memory.value[mine].to(kv_dtype))
+        assert torch.equal(keys, as_kept(memory.key[mine], kept))
+        assert torch.equal(values, as_kept(memory.value[mine], kept))
     keys, _ = memory.arena.read(torch.arange(memory.arena.slots))
     assert keys.isnan().all(2).all(1).sum() == memory.arena.slots - sum(ends.values()), "wrote beside the slots"
 
@@ -148,12 +161,15 @@ def test_more_query_heads_than_a_unit_has_rows(kernels: str) -> None:
     close(memory.step((0, 9, 9)), memory.expected(0, 9, 9))
 
 
+@pytest.mark.parametrize("kept", [None, INT4])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (70, 0.0), (0, 3.0)])
-def test_a_token_has_the_same_bits_in_any_span(window: int, softcap: float, dtype: torch.dtype, kernels: str) -> None:
+def test_a_token_has_the_same_bits_in_any_span(
+    window: int, softcap: float, dtype: torch.dtype, kept: Kept | None, kernels: str
+) -> None:
     if kernels == "torch":
         pytest.skip("torch's operators do not promise it")
-    memory = Memory(2, 6, 64, dtype)
+    memory = Memory(2, 6, 64, dtype, kept)
     memory.scoring = replace(memory.scoring, window=window, softcap=softcap)
     whole = [memory.step((request, LONGEST, LONGEST)) for request in range(REQUESTS)]
     for spans in STEPS:
@@ -161,11 +177,14 @@ def test_a_token_has_the_same_bits_in_any_span(window: int, softcap: float, dtyp
             assert torch.equal(found, whole[request][end - count : end])
 
 
+@pytest.mark.parametrize("kept", [torch.bfloat16, INT4])
 @pytest.mark.parametrize("shape", [(2, 6, 64), (1, 4, 128), (5, 5, 80)])
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_threads_share_the_work_and_give_the_same_bits(threads: int, shape: tuple[int, int, int], kernels: str) -> None:
+def test_threads_share_the_work_and_give_the_same_bits(
+    threads: int, shape: tuple[int, int, int], kept: Kept, kernels: str
+) -> None:
     """A prompt is cut by queries, and a single token's context by keys where its heads are too few."""
-    memory = Memory(*shape, torch.bfloat16)
+    memory = Memory(*shape, torch.bfloat16, kept)
     before = torch.get_num_threads()
 
     def answers(threads: int) -> list[torch.Tensor]:
@@ -191,11 +210,13 @@ def test_scores_far_apart(kernels: str) -> None:
     torch.testing.assert_close(found, expected.float(), rtol=0, atol=1e-3)
 
 
-def test_what_another_request_left_in_a_page_is_not_read(kernels: str) -> None:
+@pytest.mark.parametrize("kept", [torch.bfloat16, INT4])
+def test_what_another_request_left_in_a_page_is_not_read(kept: Kept, kernels: str) -> None:
     """It may be infinite, and attention multiplies what lies behind the last token by zero."""
-    memory = Memory(2, 4, 64, torch.bfloat16)
-    memory.arena.keys.fill_(torch.inf)
-    memory.arena.values.fill_(torch.inf)
+    memory = Memory(2, 4, 64, torch.bfloat16, kept)
+    if kept is not INT4:  # which is NaN throughout already
+        memory.arena.keys.fill_(torch.inf)
+        memory.arena.values.fill_(torch.inf)
     for end in range(1, 20):
         assert torch.isfinite(memory.step((0, 1, end))).all()
     assert torch.isfinite(memory.step((0, 3, 21), (1, 5, 5))).all()
@@ -216,9 +237,9 @@ def test_queries_that_are_not_side_by_side(dtype: torch.dtype, kernels: str) -> 
 def test_what_a_processor_multiplies_runs_natively(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_module, "_reference", None)
     for dtype in DTYPES:
-        for kv_dtype in DTYPES:
-            memory = Memory(2, 4, 64, dtype, kv_dtype)
-            assert isinstance(memory.arena, PanelArena)
+        for kept in (*DTYPES, INT4):
+            memory = Memory(2, 4, 64, dtype, kept)
+            assert isinstance(memory.arena, NativeArena)
             memory.step((0, 40, 40), (1, 1, 1))
 
 

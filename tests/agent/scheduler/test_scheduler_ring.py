@@ -10,6 +10,7 @@ import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits
+from edgeshard_agent.scheduler.swapping import Swapping
 
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.generation import FinishReason
@@ -36,14 +37,19 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
         slices=dice.choice([None, _halves]),
     )
     return make_rig(
-        blocks=dice.randint(context, 3 * context) // block_tokens,
+        blocks=dice.randint(context, 5 * context // 4) // block_tokens,
         block_tokens=block_tokens,
         stages=stages,
         batching=Batching(dice.choice(list(Mode)), window, dice.randint(1, 4), dice.randint(1, window)),
         chunking=chunking,
-        limits=Limits(context, 6, overcommit=dice.random() < 0.6, prefix_cache=dice.random() < 0.6),
+        limits=Limits(context, 6, overcommit=dice.random() < 0.75, prefix_cache=dice.random() < 0.6),
         eos=frozenset({EOS}),
+        swapping=Swapping(dice.choice([0, 8, 100, 100]), block_s=0.02, compute_s=dice.choice([None, _alone])),
     )
+
+
+def _alone(pieces: Sequence[Piece]) -> float:
+    return _cost(pieces, 1)
 
 
 def _cost(pieces: Sequence[Piece], in_flight: int) -> float:
@@ -77,7 +83,15 @@ def cut(tokens: list[int], request: dict[str, Any]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, int]:
-    return {"schedules": 0, "preemptions": 0, "prefix_hit_tokens": 0, "cancelled": 0, "stopped": 0, "refused": 0}
+    return {
+        "schedules": 0,
+        "preemptions": 0,
+        "swaps": 0,
+        "prefix_hit_tokens": 0,
+        "cancelled": 0,
+        "stopped": 0,
+        "refused": 0,
+    }
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
@@ -121,6 +135,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(
     stats = rig.scheduler.stats
     seen["schedules"] += 1
     seen["preemptions"] += stats.preemptions
+    seen["swaps"] += stats.swaps
     seen["prefix_hit_tokens"] += stats.prefix_hit_tokens
     seen["cancelled"] += len(cancelled)
     seen["refused"] += len(refused)

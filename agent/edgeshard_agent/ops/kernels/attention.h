@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "kv_int4.h"
 #include "layers.h"
 #include "online_softmax.h"
 #include "products.h"
@@ -45,6 +46,34 @@ class Scratch {
 };
 thread_local Scratch scratch;
 
+// Keys and values as they are: what attention multiplies, by one of the products.
+template <class Product>
+struct PlainPages {
+    using Row = typename Product::Row;
+    using Weight = Row;
+    static constexpr bool IS_INT4 = false;
+    static constexpr int64_t VECTOR_BYTES = LANES * 4;
+    static constexpr int64_t VALUES_VECTOR = int64_t{KV_PAGE / Product::STEP} * VECTOR_BYTES;
+
+    static int64_t page_bytes(int dim) { return int64_t{KV_PAGE} * dim * int64_t{sizeof(typename Product::Panel)}; }
+    static int groups(int) { return 1; }
+    static int64_t values_at(int) { return 0; }
+
+    template <int ROWS, int VECTORS, class Ahead>
+    static ES_INLINE void score(Sums<ROWS, VECTORS>& sums, const Row* rows, const float*,
+                                const char* const (&pages)[VECTORS], int dim, Ahead ahead) {
+        Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(rows), dim * int64_t{sizeof(Row)}, pages,
+                                            dim, ahead);
+    }
+
+    template <int ROWS, int VECTORS, class Ahead>
+    static ES_INLINE void add_values(Sums<ROWS, VECTORS>& sums, const Row* weights, const char* const (&values)[VECTORS],
+                                     int, int, Ahead ahead) {
+        Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(weights),
+                                            KEY_TILE * int64_t{sizeof(Row)}, values, KV_PAGE, ahead);
+    }
+};
+
 // A run of pages of a tile.
 struct PageRun {
     int from, to;
@@ -53,7 +82,7 @@ struct PageRun {
 };
 
 // The queries of one unit that share some KV heads. Its rows are (KV head, token, head of the group).
-template <class Product>
+template <class Pages>
 class AttentionItem {
    public:
     AttentionItem(const Attention& a, int kv_head, int kv_heads, int unit)
@@ -64,6 +93,7 @@ class AttentionItem {
           kv_heads_(kv_heads),
           group_(a.heads / a.kv_heads),
           dim_(a.head_dim),
+          groups_(Pages::groups(a.head_dim)),
           rows_(unit_.tokens * group_),
           row_(a.first_rows[unit_.span] + unit_.first_token),
           position_(a.lengths[unit_.span] - (a.first_rows[unit_.span + 1] - row_)),
@@ -100,10 +130,7 @@ class AttentionItem {
     }
 
    private:
-    using Row = typename Product::Row;
-    static constexpr int64_t VECTOR_BYTES = LANES * 4;
-    // Steps of inputs in a page of values.
-    static constexpr int PAGE_STEPS = KV_PAGE / Product::STEP;
+    using Row = typename Pages::Row;
     // The most rows of one KV head that several heads are taken together with.
     static constexpr int TOGETHER = MOST_ROWS * 2 / 3;
     // How far ahead of the heads taken together memory is read.
@@ -141,9 +168,13 @@ class AttentionItem {
         part(sums_, rows * dim_);
         part(seen_, rows);
         part(scores_, at_once * KEY_TILE);
-        part(weights_, at_once * KEY_TILE);
+        part(weights_, at_once * groups_ * KEY_TILE);
         part(results_, at_once * result_width(a_));
         part(queries_, rows * dim_);
+        if constexpr (Pages::IS_INT4) {
+            part(totals_, rows * groups_);
+            part(shares_, at_once * groups_ * LANES);
+        }
         return next;
     }
 
@@ -155,7 +186,17 @@ class AttentionItem {
                                  ((kv_head_ + h) * group_ + r % group_) * dim_;
                 Row* row = queries_ + (int64_t{h} * rows_ + r) * dim_;
                 for (int i = 0; i < dim_; i += LANES) store_float(row + i, load_as_float(query + i));
+                if constexpr (Pages::IS_INT4) add_up(row, totals_ + (int64_t{h} * rows_ + r) * groups_);
             }
+    }
+
+    // A query's sum over each group of its numbers.
+    void add_up(const Row* row, float* totals) const {
+        for (int g = 0, group = dim_ / groups_; g < groups_; g++) {
+            Float16 total = {};
+            for (int i = 0; i < group; i += LANES) total += load_as_float(row + g * group + i);
+            totals[g] = sum_lanes(total);
+        }
     }
 
     // Where the pages of a tile begin, in bytes from those of keys and of values.
@@ -169,7 +210,7 @@ class AttentionItem {
             if (within == a_.block_tokens) within = 0, block++;
         }
     }
-    int64_t page_bytes() const { return int64_t{KV_PAGE} * dim_ * int64_t{sizeof(typename Product::Panel)}; }
+    int64_t page_bytes() const { return Pages::page_bytes(dim_); }
 
     // The pages of a tile that begins at position `tile` of which some of `count` rows from `row` on see keys.
     PageRun pages_of(int row, int count, int tile) const {
@@ -262,8 +303,8 @@ class AttentionItem {
             // What is missing to a whole round is computed twice and used once.
             for (int v = 0; v < VECTORS; v++) keys[v] = static_cast<const char*>(a_.keys) + pages_[v < count ? p + v : p];
             Sums<ROWS, VECTORS> sums = {};
-            Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(queries_ + int64_t{row} * dim_),
-                                                row_bytes(), keys, dim_, FetchAhead{apart(a_.keys, a_.values)});
+            Pages::score(sums, queries_ + int64_t{row} * dim_, totals_ + int64_t{row} * groups_, keys, dim_,
+                         FetchAhead{apart(a_.keys, a_.values)});
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < count; v++) store_scores(r, p + v, sums.at[r][v]);
         }
@@ -272,22 +313,37 @@ class AttentionItem {
     template <int ROWS>
     ES_INLINE void add_values(int row, PageRun pages, int tile) {
         constexpr int VECTORS = vectors<ROWS>();
-        const int64_t run = int64_t{PAGE_STEPS} * VECTOR_BYTES;
+        const int64_t run = Pages::VALUES_VECTOR;
+        if constexpr (Pages::IS_INT4) {
+            std::memset(shares_, 0, sizeof(float) * ROWS * static_cast<size_t>(groups_ * LANES));
+            for (int p = pages.from; p < pages.to; p++)
+                Pages::template weigh_page<ROWS>(scores_ + p * KV_PAGE, weights_ + p * KV_PAGE, shares_,
+                                                 static_cast<const char*>(a_.values) + pages_[p], dim_, NothingAhead{});
+        }
         for (int vector = 0; vector < dim_ / LANES; vector += VECTORS) {
             const int left = dim_ / LANES - vector, count = left < VECTORS ? left : VECTORS;
             Sums<ROWS, VECTORS> sums = {};
             for (int p = pages.from; p < pages.to; p++) {
-                const char* page = static_cast<const char*>(a_.values) + pages_[p] + vector * run;
+                const char* page = static_cast<const char*>(a_.values) + pages_[p] + Pages::values_at(dim_) + vector * run;
                 const char* values[VECTORS];
                 for (int v = 0; v < VECTORS; v++) values[v] = page + (v < count ? v * run : 0);
-                Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(weights_ + p * KV_PAGE),
-                                                    KEY_TILE * int64_t{sizeof(Row)}, values, KV_PAGE,
-                                                    FetchAhead{apart(a_.values, a_.keys) + next_pages_[p] - pages_[p]});
+                Pages::add_values(sums, weights_ + p * KV_PAGE, values, vector, dim_,
+                                  FetchAhead{apart(a_.values, a_.keys) + next_pages_[p] - pages_[p]});
             }
             for (int r = 0; r < ROWS; r++) {
                 float* place = result(0, row, r, tile) + RESULT_HEAD + vector * LANES;
                 for (int v = 0; v < count; v++) store(place + v * LANES, sums.at[r][v]);
             }
+        }
+        if constexpr (Pages::IS_INT4)
+            for (int r = 0; r < ROWS; r++) add_minima(result(0, row, r, tile) + RESULT_HEAD, r);
+    }
+
+    // What the minima add to the sums of a row, the r-th of those computed together.
+    void add_minima(float* sums, int r) const {
+        for (int g = 0, group = dim_ / groups_; g < groups_; g++) {
+            const Float16 share = splat(sum_lanes(load<Float16>(shares_ + (r * groups_ + g) * LANES)));
+            for (int i = g * group; i < (g + 1) * group; i += LANES) store(sums + i, load<Float16>(sums + i) + share);
         }
     }
 
@@ -301,8 +357,8 @@ class AttentionItem {
             const int64_t next = p + 1 < pages.to ? pages_[p + 1] : apart(a_.keys, a_.values) + pages_[pages.from];
             for (int head = 0; head < kv_heads_; head++, keys[0] += page_bytes()) {
                 Sums<ROWS, 1> sums = {};
-                Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(queries_ + int64_t{head} * ROWS * dim_),
-                                                    row_bytes(), keys, dim_, few_heads_on(head, next - pages_[p]));
+                Pages::score(sums, queries_ + int64_t{head} * ROWS * dim_, totals_ + int64_t{head} * ROWS * groups_, keys,
+                             dim_, few_heads_on(head, next - pages_[p]));
                 for (int r = 0; r < ROWS; r++) store_scores(head * ROWS + r, p, sums.at[r][0]);
             }
         }
@@ -310,24 +366,33 @@ class AttentionItem {
 
     template <int ROWS>
     ES_INLINE void add_values_of_heads(PageRun pages, int tile) {
-        const int64_t run = int64_t{PAGE_STEPS} * VECTOR_BYTES, width = result_width(a_);
+        const int64_t run = Pages::VALUES_VECTOR, width = result_width(a_);
+        if constexpr (Pages::IS_INT4)
+            std::memset(shares_, 0, sizeof(float) * static_cast<size_t>(kv_heads_ * ROWS * groups_ * LANES));
         for (int p = pages.from; p < pages.to; p++) {
             const char* values[] = {static_cast<const char*>(a_.values) + pages_[p]};
             const int64_t next = p + 1 < pages.to ? pages_[p + 1] : apart(a_.values, a_.keys) + next_pages_[0];
             for (int head = 0; head < kv_heads_; head++) {
-                const Row* weights = weights_ + int64_t{head} * ROWS * KEY_TILE + p * KV_PAGE;
+                const auto ahead = few_heads_on(head, next - pages_[p]);
+                Row* weights = weights_ + int64_t{head} * ROWS * groups_ * KEY_TILE + p * KV_PAGE;
+                if constexpr (Pages::IS_INT4)
+                    Pages::template weigh_page<ROWS>(scores_ + int64_t{head} * ROWS * KEY_TILE + p * KV_PAGE, weights,
+                                                     shares_ + int64_t{head} * ROWS * groups_ * LANES, values[0], dim_,
+                                                     ahead);
+                values[0] += Pages::values_at(dim_);
                 float* place = result(head, 0, 0, tile) + RESULT_HEAD;
                 for (int vector = 0; vector < dim_ / LANES; vector++, place += LANES, values[0] += run) {
                     Sums<ROWS, 1> sums = {};
                     if (p > pages.from)
                         for (int r = 0; r < ROWS; r++) sums.at[r][0] = load<Float16>(place + r * width);
-                    Product::template add<VECTOR_BYTES>(sums, reinterpret_cast<const char*>(weights),
-                                                        KEY_TILE * int64_t{sizeof(Row)}, values, KV_PAGE,
-                                                        few_heads_on(head, next - pages_[p]));
+                    Pages::add_values(sums, weights, values, vector, dim_, ahead);
                     for (int r = 0; r < ROWS; r++) store(place + r * width, sums.at[r][0]);
                 }
             }
         }
+        if constexpr (Pages::IS_INT4)
+            for (int head = 0; head < kv_heads_; head++)
+                for (int r = 0; r < ROWS; r++) add_minima(result(head, 0, r, tile) + RESULT_HEAD, head * ROWS + r);
     }
 
     // The same place of the head some FETCHED_BYTES later; `next` is how far the next page is.
@@ -337,7 +402,6 @@ class AttentionItem {
         return {(head + heads < kv_heads_ ? 0 : next - kv_heads_ * page_bytes()) + heads * page_bytes()};
     }
 
-    int64_t row_bytes() const { return dim_ * int64_t{sizeof(Row)}; }
     ES_INLINE void store_scores(int row, int page, Float16 scores) {
         store(scores_ + row * KEY_TILE + page * KV_PAGE, scores * splat(a_.scale));
     }
@@ -348,7 +412,11 @@ class AttentionItem {
         const int unseen = first_seen(position) - tile, seen = position + 1 - tile;
         const int first = unseen > from ? unseen : from, end = seen < to ? seen : to;
         float* scores = scores_ + r * KEY_TILE;
-        Row* weights = weights_ + r * KEY_TILE;
+        typename Pages::Weight* weights;
+        if constexpr (Pages::IS_INT4)
+            weights = scores;  // before they are multiplied by steps
+        else
+            weights = weights_ + r * KEY_TILE;
         const int first_vector = first / LANES * LANES;
         int t = from;
         for (; t < first_vector && t < to; t += LANES) store_weights(weights + t, Float16{});
@@ -397,11 +465,12 @@ class AttentionItem {
 
     const Attention& a_;
     const AttentionUnit unit_;
-    const int unit_index_, kv_head_, kv_heads_, group_, dim_, rows_, row_, position_;
+    const int unit_index_, kv_head_, kv_heads_, group_, dim_, groups_, rows_, row_, position_;
     const int32_t* table_;
     const AttentionItem* next_ = nullptr;
     bool is_part_ = false;
     float *sums_, *scores_, *results_;
+    float *totals_ = nullptr, *shares_ = nullptr;  // of int4 alone: queries' sums by group, what minima add
     Seen* seen_;
     Row *weights_, *queries_;
     int64_t pages_[KEY_TILE / KV_PAGE], next_pages_[KEY_TILE / KV_PAGE];
@@ -409,9 +478,9 @@ class AttentionItem {
 
 // An item is a part of the tiles of a unit's rows of `head_run` KV heads; they are taken one by one where their rows are
 // too many.
-template <class Product>
+template <class Pages>
 void attend(const Attention& a, int first, int end) {
-    using Item = AttentionItem<Product>;
+    using Item = AttentionItem<Pages>;
     for (int item = first; item < end; item++) {
         const int whole = item / a.parts, unit = whole % a.unit_count, run = whole / a.unit_count * a.head_run;
         const int heads = Item::takes_heads_together(a, unit) ? a.head_run : 1;
@@ -429,10 +498,10 @@ void attend(const Attention& a, int first, int end) {
     }
 }
 
-template <class Product>
+template <class Pages>
 void merge(const Attention& a, int first, int end) {
     for (int item = first; item < end; item++)
-        AttentionItem<Product>(a, item / a.unit_count, 1, item % a.unit_count).merge_parts();
+        AttentionItem<Pages>(a, item / a.unit_count, 1, item % a.unit_count).merge_parts();
 }
 
 }  // namespace

@@ -241,20 +241,25 @@ void rotary(void* head, const void* cos, const void* sin, int32_t rotary_dim, in
 
 // The product of queries with keys, and of weights with values. Weights are rounded to what it takes.
 template <class Task>
-ES_INLINE void with_product(const Attention& a, const Task& task) {
-    if (a.kv_element == ELEMENT_FP32) return task(Fp32Product{});
+ES_INLINE void with_pages(const Attention& a, const Task& task) {
+    const bool is_int4 = a.kv_element == ELEMENT_INT4;
+    if (a.kv_element == ELEMENT_FP32) return task(PlainPages<Fp32Product>{});
 #if defined(__AVX512BF16__)
-    if (a.element == ELEMENT_BF16) return task(Bf16Product{});
+    if (a.element == ELEMENT_BF16) {
+        if (is_int4) return task(Int4Pages<uint16_t>{});
+        return task(PlainPages<Bf16Product>{});
+    }
 #endif
-    task(MixedProduct{});
+    if (is_int4) return task(Int4Pages<float>{});
+    task(PlainPages<MixedProduct>{});
 }
 
 void attention(const Attention& a, int32_t first, int32_t end) {
-    with_product(a, [&](auto product) { attend<decltype(product)>(a, first, end); });
+    with_pages(a, [&](auto pages) { attend<decltype(pages)>(a, first, end); });
 }
 
 void merge_attention(const Attention& a, int32_t first, int32_t end) {
-    with_product(a, [&](auto product) { merge<decltype(product)>(a, first, end); });
+    with_pages(a, [&](auto pages) { merge<decltype(pages)>(a, first, end); });
 }
 
 template <class T>
@@ -267,11 +272,14 @@ void sample(const SampledRows& rows, int32_t first, int32_t end) {
 }
 
 void write_kv(const Attention& a, int32_t first_head, int32_t end_head) {
-    if (a.kv_element == ELEMENT_FP32)
-        (a.element == ELEMENT_BF16 ? write_heads<uint16_t, float> : write_heads<float, float>)(a, first_head, end_head);
-    else
-        (a.element == ELEMENT_BF16 ? write_heads<uint16_t, uint16_t> : write_heads<float, uint16_t>)(a, first_head,
-                                                                                                    end_head);
+    const bool from_bf16 = a.element == ELEMENT_BF16;
+    switch (a.kv_element) {
+        case ELEMENT_FP32:
+            return (from_bf16 ? write_heads<uint16_t, float> : write_heads<float, float>)(a, first_head, end_head);
+        case ELEMENT_BF16:
+            return (from_bf16 ? write_heads<uint16_t, uint16_t> : write_heads<float, uint16_t>)(a, first_head, end_head);
+        default: return (from_bf16 ? write_int4_heads<uint16_t> : write_int4_heads<float>)(a, first_head, end_head);
+    }
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 #include <cstdint>
 
 enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4 };
-enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1 };
+// The last one is of keys and values alone.
+enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 
 // A packed weight; packing.py lays it out. Outputs come in panels of 32 (two vectors), and a panel is one stretch of
 // memory in the order the kernels read it, so that a core streams it at the speed of memory:
@@ -44,6 +45,11 @@ struct Output {
 // the first product are tokens and of the second the head's dimensions, in vectors of 16, and bfloat16 inputs go by twos.
 //   keys    fp32 [page][kv_heads][head_dim][16]         bf16 [page][kv_heads][head_dim / 2][16][2]
 //   values  fp32 [page][kv_heads][head_dim / 16][16][16]  bf16 [page][kv_heads][head_dim / 16][8][16][2]
+// int4: for each group of 32 of a token's numbers in one head (16 where 32 do not divide head_dim), their minimum and the
+// step between two of the sixteen values, tokens side by side, and then the integers. A word has eight inputs: the even
+// ones in its first four nibbles, the odd ones in the last four.
+//   keys    [page][kv_heads]: minima fp32 [groups][16], steps bf16 [groups][16], words [head_dim / 8][16]
+//   values  [page][kv_heads]: minima fp32 [groups][16], steps bf16 [groups][16], words [head_dim / 16][2][16]
 // A block of the pool is one page or several that follow one another.
 constexpr int32_t KV_PAGE = 16;
 // Keys between two positions where sums are merged.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "kv_int4.h"
 #include "vectors.h"
 
 namespace {
@@ -40,22 +41,40 @@ ES_INLINE void write_token(uint16_t* keys, uint16_t* values, int at, const From*
     }
 }
 
-template <class From, class To>
-void write_heads(const Attention& a, int first_head, int end_head) {
-    const int dim = a.head_dim;
+// Calls write(place of the page and head, token within the page, where the new key and value begin) for each new token.
+template <class Write>
+ES_INLINE void for_new_tokens(const Attention& a, int first_head, int end_head, const Write& write) {
     for (int head = first_head; head < end_head; head++)
         for (int s = 0; s < a.spans; s++) {
             const int32_t* table = a.block_tables + s * a.table_stride;
             for (int row = a.first_rows[s]; row < a.first_rows[s + 1]; row++) {
                 const int position = a.lengths[s] - (a.first_rows[s + 1] - row);
                 const int64_t slot = int64_t{table[position / a.block_tokens]} * a.block_tokens + position % a.block_tokens;
-                const int64_t place = (slot / KV_PAGE * a.kv_heads + head) * KV_PAGE * dim;
-                const int64_t from = row * a.new_stride + int64_t{head} * dim;
-                write_token(static_cast<To*>(a.keys) + place, static_cast<To*>(a.values) + place,
-                            static_cast<int>(slot % KV_PAGE), static_cast<const From*>(a.new_keys) + from,
-                            static_cast<const From*>(a.new_values) + from, dim);
+                write(slot / KV_PAGE * a.kv_heads + head, static_cast<int>(slot % KV_PAGE),
+                      row * a.new_stride + int64_t{head} * a.head_dim);
             }
         }
+}
+
+template <class From, class To>
+void write_heads(const Attention& a, int first_head, int end_head) {
+    const int64_t page = int64_t{KV_PAGE} * a.head_dim;
+    for_new_tokens(a, first_head, end_head, [&](int64_t place, int at, int64_t from) {
+        write_token(static_cast<To*>(a.keys) + place * page, static_cast<To*>(a.values) + place * page, at,
+                    static_cast<const From*>(a.new_keys) + from, static_cast<const From*>(a.new_values) + from,
+                    a.head_dim);
+    });
+}
+
+template <class From>
+void write_int4_heads(const Attention& a, int first_head, int end_head) {
+    const Int4Layout layout(a.head_dim);
+    for_new_tokens(a, first_head, end_head, [&](int64_t place, int at, int64_t from) {
+        const int64_t offset = place * layout.page_bytes();
+        write_int4_token(static_cast<char*>(a.keys) + offset, static_cast<char*>(a.values) + offset, at,
+                         static_cast<const From*>(a.new_keys) + from, static_cast<const From*>(a.new_values) + from,
+                         layout);
+    });
 }
 
 }  // namespace
