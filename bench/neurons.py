@@ -51,17 +51,18 @@ class Kept:
         Kept.numbers += inner.numel()
         count = max(1, round(self._share * inner.shape[-1]))
         least = inner.abs().topk(count, dim=-1).values[:, -1:]
-        return self._mlp.down(torch.where(inner.abs() >= least, inner, torch.zeros_like(inner)))
+        result: torch.Tensor = self._mlp.down(torch.where(inner.abs() >= least, inner, torch.zeros_like(inner)))
+        return result
 
 
 def quality(text: str, share: float) -> float:
     """Bits per byte where each token's MLPs keep this share of their inner numbers."""
     stage = demo_stage("float32")
-    for block in stage.weights.modules.layers.values():  # type: ignore[operator, union-attr]
-        mlp: GatedMlp = block.mlp  # type: ignore[assignment]
+    for block in stage.weights.modules.layers.values():  # type: ignore[operator]
+        mlp: GatedMlp = block.mlp
         kept = Kept(mlp, share)
         mlp.forward = kept.__call__  # type: ignore[method-assign]
-        block.native = lambda: None  # type: ignore[assignment]  # else the MLP runs in the native call
+        block.native = lambda: None  # else the MLP runs in the native call
     return bits_per_byte(stage, text)
 
 
