@@ -19,7 +19,7 @@ import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.client.renewing import renew_over
-from edgeshard.domain.commands import ControlMessage, Deny, Registration, TakeDump
+from edgeshard.domain.commands import ControlMessage, Deny, DropPacked, ListPacked, Registration, TakeDump
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
@@ -37,6 +37,7 @@ from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
+from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import Server
 from edgeshard.rpc.tls import check_secure, join_address, split_address
@@ -49,6 +50,7 @@ from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.metrics import AgentMetrics
+from edgeshard_agent.hosting.packed_requests import PackedRequests
 from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
@@ -123,12 +125,7 @@ async def serve(settings: AgentSettings) -> None:
     machine = Machine(__version__, settings.state_dir, tls)
 
     def on_command(operation_id: OperationId, command: ControlMessage) -> None:
-        if isinstance(command, TakeDump):
-            dumps.take(operation_id)
-        elif isinstance(command, Deny):
-            server.denials.replace(command.denials)
-        else:
-            hosting.post(CommandReceived(operation_id, command))
+        _obey(operation_id, command, hosting, dumps, packed, server.denials)
 
     client = ControlClient(
         control,
@@ -150,6 +147,7 @@ async def serve(settings: AgentSettings) -> None:
     hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
     dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
+    packed = PackedRequests(cache.packed, client.send_results)
 
     told = Metrics(AgentMetrics(hosting, cache).collect, OwnCondition(machine.condition).collect)
     metrics = MetricsListener(settings.metrics_listen, tls, told, server.denials)
@@ -197,6 +195,24 @@ async def serve(settings: AgentSettings) -> None:
                     await channel.close()
         worker.close()
         held.close()
+
+
+def _obey(
+    operation_id: OperationId,
+    command: ControlMessage,
+    hosting: Hosting,
+    dumps: Dumps,
+    packed: PackedRequests,
+    denials: Denials,
+) -> None:
+    if isinstance(command, TakeDump):
+        dumps.take(operation_id)
+    elif isinstance(command, ListPacked | DropPacked):
+        packed.take(operation_id, command)
+    elif isinstance(command, Deny):
+        denials.replace(command.denials)
+    else:
+        hosting.post(CommandReceived(operation_id, command))
 
 
 async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:

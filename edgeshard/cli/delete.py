@@ -1,16 +1,20 @@
-"""edgectl delete: remove a deployment, a model or a box."""
+"""edgectl delete: remove a deployment, a model, a box, or packed units of one."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.nouns import NounGroup
+from edgeshard.cli.output import Output, OutputOption, plain, show_data
 
-app = typer.Typer(cls=NounGroup, help="Remove a deployment, a model or a box.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from edgeshard.client import PackedUnit
+
+app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, box or packed unit.", no_args_is_help=True)
 
 NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
 ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
@@ -65,3 +69,43 @@ def node(context: typer.Context, name: NodeName) -> None:
 
     run(work())
     typer.echo(f"box {name} deleted")
+
+
+@app.command(short_help="Free the disk of a box of packed units.")
+def packed(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
+    units: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[UNIT]...", help="By id, as describe node lists them.", show_default=False),
+    ] = None,
+    unused: Annotated[bool, typer.Option("--unused", help="All that are not in use.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Remove packed units of a box: files from which it loads weights. What is needed again is made again.
+
+    One that a stage or a standby uses stays. edgectl describe node lists them.
+    """
+    from edgeshard.cli.output import human_bytes, printable
+    from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+
+    if unused == bool(units):
+        raise InvalidArgumentError("give the ids of packed units, or --unused for all not in use", field="units")
+
+    async def work() -> tuple[PackedUnit, ...]:
+        async with connect_of(context).client() as client:
+            return await client.drop_packed(node, None if unused else units)
+
+    asked = run(work())
+    gone = [unit for unit in asked if not unit.in_use]
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(asked), output)
+    else:
+        freed = human_bytes(sum(unit.size_bytes for unit in gone))
+        typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of box {node} deleted: {freed} freed")
+    if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
+        raise FailedPreconditionError(
+            f"box {node} uses {printable(', '.join(kept))}; delete the deployment first",
+            field="units",
+            reason="PACKED_IN_USE",
+        )

@@ -16,6 +16,7 @@ from edgeshard.cli.output import (
     OutputOption,
     plain,
     print_table,
+    printable,
     show_data,
     show_fields,
     table,
@@ -31,21 +32,34 @@ DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=co
 
 @app.command()
 def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
-    """Show a box, by name or id: its device, memory and stages, and what was measured of it and of its links."""
+    """Show a box, by name or id: its device, memory and stages, the packed units on its disk, and what was measured
+    of it and of its links.
+    """
     from edgeshard.cli.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
-    from edgeshard.cli.views import STAGE_COLUMNS, node_fields
+    from edgeshard.cli.views import PACKED_COLUMNS, STAGE_COLUMNS, node_fields, packed_text
+    from edgeshard.domain.errors import EdgeShardError
 
     async def work() -> None:
         async with connect_of(context).client() as client:
             details = await client.node_details(name)
             names = {node.node_id: str(node.name) for node in await client.nodes()}
+            packed = None
+            try:
+                packed = await client.packed_units(name)
+                says = packed_text(packed)
+            except EdgeShardError as error:  # all else of a box is known also while it is away
+                says = f"unknown: {printable(error.message)}"
         found = details.node
         _show(
-            node_data(details, names),
+            node_data(details, names) | {"packed": plain(packed)},
             found.name,
             output,
-            node_fields(found) | unknown_fields(details),
-            [(found.stages, STAGE_COLUMNS), (link_rows(details.links, names), LINK_COLUMNS)],
+            node_fields(found) | {"Packed": says} | unknown_fields(details),
+            [
+                (found.stages, STAGE_COLUMNS),
+                (packed or (), PACKED_COLUMNS),
+                (link_rows(details.links, names), LINK_COLUMNS),
+            ],
             ["\n".join(profile_text(stored)) for stored in details.profiles],
         )
 

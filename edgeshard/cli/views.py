@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageStatus, StageStreaming
 from edgeshard.domain.loss import Loss
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
 from edgeshard.domain.site_event import SiteEvent
 from edgeshard.domain.traffic import Outlook
@@ -99,6 +100,27 @@ STAGE_COLUMNS: list[Column[StageStatus]] = [
     Column("KV IN USE", lambda stage: _kv_text(stage), right=True),
     Column("STEPS", lambda stage: str(stage.steps_done), right=True),
 ]
+
+
+PACKED_COLUMNS: list[Column[PackedUnit]] = [
+    Column("ID", lambda unit: printable(unit.id)),
+    Column("MODEL", lambda unit: printable(unit.model_name or unit.model)),
+    Column("UNIT", lambda unit: printable(unit.unit)),
+    Column("FORM", lambda unit: printable(unit.form)),
+    Column("SIZE", lambda unit: human_bytes(unit.size_bytes), right=True),
+    Column("IN USE", lambda unit: "yes" if unit.in_use else "no"),
+]
+
+
+def packed_text(units: Sequence[PackedUnit]) -> str:
+    """How many packed units a box keeps, and how much of them is in use."""
+    if not units:
+        return "none"
+    used = [unit for unit in units if unit.in_use]
+    return (
+        f"{len(units)} unit{'s' * (len(units) != 1)}, {human_bytes(sum(unit.size_bytes for unit in units))}; "
+        f"{human_bytes(sum(unit.size_bytes for unit in used))} in use"
+    )
 
 
 @dataclass(frozen=True, slots=True)

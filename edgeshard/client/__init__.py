@@ -10,6 +10,7 @@ from edgeshard.client.sync import SyncClient
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
 from edgeshard.domain.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.site import (
     NodeDetails,
     NodeProgress,
@@ -37,6 +38,7 @@ __all__ = [
     "GuideKind",
     "NodeDetails",
     "NodeProgress",
+    "PackedUnit",
     "Prompt",
     "ReasoningDelta",
     "ServedModel",

@@ -36,6 +36,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -57,6 +58,7 @@ from edgeshard.wire.deployment import (
     spec_to_wire,
 )
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
+from edgeshard.wire.packed import packed_unit_from_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -342,6 +344,26 @@ class Client:
     async def node_details(self, name: str) -> NodeDetails:
         """One box by name or id, with what was measured of it and of its links; raises NotFoundError."""
         return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
+
+    async def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
+        """The packed units that a box (its name or id) keeps.
+
+        Raises NotFoundError, UnavailableError for a box that is not connected, DeadlineError for one that is silent.
+        """
+        response = await self._admin("ListPacked", admin_pb2.ListPackedRequest(node=node))
+        return tuple(packed_unit_from_wire(unit) for unit in response.units)
+
+    async def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
+        """Remove packed units of a box (its name or id) by their ids, or all that are not in use.
+
+        Returns those that were asked for: one that is in use is still there, the others are gone. Where an id is not
+        there, raises NotFoundError and removes none; raises otherwise as `packed_units`.
+        """
+        if ids is not None and not ids:
+            return ()
+        request = admin_pb2.DropPackedRequest(operation_id=_operation_id(), node=node, ids=ids)
+        response = await self._admin("DropPacked", request)
+        return tuple(packed_unit_from_wire(unit) for unit in response.units)
 
     async def site(self, model: str = "") -> Site:
         """Boxes, links, and the boxes' profiles for a model of the store; raises NotFoundError for an unknown one."""

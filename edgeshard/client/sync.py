@@ -24,6 +24,7 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import GenerateOptions, GenerationEvent
 from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.replan import Replan
 from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -168,6 +169,12 @@ class SyncClient:
 
     def node_details(self, name: str) -> NodeDetails:
         return self._run(self._client.node_details(name))
+
+    def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
+        return self._run(self._client.packed_units(node))
+
+    def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
+        return self._run(self._client.drop_packed(node, ids))
 
     def site(self, model: str = "") -> Site:
         return self._run(self._client.site(model))

@@ -19,6 +19,7 @@ from edgeshard.domain.identity import Denial
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.trace import StageTrace
@@ -232,6 +233,21 @@ class TakeDump:
 
 
 @dataclass(frozen=True, slots=True)
+class ListPacked:
+    """Say which packed units the box keeps. Not for the agent's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropPacked:
+    """Remove these packed units, or without any all that are not in use. Nothing is removed where one is not there.
+
+    Not for the agent's state: what is in use is not touched.
+    """
+
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Deny:
     """Whose certificates the agent is to refuse from now on. Not answered, and not for its state either."""
 
@@ -240,7 +256,7 @@ class Deny:
 
 StageCommand = PrepareStage | ActivateHead | ReleaseStage
 Command = StageCommand | KeepStandby | MeasureCompute | ProbeLinks | TraceSteps
-ControlMessage = Command | TakeDump | Deny
+ControlMessage = Command | TakeDump | ListPacked | DropPacked | Deny
 """What goes down a control stream."""
 
 
@@ -285,13 +301,15 @@ class DumpPart:
 class CommandResult:
     """The answer to a command; `failure` is None when it succeeded.
 
-    `stage` is the status after a prepare, `trace` the record of a trace.
+    `stage` is the status after a prepare, `trace` the record of a trace. `packed` are the units that were asked for:
+    all, or those that were to be dropped, of which those in use are still there.
     """
 
     operation_id: OperationId
     failure: EdgeShardError | None = None
     stage: StageStatus | None = None
     trace: StageTrace | None = None
+    packed: tuple[PackedUnit, ...] = ()
 
 
 AgentMessage = (

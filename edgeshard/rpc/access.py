@@ -36,6 +36,8 @@ ROLES: Mapping[str, frozenset[Role]] = {
     f"/{_PACKAGE}.InferenceService/Detokenize": _USER,
     f"/{_PACKAGE}.AdminService/ListNodes": _OPERATOR,
     f"/{_PACKAGE}.AdminService/GetNode": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/ListPacked": _OPERATOR,
+    f"/{_PACKAGE}.AdminService/DropPacked": _OPERATOR,
     f"/{_PACKAGE}.AdminService/ListModels": _OPERATOR,
     f"/{_PACKAGE}.AdminService/DeleteModel": _OPERATOR,
     f"/{_PACKAGE}.AdminService/GetSite": _OPERATOR,

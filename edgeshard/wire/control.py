@@ -13,10 +13,12 @@ from edgeshard.domain.commands import (
     ControlHello,
     ControlMessage,
     Deny,
+    DropPacked,
     DumpPart,
     Heartbeat,
     HeartbeatChange,
     KeepStandby,
+    ListPacked,
     MeasureCompute,
     Peer,
     PrepareStage,
@@ -65,6 +67,7 @@ from edgeshard.wire.common import (
 from edgeshard.wire.debug import dump_part_from_wire, dump_part_to_wire
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire, spec_from_wire, spec_to_wire
 from edgeshard.wire.identity import denials_from_wire, denials_to_wire
+from edgeshard.wire.packed import packed_unit_from_wire, packed_unit_to_wire
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,
@@ -199,6 +202,10 @@ def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.Co
             return pb.ControlResponse(operation_id=operation_id, trace=trace)
         case TakeDump():
             return pb.ControlResponse(operation_id=operation_id, dump=pb.TakeDump())
+        case ListPacked():
+            return pb.ControlResponse(operation_id=operation_id, list_packed=pb.ListPacked())
+        case DropPacked():
+            return pb.ControlResponse(operation_id=operation_id, drop_packed=pb.DropPacked(ids=command.ids))
         case Deny():
             return pb.ControlResponse(operation_id=operation_id, denials=denials_to_wire(command.denials))
         case _:
@@ -250,12 +257,23 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
             trace = message.trace
             seconds = check_seconds(trace.seconds)
             return operation_id, TraceSteps(DeploymentName(trace.deployment), Epoch(trace.epoch), seconds)
-        case "dump":
-            return operation_id, TakeDump()
+        case "dump" | "list_packed" | "drop_packed":
+            return operation_id, _question_from_wire(message)
         case "denials":
             return operation_id, Deny(denials_from_wire(message.denials))
         case _:
             raise InvalidArgumentError("the command is of a kind this version does not know", field="command")
+
+
+def _question_from_wire(message: pb.ControlResponse) -> TakeDump | ListPacked | DropPacked:
+    """What is not for the agent's state."""
+    match message.WhichOneof("command"):
+        case "list_packed":
+            return ListPacked()
+        case "drop_packed":
+            return DropPacked(tuple(message.drop_packed.ids))
+        case _:
+            return TakeDump()
 
 
 def _config_from_wire(text: bytes) -> dict[str, Any]:
@@ -384,6 +402,7 @@ def _result_to_wire(result: CommandResult) -> pb.CommandResult:
         failure=to_failure(result.failure) if result.failure is not None else None,
         stage=stage_status_to_wire(result.stage) if result.stage is not None else None,
         trace=trace_to_wire(result.trace) if result.trace is not None else None,
+        packed=[packed_unit_to_wire(unit) for unit in result.packed],
     )
 
 
@@ -393,4 +412,5 @@ def _result_from_wire(message: pb.CommandResult) -> CommandResult:
         failure=from_failure(message.failure) if message.HasField("failure") else None,
         stage=stage_status_from_wire(message.stage) if message.HasField("stage") else None,
         trace=trace_from_wire(message.trace) if message.HasField("trace") else None,
+        packed=tuple(packed_unit_from_wire(unit) for unit in message.packed),
     )

@@ -80,6 +80,7 @@ CASES = [
     Case("token create --node cellar", TEXT_ONLY, exit_code=1),
     Case("delete deployment cellar", TEXT_ONLY),
     Case("delete deployment tales", TEXT_ONLY),
+    Case("delete packed a --unused"),
     Case("delete model cellar", TEXT_ONLY),
     Case("node revoke app --role client", TEXT_ONLY),
     Case("delete node b", TEXT_ONLY),

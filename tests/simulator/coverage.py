@@ -84,6 +84,7 @@ MESSAGES: dict[str, dict[str, str]] = {
 """Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
+_PACKED = "nothing is packed here: packed units are files, with tests of their own"
 _PLAINTEXT = "of certificates, and nobody has one here"
 _HTTP = "nobody comes by HTTP here"
 _WRITTEN = "no audit log is kept here: it is files, with tests of their own"
@@ -101,6 +102,12 @@ ABSENT = {
     "ProfileResponse": _MEASURED,
     "HeartbeatRequest": "of agents from before heartbeats came on the control stream",
     "HeartbeatResponse": "of agents from before heartbeats came on the control stream",
+    "ControlResponse list_packed": _PACKED,
+    "ControlResponse drop_packed": _PACKED,
+    "ListPackedRequest": _PACKED,
+    "ListPackedResponse": _PACKED,
+    "DropPackedRequest": _PACKED,
+    "DropPackedResponse": _PACKED,
     "DeleteModelRequest": _STORED,
     "DeleteModelResponse": _STORED,
     "RegisterModelRequest": _STORED,

@@ -21,7 +21,16 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.state import Timings
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import ControlMessage, Deny, KeepStandby, PrepareStage, Registration, TakeDump
+from edgeshard.domain.commands import (
+    ControlMessage,
+    Deny,
+    DropPacked,
+    KeepStandby,
+    ListPacked,
+    PrepareStage,
+    Registration,
+    TakeDump,
+)
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
@@ -129,7 +138,7 @@ class Box:
         self.process.spawn(self._check.run())
 
     def _on_command(self, operation_id: OperationId, command: ControlMessage) -> None:
-        if isinstance(command, TakeDump | Deny):
+        if isinstance(command, TakeDump | ListPacked | DropPacked | Deny):
             self._dumps.take(operation_id)
         else:
             self.hosting.post(CommandReceived(operation_id, command))

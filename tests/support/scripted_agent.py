@@ -25,6 +25,7 @@ from edgeshard.domain.commands import (
 from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.trace import StageTrace
 from edgeshard.proto.v1 import common_pb2, coordinator_pb2_grpc, head_pb2, head_pb2_grpc
 from edgeshard.wire.control import (
@@ -119,6 +120,7 @@ class FakeAgent:
         command: ControlMessage,
         failure: EdgeShardError | None = None,
         trace: StageTrace | None = None,
+        packed: tuple[PackedUnit, ...] = (),
     ) -> None:
         stage = None
         if isinstance(command, PrepareStage) and failure is None:
@@ -138,7 +140,7 @@ class FakeAgent:
         report = self.measured(command) if failure is None else None
         if report is not None:
             await self.report(report)
-        await self.say(CommandResult(operation_id, failure, stage, trace))
+        await self.say(CommandResult(operation_id, failure, stage, trace, packed))
 
     async def send_dump(self, operation_id: OperationId, text: bytes) -> None:
         for part in parts_of(operation_id, text):

@@ -31,6 +31,7 @@ from edgeshard.domain.generation import (
 )
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.profile import (
     ComputeProfile,
@@ -63,6 +64,7 @@ from edgeshard.wire.deployment import (
     traffic_to_wire,
 )
 from edgeshard.wire.generation import event_to_wire
+from edgeshard.wire.packed import packed_unit_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
 from edgeshard.wire.site import stored_link_to_wire, unknown_figures_to_wire
 from edgeshard.wire.site_event import site_event_to_wire
@@ -167,6 +169,7 @@ class ScriptedSite:
     config: Any = field(default_factory=lambda: CONFIG)
     progress: list[Any] = field(default_factory=list)
     traces: list[StageTrace] = field(default_factory=list)
+    packed: list[PackedUnit] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
     events: list[SiteEvent] = field(default_factory=list)
@@ -282,6 +285,16 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
                     unknown=unknown_figures_to_wire(site.unknown),
                 )
         return fail(context, NotFoundError(f"node {request.node!r} is not known", field="node"))
+
+    def ListPacked(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "ListPacked", request, context)
+        return admin_pb2.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in self.site.packed])
+
+    def DropPacked(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "DropPacked", request, context)
+        chosen = [unit for unit in self.site.packed if (unit.id in request.ids if request.ids else not unit.in_use)]
+        self.site.packed = [unit for unit in self.site.packed if unit.in_use or unit not in chosen]
+        return admin_pb2.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in chosen])
 
     def GetSite(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "GetSite", request, context)

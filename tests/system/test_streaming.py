@@ -13,7 +13,7 @@ from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
 from edgeshard.domain.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,6 +72,34 @@ async def test_it_streams_when_it_may_and_gives_the_same_tokens(site: Site) -> N
         packed = list(site.cluster.directory.glob("*/cache/packed/*.packed"))
         assert packed
         await client.delete_deployment("streamed")
+
+
+async def test_packed_units_are_seen_and_dropped_while_none_that_is_in_use_is(site: Site) -> None:
+    client = site.client
+    await client.deploy(spec(exclude=["large"], allow_streaming=True))
+    wanted = await answers(client, "streamed")
+    for name in "ab":
+        units = await client.packed_units(name)
+        used = [unit for unit in units if unit.in_use]
+        assert used and {unit.model_name for unit in units} == {"tales"}
+        files = {path.stem[-16:]: path.stat().st_size for path in _packed_files(site, name)}
+        assert {unit.id: unit.size_bytes for unit in units} == files
+        assert [unit.in_use for unit in await client.drop_packed(name, [used[0].id])] == [True]
+        await client.drop_packed(name)
+        assert await client.packed_units(name) == tuple(used)
+    assert await answers(client, "streamed") == wanted
+    await client.delete_deployment("streamed")
+    dropped = await client.drop_packed("b")
+    assert dropped and not any(unit.in_use for unit in dropped) and not _packed_files(site, "b")
+    with pytest.raises(NotFoundError, match="box b"):
+        await client.drop_packed("b", [dropped[0].id])
+    await client.deploy(spec(exclude=["large"], allow_streaming=True))  # they are made again
+    assert await answers(client, "streamed") == wanted and _packed_files(site, "b")
+    await client.delete_deployment("streamed")
+
+
+def _packed_files(site: Site, node: str) -> list[Path]:
+    return sorted((site.cluster.directory / node).glob("cache/packed/*.packed"))
 
 
 async def test_a_damaged_packed_file_is_made_again(site: Site) -> None:

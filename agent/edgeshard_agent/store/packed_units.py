@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -18,10 +19,14 @@ from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, place_of_ex
 from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.packed import PackedUnit
 from edgeshard.storage.files import TEMPORARY
 from edgeshard_agent.store.packed import LAYOUT, SUFFIX, PackedEntry, PackedFile, write_packed
 
 log = structlog.get_logger()
+
+_NAME = re.compile(r"([0-9a-f]{12})-(.+)-([a-z0-9]+)-([0-9a-f]{16})")
+"""As `UnitForm.name` makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,11 @@ class PackedInfo:
     in_use: bool
 
 
+def _in_order(unit: str) -> list[tuple[int, str]]:
+    """So that layer 2 comes before layer 10."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in unit.split("-")]
+
+
 class PackedUnits:
     """Packed files under `directory`, which one process owns. `limit` is how many more bytes may be written now."""
 
@@ -104,6 +114,39 @@ class PackedUnits:
             name = path.name.removesuffix(SUFFIX)
             found.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
         return sorted(found, key=lambda info: info.used_ns)
+
+    def units(self) -> tuple[PackedUnit, ...]:
+        """All packed files as an operator sees them, by model and layer."""
+        return tuple(unit for _, unit in self._named())
+
+    def drop_units(self, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
+        """Remove these, or without any all that are not in use. Those in use stay, and are said to be so.
+
+        Raises NotFoundError naming those that are not there; then none is removed.
+        """
+        found = self._named()
+        if unknown := sorted(set(ids) - {unit.id for _, unit in found}):
+            raise NotFoundError(f"there are no packed units {', '.join(unknown)[:400]}", field="ids")
+        chosen = [(name, unit) for name, unit in found if (unit.id in ids if ids else not unit.in_use)]
+        return tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in chosen)
+
+    def _named(self) -> list[tuple[str, PackedUnit]]:
+        found = []
+        for info in self.files():
+            if parts := _NAME.fullmatch(info.name):
+                model, unit, form, id_ = parts.groups()
+                found.append((info.name, PackedUnit(id_, model, unit, form, info.size, info.in_use)))
+        return sorted(found, key=lambda named: (named[1].model, _in_order(named[1].unit), named[1].form))
+
+    def _drop_unused(self, name: str) -> bool:
+        """Whether it is gone. Nobody begins to use it meanwhile."""
+        with self._lock:
+            if self._pins[name] > 0:
+                return False
+            self._path(name).unlink(missing_ok=True)
+            self._used = None
+        log.info("packed_file_dropped", file=name)
+        return True
 
     def find(self, name: str, key: str) -> PackedFile | None:
         """The packed file of that key, which counts as used now; None where there is none.

@@ -40,6 +40,7 @@ from edgeshard.wire.deployment import (
     replan_to_wire,
     spec_from_wire,
 )
+from edgeshard.wire.packed import packed_unit_to_wire
 from edgeshard.wire.site import (
     measure_request_from_wire,
     node_details_to_wire,
@@ -56,6 +57,7 @@ from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.models import Models, stored_model
 from edgeshard_coordinator.control.operations import Operations, answered, check_same, fingerprint_of
+from edgeshard_coordinator.control.packed import Packed
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.replanning import PLACING_ATTEMPTS, Replans
@@ -83,6 +85,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         calls: MeasureCalls,
         traces: Traces,
         dumps: Dumps,
+        packed: Packed,
         models: Models,
         planner: Planner,
         store: StateStore,
@@ -96,6 +99,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._calls = calls
         self._traces = traces
         self._dumps = dumps
+        self._packed = packed
         self._models = models
         self._planner = planner
         self._store = store
@@ -120,6 +124,21 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
         details = node_details(state, node, self._models, self._loop.now())
         return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
+
+    async def ListPacked(self, request: pb.ListPackedRequest, context: Any) -> pb.ListPackedResponse:
+        units = await self._packed.list(request.node)
+        return pb.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
+
+    async def DropPacked(self, request: pb.DropPackedRequest, context: Any) -> pb.DropPackedResponse:
+        async def work(operation: ServedOperation) -> bytes:
+            units = await self._packed.drop(request.node, request.ids)
+            response = pb.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
+            done = replace(operation, outcome=response.SerializeToString())
+            await answered(self._store.save_operation(done))
+            return done.outcome
+
+        outcome = await self.operations.once(request.operation_id, request, work)
+        return pb.DropPackedResponse.FromString(outcome)
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
         site = site_details(self._loop.state, self._models, request.model, self._loop.now())

@@ -37,6 +37,7 @@ from edgeshard_coordinator.control.inference_service import InferenceServicer, c
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.metrics import CoordinatorMetrics
 from edgeshard_coordinator.control.models import Models
+from edgeshard_coordinator.control.packed import Packed
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.control.planner import Planner
 from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
@@ -99,9 +100,11 @@ class Coordinator:
         self.loop.on_change = self._events.note
         self.traces = Traces(self.loop, self._hub)
         self.dumps = Dumps(self.loop, self._hub)
+        self.packed = Packed(self.loop, self._hub, models)
         self.conditions = Conditions()
+        answers = (self.traces.answered, self.dumps.refused, self.packed.answered)
         self._agents = CoordinatorServicer(
-            self.loop, self._hub, self._calls, self.traces, self.dumps, server.denials, noted, self.conditions
+            self.loop, self._hub, self._calls, answers, self.dumps, server.denials, noted, self.conditions
         )
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
@@ -121,6 +124,7 @@ class Coordinator:
             self._calls,
             self.traces,
             self.dumps,
+            self.packed,
             models,
             planner,
             store,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -46,7 +46,6 @@ from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.loop import StateLoop
-from edgeshard_coordinator.control.tracing import Traces
 from edgeshard_coordinator.core.events import (
     CommandAnswered,
     HeartbeatsReceived,
@@ -67,12 +66,14 @@ DENIALS = OperationId("denials")
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Each of `answers` is told of an answer to a command until one says that it was its own; else the state is."""
+
     def __init__(
         self,
         loop: StateLoop,
         hub: ControlHub,
         calls: MeasureCalls,
-        traces: Traces,
+        answers: Sequence[Callable[[NodeId, CommandResult], bool]],
         dumps: Dumps,
         denials: Denials,
         audit: CallAudit,
@@ -81,7 +82,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._loop = loop
         self._hub = hub
         self._calls = calls
-        self._traces = traces
+        self._answers = answers
         self._dumps = dumps
         self._denials = denials
         self._audit = audit
@@ -237,7 +238,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def _answered(self, node_id: NodeId, result: CommandResult) -> None:
         if result.failure is not None:
             log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
-        if not self._traces.answered(node_id, result) and not self._dumps.refused(node_id, result):
+        if not any(took(node_id, result) for took in self._answers):
             self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
 
 

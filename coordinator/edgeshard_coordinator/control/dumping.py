@@ -17,13 +17,13 @@ import structlog
 from edgeshard.debugging.dump import ProcessDump, to_text
 from edgeshard.domain.commands import CommandResult, DumpPart, TakeDump
 from edgeshard.domain.errors import (
-    DeadlineError,
     EdgeShardError,
     InternalError,
     ResourceExhaustedError,
     UnavailableError,
 )
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard_coordinator.control.asking import Asking
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.core.machine import machine
@@ -53,8 +53,7 @@ class Dumps:
 
     def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
         self._loop = loop
-        self._hub = hub
-        self._answer_limit_s = answer_limit_s
+        self._asking = Asking(loop, hub, answer_limit_s, "dump")
         self._asked: dict[OperationId, _Asked] = {}
         self.about: Callable[[], dict[str, Any]] = dict
 
@@ -110,26 +109,9 @@ class Dumps:
             return ProcessDump(node.name, failure=error)
 
     async def _ask(self, node: KnownNode) -> bytes:
-        def is_gone() -> bool:
-            now = self._loop.state.nodes.get(node.node_id)
-            return now is None or not now.connected or now.connection != node.connection
-
-        if is_gone():
-            raise UnavailableError("the box is not connected", reason="NODE_AWAY")
         operation_id = OperationId(f"{uuid.uuid4().hex}/dump")
         asked = self._asked[operation_id] = _Asked(node.node_id, asyncio.get_running_loop().create_future())
-        self._hub.send(node.node_id, node.connection, operation_id, TakeDump())
-        gone = asyncio.create_task(self._loop.until(lambda _: is_gone()))
-        either: set[asyncio.Future[Any]] = {asked.answer, gone}
         try:
-            await asyncio.wait(either, timeout=self._answer_limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if asked.answer.done():
-                return asked.answer.result()
-            if gone.done():
-                raise UnavailableError("the box went away before it answered", reason="NODE_LOST")
-            raise DeadlineError(f"no dump came within {self._answer_limit_s:g} s", reason="NO_ANSWER")
+            return await self._asking.answer(node, operation_id, TakeDump(), asked.answer)
         finally:
             del self._asked[operation_id]
-            asked.answer.cancel()
-            gone.cancel()
-            await asyncio.gather(asked.answer, gone, return_exceptions=True)

@@ -160,6 +160,34 @@ class ProfileResponse(_message.Message):
     missed_nodes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, node: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., what: _Optional[str] = ..., finished: _Optional[bool] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., missed_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ListPackedRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ListPackedResponse(_message.Message):
+    __slots__ = ("units",)
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    units: _containers.RepeatedCompositeFieldContainer[_common_pb2.PackedUnit]
+    def __init__(self, units: _Optional[_Iterable[_Union[_common_pb2.PackedUnit, _Mapping]]] = ...) -> None: ...
+
+class DropPackedRequest(_message.Message):
+    __slots__ = ("operation_id", "node", "ids")
+    OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    operation_id: str
+    node: str
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, operation_id: _Optional[str] = ..., node: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DropPackedResponse(_message.Message):
+    __slots__ = ("units",)
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    units: _containers.RepeatedCompositeFieldContainer[_common_pb2.PackedUnit]
+    def __init__(self, units: _Optional[_Iterable[_Union[_common_pb2.PackedUnit, _Mapping]]] = ...) -> None: ...
+
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

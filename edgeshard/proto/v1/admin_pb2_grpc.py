@@ -45,6 +45,16 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeResponse.FromString,
                 _registered_method=True)
+        self.ListPacked = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/ListPacked',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedResponse.FromString,
+                _registered_method=True)
+        self.DropPacked = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/DropPacked',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DropPackedRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DropPackedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/edgeshard.proto.v1.AdminService/ListModels',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
@@ -128,6 +138,19 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPacked(self, request, context):
+        """The packed units that a connected box keeps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPacked(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +260,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetNode,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeResponse.SerializeToString,
+            ),
+            'ListPacked': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPacked,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedResponse.SerializeToString,
+            ),
+            'DropPacked': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPacked,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DropPackedRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.DropPackedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -364,6 +397,60 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/GetNode',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPacked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/ListPacked',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPacked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/DropPacked',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.DropPackedRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.DropPackedResponse.FromString,
             options,
             channel_credentials,
             insecure,

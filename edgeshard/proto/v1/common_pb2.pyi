@@ -220,6 +220,24 @@ class DeviceFacts(_message.Message):
     bits_fingerprint: str
     def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., cores: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_budget_bytes: _Optional[int] = ..., unified_memory: _Optional[bool] = ..., software: _Optional[str] = ..., bits_fingerprint: _Optional[str] = ...) -> None: ...
 
+class PackedUnit(_message.Message):
+    __slots__ = ("id", "model", "unit", "form", "size_bytes", "in_use", "model_name")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    unit: str
+    form: str
+    size_bytes: int
+    in_use: bool
+    model_name: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., unit: _Optional[str] = ..., form: _Optional[str] = ..., size_bytes: _Optional[int] = ..., in_use: _Optional[bool] = ..., model_name: _Optional[str] = ...) -> None: ...
+
 class StageStatus(_message.Message):
     __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]

@@ -69,16 +69,18 @@ class ControlHello(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class CommandResult(_message.Message):
-    __slots__ = ("operation_id", "failure", "stage", "trace")
+    __slots__ = ("operation_id", "failure", "stage", "trace", "packed")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     failure: _common_pb2.Failure
     stage: _common_pb2.StageStatus
     trace: _trace_pb2.StageTrace
-    def __init__(self, operation_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stage: _Optional[_Union[_common_pb2.StageStatus, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.StageTrace, _Mapping]] = ...) -> None: ...
+    packed: _containers.RepeatedCompositeFieldContainer[_common_pb2.PackedUnit]
+    def __init__(self, operation_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., stage: _Optional[_Union[_common_pb2.StageStatus, _Mapping]] = ..., trace: _Optional[_Union[_trace_pb2.StageTrace, _Mapping]] = ..., packed: _Optional[_Iterable[_Union[_common_pb2.PackedUnit, _Mapping]]] = ...) -> None: ...
 
 class CommandProgress(_message.Message):
     __slots__ = ("operation_id", "done", "total", "what")
@@ -119,7 +121,7 @@ class LinkSuspected(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., from_stage: _Optional[int] = ..., to_stage: _Optional[int] = ..., recovered: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump", "standby", "denials")
+    __slots__ = ("operation_id", "prepare", "activate", "release", "measure", "probe", "trace", "dump", "standby", "denials", "list_packed", "drop_packed")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +132,8 @@ class ControlResponse(_message.Message):
     DUMP_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     DENIALS_FIELD_NUMBER: _ClassVar[int]
+    LIST_PACKED_FIELD_NUMBER: _ClassVar[int]
+    DROP_PACKED_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     prepare: PrepareStage
     activate: ActivateHead
@@ -140,7 +144,9 @@ class ControlResponse(_message.Message):
     dump: TakeDump
     standby: KeepStandby
     denials: _identity_pb2.Denials
-    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ..., standby: _Optional[_Union[KeepStandby, _Mapping]] = ..., denials: _Optional[_Union[_identity_pb2.Denials, _Mapping]] = ...) -> None: ...
+    list_packed: ListPacked
+    drop_packed: DropPacked
+    def __init__(self, operation_id: _Optional[str] = ..., prepare: _Optional[_Union[PrepareStage, _Mapping]] = ..., activate: _Optional[_Union[ActivateHead, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., measure: _Optional[_Union[MeasureCompute, _Mapping]] = ..., probe: _Optional[_Union[ProbeLinks, _Mapping]] = ..., trace: _Optional[_Union[TraceSteps, _Mapping]] = ..., dump: _Optional[_Union[TakeDump, _Mapping]] = ..., standby: _Optional[_Union[KeepStandby, _Mapping]] = ..., denials: _Optional[_Union[_identity_pb2.Denials, _Mapping]] = ..., list_packed: _Optional[_Union[ListPacked, _Mapping]] = ..., drop_packed: _Optional[_Union[DropPacked, _Mapping]] = ...) -> None: ...
 
 class PrepareStage(_message.Message):
     __slots__ = ("spec", "placement", "stage", "epoch", "manifest_digest")
@@ -229,6 +235,16 @@ class TraceSteps(_message.Message):
 class TakeDump(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListPacked(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropPacked(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes", "huge_pages", "others_share")

@@ -1,0 +1,23 @@
+"""Packed units: the files from which a box loads or streams parts of a model, as an operator sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PackedUnit:
+    """A layer, embedding or head that a box keeps as a file of `size_bytes`, so that loading it is reading it.
+
+    `id` (16 hexadecimal digits) names the file on its box, `model` are the first 12 digits of the manifest's digest,
+    and `model_name` is that model's name, empty where the coordinator's store has no such model. `form` is the weights'
+    data type, or "int8" or "int4". A unit `in_use` belongs to a stage or a standby.
+    """
+
+    id: str
+    model: str
+    unit: str
+    form: str
+    size_bytes: int
+    in_use: bool
+    model_name: str = ""
