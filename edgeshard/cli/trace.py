@@ -37,10 +37,11 @@ def trace(
     """Record a deployment's steps, on all its boxes at once, and print where their time goes.
 
     Only steps that run meanwhile are seen, so send requests. Of the recorded time a box was computing, sending while it
-    had nothing to compute, or idle (the bubbles). The clocks of the boxes need not agree.
+    had nothing to compute, or idle (the bubbles). Boxes that stream weights have a row of their own for what they read.
+    The clocks of the boxes need not agree.
     """
-    from edgeshard.cli.trace_views import SUMMARY_COLUMNS, picture
-    from edgeshard.domain.trace import aligned, check_seconds, perfetto, summarised
+    from edgeshard.cli.trace_views import READ_COLUMNS, SUMMARY_COLUMNS, picture
+    from edgeshard.domain.trace import aligned, check_seconds, perfetto, summarised, summarised_reads
 
     check_seconds(seconds)
     _check_output(output)
@@ -49,14 +50,20 @@ def trace(
         raise FailedPreconditionError(
             f"no step of {deployment} ran in these {seconds:g} s; send requests meanwhile", reason="NOTHING_RAN"
         )
-    summary = table(summarised(traces), SUMMARY_COLUMNS)
+    tables = [table(summarised(traces), SUMMARY_COLUMNS)]
+    if reads := summarised_reads(traces):
+        tables.append(table(reads, READ_COLUMNS))
     if output == STDOUT:
         typer.echo(perfetto(traces, deployment))
-        stderr_console().print(summary)
+        for shown in tables:
+            stderr_console().print(shown)
         return
     if output is not None:
         _write(output, picture(traces, deployment) if output.suffix == ".svg" else perfetto(traces, deployment))
-    print_table(summary)
+    for number, shown in enumerate(tables):
+        if number:
+            typer.echo()
+        print_table(shown)
 
 
 def _check_output(path: Path | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgeshard.cli.output import Column, human_seconds
+from edgeshard.cli.output import Column, human_bytes, human_seconds
 from edgeshard.cli.views import percent
-from edgeshard.domain.trace import StageSummary, StageTrace, most_in_flight
+from edgeshard.domain.trace import ReadSummary, StageSummary, StageTrace, most_in_flight
 from edgeshard.planning.svg import timeline
 from edgeshard.planning.timing import Visit
 
@@ -26,8 +26,20 @@ SUMMARY_COLUMNS: list[Column[StageSummary]] = [
 ]
 
 
+READ_COLUMNS: list[Column[ReadSummary]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("LAYERS", lambda stage: str(stage.layers)),
+    Column("READS", lambda stage: str(stage.reads), right=True),
+    Column("READ", lambda stage: human_bytes(stage.size_bytes), right=True),
+    Column("RATE", lambda stage: f"{human_bytes(round(stage.bytes_per_s))}/s", right=True),
+    Column("READING", lambda stage: percent(stage.reading), right=True),
+    Column("LAYER TAKES", lambda stage: human_seconds(stage.read_s), right=True),
+]
+"""Of boxes that stream weights."""
+
+
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:
-    """An SVG of some steps from the middle of aligned traces: rows for each box's computing and sending.
+    """An SVG of some steps from the middle of aligned traces: rows for each box's computing, sending and reads.
 
     Steps that are in flight at once differ in colour. A gap in a row of computing is a bubble.
     """
@@ -59,3 +71,5 @@ def _visits(trace: StageTrace, receiver: str, turns: int) -> Iterator[Visit]:
         if record.sent_s > record.ended_s:
             station = f"{trace.node} → {receiver}"
             yield Visit(station, record.step % turns, "send", record.step, record.ended_s, record.sent_s)
+    for read in trace.reads:
+        yield Visit(f"{trace.node} reads", read.layer % turns, "read", read.layer, read.began_s, read.ended_s)

@@ -36,7 +36,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest, OperationId
-from edgeshard.domain.packed import PackedUnit
+from edgeshard.domain.packed import DropCall, PackedUnit
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, ServedModel, Site, StoredModel
@@ -58,7 +58,7 @@ from edgeshard.wire.deployment import (
     spec_to_wire,
 )
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
-from edgeshard.wire.packed import packed_unit_from_wire
+from edgeshard.wire.packed import drop_call_to_wire, packed_unit_from_wire
 from edgeshard.wire.site import (
     measure_request_to_wire,
     node_details_from_wire,
@@ -361,8 +361,8 @@ class Client:
         """
         if ids is not None and not ids:
             return ()
-        request = admin_pb2.DropPackedRequest(operation_id=_operation_id(), node=node, ids=ids)
-        response = await self._admin("DropPacked", request)
+        call = DropCall(_operation_id(), node, tuple(ids or ()))
+        response = await self._admin("DropPacked", drop_call_to_wire(call))
         return tuple(packed_unit_from_wire(unit) for unit in response.units)
 
     async def site(self, model: str = "") -> Site:

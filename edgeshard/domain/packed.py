@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeshard.domain.ids import OperationId
+
 
 @dataclass(frozen=True, slots=True)
 class PackedUnit:
@@ -21,3 +23,12 @@ class PackedUnit:
     size_bytes: int
     in_use: bool
     model_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DropCall:
+    """An operator's call to remove packed units of a box (its name or id); without ids all that are not in use."""
+
+    operation_id: OperationId
+    node: str
+    ids: tuple[str, ...] = ()

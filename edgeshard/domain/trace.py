@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
@@ -16,10 +16,12 @@ from typing import Any
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 
+_COMPUTE, _READS = 0, 1
+"""Rows of a stage."""
 LEAST_SECONDS, MOST_SECONDS = 0.1, 60.0
 """How long a trace may take."""
 MOST_RECORDS = 20_000
-"""Records of a stage; of more steps the newest are kept."""
+"""Records of a stage, and as many reads; of more the newest are kept."""
 
 
 def check_seconds(seconds: float) -> float:
@@ -53,13 +55,24 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """A layer whose weights were read from the disk, `size_bytes` of them, in seconds of the box's own clock."""
+
+    layer: int
+    size_bytes: int
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageTrace:
-    """A stage's records in the order of their steps."""
+    """A stage's records in the order of their steps, and what it read meanwhile where it streams weights."""
 
     stage: int
     node: str
     layers: LayerRange
     records: tuple[StepRecord, ...]
+    reads: tuple[ReadRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,7 @@ class StageShare:
 
 
 def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
-    """The same records on one clock that begins with the first of them.
+    """The same records on one clock that begins with the first step's; a read may have begun before.
 
     Between two stages the least time from `sent_s` to `arrived_s` is the clocks' difference and the quickest transfer;
     over the ring the differences sum to 0, so the sum is that of the transfers, of which each hop is given its even
@@ -92,7 +105,11 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
         record.arrived_s - offset for trace, offset in zip(traces, offsets, strict=True) for record in trace.records
     )
     return tuple(
-        StageTrace(trace.stage, trace.node, trace.layers, tuple(_moved(r, offset + origin) for r in trace.records))
+        replace(
+            trace,
+            records=tuple(_moved(record, offset + origin) for record in trace.records),
+            reads=tuple(_moved_read(read, offset + origin) for read in trace.reads),
+        )
         for trace, offset in zip(traces, offsets, strict=True)
     )
 
@@ -118,6 +135,10 @@ def _moved(record: StepRecord, by_s: float) -> StepRecord:
         record.sent_s - by_s,
         record.returned_s - by_s if record.returned_s else 0.0,
     )
+
+
+def _moved_read(read: ReadRecord, by_s: float) -> ReadRecord:
+    return replace(read, began_s=read.began_s - by_s, ended_s=read.ended_s - by_s)
 
 
 def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
@@ -166,6 +187,46 @@ def _summary(trace: StageTrace, from_s: float, until_s: float) -> StageSummary:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSummary:
+    """What a stage that streams weights read over the whole traced time.
+
+    `reading` is the part of that time in which it read, `bytes_per_s` the rate while it did, `read_s` the median of a
+    layer's read, in seconds.
+    """
+
+    stage: int
+    node: str
+    layers: LayerRange
+    reads: int
+    size_bytes: int
+    bytes_per_s: float
+    reading: float
+    read_s: float
+
+
+def summarised_reads(traces: Sequence[StageTrace]) -> tuple[ReadSummary, ...]:
+    """A summary of the reads of each aligned trace that has any."""
+    from_s, until_s = span(traces)
+    return tuple(_read_summary(trace, from_s, until_s) for trace in traces if trace.reads)
+
+
+def _read_summary(trace: StageTrace, from_s: float, until_s: float) -> ReadSummary:
+    seconds = [read.ended_s - read.began_s for read in trace.reads]
+    size = sum(read.size_bytes for read in trace.reads)
+    within = sum(_within(read.began_s, read.ended_s, from_s, until_s) for read in trace.reads)  # one at a time
+    return ReadSummary(
+        trace.stage,
+        trace.node,
+        trace.layers,
+        len(trace.reads),
+        size,
+        size / max(sum(seconds), 1e-12),
+        within / max(until_s - from_s, 1e-12),
+        median(seconds),
+    )
+
+
 def span(traces: Sequence[StageTrace]) -> tuple[float, float]:
     """From the first computing to the last; (0, 0) without records."""
     records = [record for trace in traces for record in trace.records]
@@ -188,8 +249,8 @@ def _within(begin_s: float, end_s: float, from_s: float, until_s: float) -> floa
 def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
     """Aligned traces in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing open.
 
-    A process for each stage. Computing is a row of complete events; steps that wait in the inbox or are being sent may
-    overlap, so those are asynchronous events, one pair for each.
+    A process for each stage. Computing is a row of complete events, and reads of streamed weights are another; steps
+    that wait in the inbox or are being sent may overlap, so those are asynchronous events, one pair for each.
     """
     events: list[dict[str, Any]] = []
     for trace in traces:
@@ -197,6 +258,9 @@ def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
         events += [_named("process_name", trace.stage, words), _named("thread_name", trace.stage, "compute")]
         for record in trace.records:
             events += _step_events(trace.stage, record)
+        if trace.reads:
+            events.append(_named("thread_name", trace.stage, "reads", _READS))
+        events += [_read_event(trace.stage, read) for read in trace.reads]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
@@ -204,7 +268,7 @@ def _step_events(stage: int, record: StepRecord) -> list[dict[str, Any]]:
     kind = "prefill" if record.prompt_tokens else "decode"
     common = {
         "pid": stage,
-        "tid": 0,
+        "tid": _COMPUTE,
         "args": {"step": record.step, "tokens": record.tokens, "prompt_tokens": record.prompt_tokens},
     }
     computing = {
@@ -226,9 +290,22 @@ def _step_events(stage: int, record: StepRecord) -> list[dict[str, Any]]:
     return events
 
 
+def _read_event(stage: int, read: ReadRecord) -> dict[str, Any]:
+    return {
+        "name": f"read layer {read.layer}",
+        "cat": "read",
+        "ph": "X",
+        "ts": _microseconds(read.began_s),
+        "dur": _microseconds(max(0.0, read.ended_s - read.began_s)),
+        "pid": stage,
+        "tid": _READS,
+        "args": {"layer": read.layer, "size_bytes": read.size_bytes},
+    }
+
+
 def _microseconds(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _named(what: str, process: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
+def _named(what: str, process: int, name: str, thread: int = _COMPUTE) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -20,7 +20,7 @@ _INK, _SOFT, _GRID, _PAPER = "#222222", "#5a5a5a", "#e3e3e3", "#ffffff"
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 46, 52
 _LEGEND_ROW = 20
 _SQUARE = 1
-_KINDS = ("prefill", "decode", "head", "send", "return")
+_KINDS = ("prefill", "decode", "head", "send", "return", "read")
 
 Points = Sequence[tuple[float, float]]
 
@@ -202,6 +202,8 @@ def timeline(
         y = top + row_height * stations.index(visit.station) + 3
         colour = PALETTE[batches.index(visit.micro_batch) % len(PALETTE)]
         words = f"{visit.station}: {visit.kind} of {names[1]} {visit.token}, {names[0]} {visit.micro_batch}, "
+        if visit.kind == "read":  # of weights, which belong to no step
+            words = f"{visit.station}: layer {visit.token}, "
         words += f"{visit.start_s:.6g} to {visit.end_s:.6g} s"
         _service(canvas, (x, y, max(end - x, 1.0), row_height - 6), colour, visit.kind, words)
     return canvas.done(title)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.ids import check_id
-from edgeshard.domain.packed import PackedUnit
+from edgeshard.domain.ids import OperationId, check_id
+from edgeshard.domain.packed import DropCall, PackedUnit
+from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
 
 
@@ -30,3 +31,11 @@ def packed_unit_from_wire(message: pb.PackedUnit) -> PackedUnit:
         in_use=message.in_use,
         model_name=message.model_name,
     )
+
+
+def drop_call_to_wire(call: DropCall) -> admin_pb2.DropPackedRequest:
+    return admin_pb2.DropPackedRequest(operation_id=call.operation_id, node=call.node, ids=call.ids)
+
+
+def drop_call_from_wire(message: admin_pb2.DropPackedRequest) -> DropCall:
+    return DropCall(OperationId(message.operation_id), message.node, tuple(message.ids))

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.trace import MOST_RECORDS, StageTrace, StepRecord
+from edgeshard.domain.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import trace_pb2 as pb
 from edgeshard.wire.common import layers_from_wire, layers_to_wire
 
@@ -17,20 +17,23 @@ def trace_to_wire(trace: StageTrace) -> pb.StageTrace:
         node=trace.node,
         layers=layers_to_wire(trace.layers),
         records=[_record_to_wire(record) for record in trace.records],
+        reads=[_read_to_wire(read) for read in trace.reads],
     )
 
 
 def trace_from_wire(message: pb.StageTrace) -> StageTrace:
     """Raises InvalidArgumentError for more records than a trace may have, or times that cannot be."""
-    if len(message.records) > MOST_RECORDS:
-        raise InvalidArgumentError(
-            f"records: a stage's trace holds at most {MOST_RECORDS}, not {len(message.records)}", field="records"
-        )
+    for field, count in (("records", len(message.records)), ("reads", len(message.reads))):
+        if count > MOST_RECORDS:
+            raise InvalidArgumentError(
+                f"{field}: a stage's trace holds at most {MOST_RECORDS}, not {count}", field=field
+            )
     return StageTrace(
         stage=message.stage,
         node=message.node,
         layers=layers_from_wire(message.layers),
         records=tuple(_record_from_wire(record) for record in message.records),
+        reads=tuple(_read_from_wire(read) for read in message.reads),
     )
 
 
@@ -57,3 +60,15 @@ def _record_from_wire(message: pb.StepRecord) -> StepRecord:
     if not math.isfinite(message.returned_s):
         raise InvalidArgumentError(f"records: step {message.step} returned at no time", field="records")
     return StepRecord(message.step, message.tokens, message.prompt_tokens, *times, message.returned_s)
+
+
+def _read_to_wire(read: ReadRecord) -> pb.ReadRecord:
+    return pb.ReadRecord(layer=read.layer, size_bytes=read.size_bytes, began_s=read.began_s, ended_s=read.ended_s)
+
+
+def _read_from_wire(message: pb.ReadRecord) -> ReadRecord:
+    if not (message.began_s <= message.ended_s and math.isfinite(message.ended_s - message.began_s)):
+        raise InvalidArgumentError(
+            f"reads: layer {message.layer} has times that are no times or out of order", field="reads"
+        )
+    return ReadRecord(message.layer, message.size_bytes, message.began_s, message.ended_s)

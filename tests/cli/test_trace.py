@@ -14,7 +14,7 @@ from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.device import StagePhase
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import StageTrace, StepRecord
+from edgeshard.domain.trace import ReadRecord, StageTrace, StepRecord
 
 COMPUTE_S, SEND_S = 0.010, 0.002
 LAP_S = 2 * (COMPUTE_S + SEND_S)
@@ -106,6 +106,35 @@ def test_a_quiet_deployment_has_nothing_to_show(edgectl: Any, site: Any, tmp_pat
     file = tmp_path / "trace.json"
     result = edgectl("trace", "tales", "-o", str(file))
     assert result.exit_code == 1 and "send requests meanwhile" in result.stderr and not file.exists()
+
+
+@pytest.fixture
+def streaming(busy: Any) -> Any:
+    """Box b reads a layer of 1 MiB in 4 ms, twice in each lap."""
+    reads = tuple(ReadRecord(4 + n % 2, 1 << 20, 7 + n * LAP_S / 2, 7.004 + n * LAP_S / 2) for n in range(80))
+    busy.traces[1] = replace(busy.traces[1], reads=reads)
+    return busy
+
+
+def test_reads_of_weights_are_rows_of_a_table_of_their_own(edgectl: Any, streaming: Any) -> None:
+    *_, blank, header, row = edgectl("trace", "tales").stdout.splitlines()
+    assert not blank.strip()
+    assert header.split() == ["BOX", "LAYERS", "READS", "READ", "RATE", "READING", "LAYER", "TAKES"]
+    assert row.split() == ["b", "4:8", "80", "80", "MiB", "250", "MiB/s", "33", "%", "4.0", "ms"]
+
+
+def test_reads_of_weights_are_a_row_of_the_picture_and_of_the_json(
+    edgectl: Any, streaming: Any, tmp_path: Path
+) -> None:
+    picture = tmp_path / "trace.svg"
+    assert edgectl("trace", "tales", "-o", str(picture)).exit_code == 0
+    text = picture.read_text()
+    ElementTree.fromstring(text)
+    assert ">b reads<" in text and "b reads: layer 5, " in text and ">a reads<" not in text
+    result = edgectl("trace", "tales", "-o", "-")
+    reads = [event for event in json.loads(result.stdout)["traceEvents"] if event.get("cat") == "read"]
+    assert len(reads) == 80 and {event["tid"] for event in reads} == {1}
+    assert "LAYER TAKES" in result.stderr
 
 
 def test_an_unknown_deployment_is_not_found(edgectl: Any, site: Any) -> None:

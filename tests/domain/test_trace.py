@@ -11,6 +11,7 @@ import pytest
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.trace import (
+    ReadRecord,
     StageTrace,
     StepRecord,
     aligned,
@@ -20,6 +21,7 @@ from edgeshard.domain.trace import (
     shares,
     span,
     summarised,
+    summarised_reads,
 )
 
 COMPUTE_S, SEND_S, DELAY_S = 0.010, 0.002, 0.003
@@ -53,6 +55,22 @@ def test_clocks_that_disagree_are_put_right(clocks: list[float]) -> None:
         for record, expected in zip(trace.records, true.records, strict=True):
             assert record.began_s == pytest.approx(expected.began_s, abs=1e-6)
             assert record.returned_s == pytest.approx(expected.returned_s, abs=1e-6)
+
+
+def test_reads_are_put_on_the_clock_of_the_steps() -> None:
+    head, last = ring(2, 4, [1000.0, 3.5])
+    lag_s = COMPUTE_S + SEND_S + DELAY_S
+    reads = tuple(ReadRecord(1, 100, 3.5 + lag_s + at, 3.5 + lag_s + at + 0.01) for at in (-0.02, 0.0))
+    found = aligned((head, replace(last, reads=reads)))
+    first, second = found[1].reads
+    assert first.began_s == pytest.approx(lag_s - 0.02, abs=1e-6), "it may begin before the first step"
+    assert second.began_s == pytest.approx(found[1].records[0].began_s, abs=1e-6)
+    (summary,) = summarised_reads(found)
+    assert (summary.stage, summary.reads, summary.size_bytes) == (1, 2, 200)
+    assert summary.bytes_per_s == pytest.approx(1e4) and summary.read_s == pytest.approx(0.01)
+    begin, end = span(found)
+    within = 0.01 + max(0.0, min(first.ended_s, end) - max(first.began_s, begin))
+    assert summary.reading == pytest.approx(within / (end - begin))
 
 
 def test_stages_in_any_order_come_out_in_theirs() -> None:

@@ -160,6 +160,9 @@ class SimModel:
         self.broken = False
         """Whether the next step fails."""
 
+    def observe_reads(self, observer: object) -> None:
+        """Its weights are not read from the disk."""
+
     @property
     def is_first(self) -> bool:
         return self.layers.first == 0

@@ -13,7 +13,7 @@ from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import MOST_RECORDS, StageTrace, StepRecord
+from edgeshard.domain.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import coordinator_pb2
 from edgeshard.wire.common import stage_status_from_wire, stage_status_to_wire
 from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wire, command_from_wire, command_to_wire
@@ -21,7 +21,8 @@ from edgeshard.wire.trace import trace_from_wire, trace_to_wire
 
 NAME = DeploymentName("tales")
 RECORD = StepRecord(2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0)
-TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)))
+READ = ReadRecord(5, 2**40, 1e6, 1e6 + 0.25)
+TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)), (READ,))
 
 
 def test_a_trace_comes_back_as_it_was() -> None:
@@ -76,3 +77,15 @@ def test_what_a_stage_counts_comes_back_as_it_was() -> None:
         steps_waiting=2, requests_running=3, requests_waiting=4, micro_batches=2,
     )  # fmt: skip
     assert stage_status_from_wire(stage_status_to_wire(status)) == status
+
+
+@pytest.mark.parametrize("changes", [{"began_s": math.nan}, {"ended_s": math.inf}, {"ended_s": 1e6 - 1}])
+def test_reads_at_times_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        trace_from_wire(trace_to_wire(replace(TRACE, reads=(replace(READ, **changes),))))
+    assert refused.value.field == "reads"
+
+
+def test_more_reads_than_a_trace_holds_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="reads: .*at most"):
+        trace_from_wire(trace_to_wire(replace(TRACE, reads=(READ,) * (MOST_RECORDS + 1))))

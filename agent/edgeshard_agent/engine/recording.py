@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.step import StepPlan
-from edgeshard.domain.trace import MOST_RECORDS, StepRecord
+from edgeshard.domain.trace import MOST_RECORDS, ReadRecord, StepRecord
 from edgeshard.metrics.histogram import STEP_S, Histogram
 
 BUSY_WINDOW_S = 1.0
@@ -50,16 +51,26 @@ class StepCounts:
 
 
 class StepRecorder:
-    """The newest steps of a stage, in their order, at most `most`. Calls about other steps are ignored."""
+    """The newest steps of a stage, in their order, at most `most`, and as many reads of streamed weights. Calls about
+    other steps are ignored. `read` may be called on another thread than the others."""
 
     def __init__(self, clock: Clock, most: int = MOST_RECORDS) -> None:
         self._clock = clock
         self._most = most
         self._records: dict[int, StepRecord] = {}
+        self._reads: deque[ReadRecord] = deque(maxlen=most)
 
     @property
     def records(self) -> tuple[StepRecord, ...]:
         return tuple(self._records.values())
+
+    @property
+    def reads(self) -> tuple[ReadRecord, ...]:
+        return tuple(self._reads)
+
+    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float) -> None:
+        """The weights of a layer were read; times are those of the recorder's clock."""
+        self._reads.append(ReadRecord(layer, size_bytes, began_s, ended_s))
 
     def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
         """A step was computed, and is about to be sent. As everywhere, a span of one token is a decode."""

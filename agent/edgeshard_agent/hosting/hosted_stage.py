@@ -145,10 +145,11 @@ class HostedStage:
             if self._recorder is recorder:
                 self._record_with(None)
         placed = self.prepare.placed
-        return StageTrace(self.prepare.stage, placed.node_name, placed.layers, recorder.records)
+        return StageTrace(self.prepare.stage, placed.node_name, placed.layers, recorder.records, recorder.reads)
 
     def _record_with(self, recorder: StepRecorder | None) -> None:
         self._recorder = self._runner.recorder = recorder
+        self.loaded.model.observe_reads(recorder)
         if self._sender is not None:
             self._sender.recorder = recorder
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
+from edgeshard.domain.device import StageStreaming
 from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import SchedulerStats
@@ -22,6 +23,15 @@ _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
     ("prompt_tokens", "Positions of prompts that were run.", lambda stats: stats.prompt_tokens),
     ("prefix_hit_tokens", "Positions that the prefix cache had.", lambda stats: stats.prefix_hit_tokens),
     ("preemptions", "Requests that were set back for memory.", lambda stats: stats.preemptions),
+)
+_Streamed = tuple[tuple[str, str, Callable[[StageStreaming], float]], ...]
+_STREAMING_GAUGES: _Streamed = (
+    ("resident_bytes", "Weights of a streaming stage that stay in memory.", lambda found: found.resident_bytes),
+    ("streamed_bytes", "Weights that each sweep reads from the disk.", lambda found: found.streamed_bytes),
+)
+_STREAMING_COUNTERS: _Streamed = (
+    ("read_bytes", "Weights that were read from the disk.", lambda found: found.read_bytes),
+    ("wait_seconds", "How long steps waited for weights.", lambda found: found.waited_s),
 )
 
 
@@ -41,8 +51,11 @@ class AgentMetrics:
         )
         yield gauge("edgeshard_cache_bytes", "Fetched weights on the disk.", (), [((), self._cache.used_bytes)])
         yield gauge("edgeshard_cache_limit_bytes", "What they may take.", (), [((), self._cache.limit_bytes)])
+        packed = self._cache.packed.used_bytes
+        yield gauge("edgeshard_packed_bytes", "Packed units on the disk.", (), [((), packed)])
         stages = self._hosting.stages()
         yield from _steps(stages)
+        yield from _weights(stages)
         yield from _links(stages)
         heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
         for name, meaning, figure in _HEAD:
@@ -67,6 +80,19 @@ def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
         _STAGE,
         [(of, counts.bubbles) for of, counts in held],
     )
+
+
+def _weights(stages: Iterable[HostedStage]) -> Iterator[Metric]:
+    """Of stages that stream weights; no others have them."""
+    told = [
+        ((stage.prepare.deployment, str(stage.prepare.stage)), streaming)
+        for stage in stages
+        if (streaming := stage.loaded.model.streaming) is not None
+    ]
+    for name, meaning, figure in _STREAMING_GAUGES:
+        yield gauge(f"edgeshard_weights_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
+    for name, meaning, figure in _STREAMING_COUNTERS:
+        yield counter(f"edgeshard_weights_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
 
 
 def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:

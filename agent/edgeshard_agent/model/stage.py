@@ -28,6 +28,7 @@ from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weight_store import ReadObserver
 from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.ops import idle_spin
 
@@ -166,6 +167,11 @@ class StageModel:
             return None
         counts = store.counts
         return StageStreaming(residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s)
+
+    def observe_reads(self, observer: ReadObserver | None) -> None:
+        """Tell `observer` of each layer that is read from the disk from now on."""
+        if self._store is not None:
+            self._store.observer = observer
 
     @property
     def parameter_bytes(self) -> int:

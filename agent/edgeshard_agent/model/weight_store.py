@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -26,6 +27,12 @@ class StoreCounts:
     layers_read: int
     waited_s: float
     reading_s: float
+
+
+class ReadObserver(Protocol):
+    """Told of every read, on the thread that reads; times are monotonic seconds of this machine."""
+
+    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float) -> None: ...
 
 
 class WeightStore:
@@ -49,6 +56,7 @@ class WeightStore:
         self._closed = False
         self._bytes_read = 0
         self._waited_s = self._reading_s = 0.0
+        self.observer: ReadObserver | None = None
         self._reader = ChunkReader(unit_checksum)
         self._thread = threading.Thread(target=self._read_ahead, name="weights", daemon=True)
         self._thread.start()
@@ -138,9 +146,12 @@ class WeightStore:
             except Exception as error:
                 failure = InternalError(f"reading weights failed: {type(error).__name__}: {error}")
             else:
+                ended, observer = time.monotonic(), self.observer
+                if observer is not None:
+                    observer.read(self._layers[number % len(self._layers)][0], size, began, ended)
                 with self._changed:
                     self._bytes_read += size
-                    self._reading_s += time.monotonic() - began
+                    self._reading_s += ended - began
                     self._read += 1
                     self._changed.notify_all()
                 continue

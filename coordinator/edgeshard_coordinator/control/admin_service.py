@@ -40,7 +40,7 @@ from edgeshard.wire.deployment import (
     replan_to_wire,
     spec_from_wire,
 )
-from edgeshard.wire.packed import packed_unit_to_wire
+from edgeshard.wire.packed import drop_call_from_wire, packed_unit_to_wire
 from edgeshard.wire.site import (
     measure_request_from_wire,
     node_details_to_wire,
@@ -130,14 +130,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return pb.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
 
     async def DropPacked(self, request: pb.DropPackedRequest, context: Any) -> pb.DropPackedResponse:
+        call = drop_call_from_wire(request)
+
         async def work(operation: ServedOperation) -> bytes:
-            units = await self._packed.drop(request.node, request.ids)
+            units = await self._packed.drop(call.node, call.ids)
             response = pb.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
             done = replace(operation, outcome=response.SerializeToString())
             await answered(self._store.save_operation(done))
             return done.outcome
 
-        outcome = await self.operations.once(request.operation_id, request, work)
+        outcome = await self.operations.once(call.operation_id, request, work)
         return pb.DropPackedResponse.FromString(outcome)
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:

@@ -6,6 +6,7 @@ import pytest
 from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
 
 from edgeshard.domain.step import Span, StepPlan
+from edgeshard.domain.trace import ReadRecord
 
 
 class HandClock:
@@ -81,3 +82,10 @@ def test_busy_does_not_depend_on_how_often_it_is_asked() -> None:
         meter.add(0.05)
         found.append(meter.share(tenth / 10))
     assert found == [pytest.approx(0.5)] * 60
+
+
+def test_the_newest_reads_are_kept_in_their_order(clock: HandClock) -> None:
+    recorder = StepRecorder(clock, most=2)
+    for layer in range(3):
+        recorder.read(layer, 100, 1.0 + layer, 1.5 + layer)
+    assert recorder.reads == (ReadRecord(1, 100, 2.0, 2.5), ReadRecord(2, 100, 3.0, 3.5))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model import units as units_module
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.filling import Packing
@@ -21,6 +24,7 @@ from edgeshard.domain.errors import DataLossError, FailedPreconditionError, Reso
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import StepPlan
+from edgeshard.process.clock import SystemClock
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
 MODEL = Digest("5" * 64)
@@ -165,6 +169,29 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(checkpoint: Any, tiny_
     steps = [(freed, head.inputs(freed)), (StepPlan(frees=(2,)), None)]
     assert len(streamed.execute_sweep(steps)) == 1, "a step that frees a request of the sweep waits for the next"
     assert streamed.execute(StepPlan(frees=(2,))).tokens == ()
+    streamed.release()
+
+
+@pytest.mark.parametrize("variant", ["llama-plain"])
+def test_reads_are_told_while_somebody_observes_them(checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+    units = _packed(tmp_path)
+    streamed = load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 1), prefetched=1))
+    store = streamed.weights.store
+    assert store is not None
+    recorder = StepRecorder(SystemClock())
+    streamed.observe_reads(recorder)
+    head = tiny_head([streamed], checkpoint.sequences)
+    began = time.monotonic()
+    for spans in SPANS:
+        head.step(spans)
+    streamed.observe_reads(None)
+    reads = recorder.reads
+    streamed_layers = {read.layer for read in reads}
+    assert len(reads) >= 2 * len(streamed_layers) and all(store.streams(layer) for layer in streamed_layers)
+    assert all(began - 60 < read.began_s <= read.ended_s for read in reads)
+    assert [a.ended_s <= b.began_s for a, b in pairwise(reads)] == [True] * (len(reads) - 1), "one at a time"
+    each = store.streamed_bytes // len({layer for layer in range(64) if store.streams(layer)})
+    assert {read.size_bytes for read in reads} == {each}
     streamed.release()
 
 
