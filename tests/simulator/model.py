@@ -152,6 +152,7 @@ class SimModel:
         self.layers = layers
         self.dtype = DType.FLOAT32
         self.parameter_bytes = prepare.placed.parameter_bytes
+        self.streaming, self.is_damaged = None, False  # nothing is read from the disk
         self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
         self._violate = violate
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
@@ -161,7 +162,7 @@ class SimModel:
         """Whether the next step fails."""
 
     def observe_reads(self, observer: object) -> None:
-        """Its weights are not read from the disk."""
+        """There are no reads."""
 
     @property
     def is_first(self) -> bool:
@@ -183,6 +184,9 @@ class SimModel:
     def retire(self) -> SimWeights:
         self.release()
         return SimWeights(self.layers)
+
+    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
+        return [self.execute(*step) for step in steps]
 
     def execute(self, plan: StepPlan, inputs: Any = None) -> StageOutput:
         if self.released:
