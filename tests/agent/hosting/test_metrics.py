@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.metrics import AgentMetrics
@@ -23,11 +23,8 @@ def test_weights_that_are_streamed_are_told_of_the_stages_that_stream() -> None:
     stages = [stage(0, None), stage(1, StageStreaming(10, 90, 900, 1.5))]
     cache = SimpleNamespace(used_bytes=1, limit_bytes=2, packed=SimpleNamespace(used_bytes=300))
     hosting = SimpleNamespace(stages=lambda: stages)
-    samples = [
-        sample
-        for metric in AgentMetrics(hosting, cache).collect()
-        for sample in metric.samples  # type: ignore[arg-type]
-    ]
+    metrics = AgentMetrics(cast(Any, hosting), cast(Any, cache)).collect()
+    samples = [sample for metric in metrics for sample in metric.samples]
     labels = {"deployment": "tales", "stage": "1"}
     told = {s.name: (s.labels, s.value) for s in samples if "weights" in s.name or "packed" in s.name}
     assert told == {
