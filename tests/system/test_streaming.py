@@ -14,6 +14,7 @@ from edgeshard.client import Client
 from edgeshard.domain.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.trace import aligned
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,6 +73,29 @@ async def test_it_streams_when_it_may_and_gives_the_same_tokens(site: Site) -> N
         packed = list(site.cluster.directory.glob("*/cache/packed/*.packed"))
         assert packed
         await client.delete_deployment("streamed")
+
+
+async def test_a_trace_has_the_reads_of_boxes_that_stream(site: Site) -> None:
+    client = site.client
+    deployment = await client.deploy(spec(exclude=["large"], allow_streaming=True))
+    streaming = {stage.index for stage in deployment.placement.stages if stage.streamed_bytes}
+
+    async def asked() -> None:
+        while True:
+            await answers(client, "streamed")
+
+    busy = asyncio.create_task(asked())
+    try:
+        traces = aligned(await client.trace("streamed", 2.0))
+    finally:
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+    assert {trace.stage for trace in traces if trace.reads} == streaming
+    for trace in traces:
+        first, last = trace.records[0].arrived_s, trace.records[-1].sent_s
+        assert all(read.layer in range(trace.layers.first, trace.layers.end) for read in trace.reads)
+        assert all(first - 5 < read.began_s <= read.ended_s < last + 5 for read in trace.reads), "on the steps' clock"
+    await client.delete_deployment("streamed")
 
 
 async def test_packed_units_are_seen_and_dropped_while_none_that_is_in_use_is(site: Site) -> None:
