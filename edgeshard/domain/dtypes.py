@@ -66,9 +66,9 @@ STORED_GROUP = 32
 class IntegerFormat(StrEnum):
     """A matrix as small integers, with a scale for each group of inputs."""
 
-    INT8 = "int8"
-    INT4 = "int4"
     INT2 = "int2"
+    INT4 = "int4"
+    INT8 = "int8"
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
