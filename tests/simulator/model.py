@@ -162,8 +162,6 @@ class SimModel:
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
         self.released = False
-        self.streaming: None = None
-        self.is_damaged = False
         self.broken = False
         """Whether the next step fails."""
 
@@ -225,9 +223,6 @@ class SimModel:
         if self.is_last:
             return StageOutput(None, tuple(sampled))
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
-
-    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
-        return [self.execute(*steps[0])]
 
     def _commit(self, plan: StepPlan) -> None:
         draft = self.pool.check(plan)
