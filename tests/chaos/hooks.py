@@ -63,10 +63,11 @@ def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
     steps = _Steps(trap)
 
     def computing(compute: Callable[..., Any]) -> Callable[..., Any]:
-        def hooked(runner: StageRunner, step: Any, *rest: Any) -> Any:
+        def hooked(runner: StageRunner, offered: Any) -> Any:
+            step, _ = offered[0]  # where nothing streams, a sweep is one step
             steps.began(step.number, step.plan.spans)
             steps.hit(Place.BEFORE_COMPUTE, step.number)
-            ran = compute(runner, step, *rest)
+            ran = compute(runner, offered)
             steps.hit(Place.AFTER_COMPUTE, step.number)
             return ran
 
