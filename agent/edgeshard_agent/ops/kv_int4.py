@@ -2,7 +2,8 @@
 
 Each group of 32 of a token's numbers in one head (16 where 32 do not divide the head) is kept as its minimum, a
 float32, the step between two of sixteen values, a bfloat16, and an integer from 0 to 15 for each number. A number and
-what is read of it differ by at most 1.02 (max - min) / 30; numbers that lie within 1e-34 count as equal. The kernels (kv_int4.h) make the same bits.
+what is read of it differ by at most 1.02 (max - min) / 30; numbers that lie within 1e-34 count as equal. The kernels
+(kv_int4.h) make the same bits.
 """
 
 from __future__ import annotations
