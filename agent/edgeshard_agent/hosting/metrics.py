@@ -34,15 +34,6 @@ _STREAMING_COUNTERS: _Streamed = (
     ("read_bytes", "Weights that were read from the disk.", lambda found: found.read_bytes),
     ("wait_seconds", "How long steps waited for weights.", lambda found: found.waited_s),
 )
-_Streamed = tuple[tuple[str, str, Callable[[StageStreaming], float]], ...]
-_STREAMING_GAUGES: _Streamed = (
-    ("resident_bytes", "Weights of a streaming stage that stay in memory.", lambda found: found.resident_bytes),
-    ("streamed_bytes", "Weights that each sweep reads from the disk.", lambda found: found.streamed_bytes),
-)
-_STREAMING_COUNTERS: _Streamed = (
-    ("read_bytes", "Weights that were read from the disk.", lambda found: found.read_bytes),
-    ("wait_seconds", "How long steps waited for weights.", lambda found: found.waited_s),
-)
 
 
 class AgentMetrics:
