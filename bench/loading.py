@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import mmap
 import os
 import statistics
 import threading
@@ -22,6 +21,7 @@ import torch
 from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share, rounded_up
 from edgeshard_agent.store.packed_units import PackedUnits
 
@@ -41,9 +41,8 @@ def load(directory: Path, layers: LayerRange, packing: Packing | None) -> tuple[
 
 def read_direct(files: list[Path]) -> float:
     """Seconds to read them with O_DIRECT into memory that is there, by as many threads and in chunks as large."""
-    memory = mmap.mmap(-1, rounded_up(max(file.stat().st_size for file in files)))
-    memory.write(bytes(len(memory)))
-    view, began = memoryview(memory), time.perf_counter()
+    memory = mapped((rounded_up(max(file.stat().st_size for file in files)),), torch.uint8).fill_(0)
+    view, began = memory.numpy().data, time.perf_counter()
     for path in files:
         file, size = os.open(path, os.O_RDONLY | os.O_DIRECT), path.stat().st_size
         places, lock = iter(range(0, size, CHUNK_BYTES)), threading.Lock()
