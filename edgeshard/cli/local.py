@@ -138,6 +138,10 @@ class Daemon:
         await self.start()
         return await self.wait_ready(timeout_s)
 
+    def keep_address(self) -> None:
+        """Listen here again at the next start, so that who knows the address comes back."""
+        self._listen["--listen"] = self.address
+
     async def wait_ready(self, timeout_s: float) -> str:
         """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""
         if not await self.ready(timeout_s):

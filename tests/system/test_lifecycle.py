@@ -166,9 +166,8 @@ async def test_without_a_box_left_a_request_is_told_in_time_and_the_deployment_r
 async def test_a_restarted_coordinator_takes_its_deployments_up_again(site: Site, make_spec: MakeSpec) -> None:
     """Continues with the deployment of the test before; the agents stay up and keep their weights."""
     address = site.cluster.address
+    site.cluster.coordinator.keep_address()
     await site.cluster.coordinator.kill()
-    command = site.cluster.coordinator._command
-    command[command.index("127.0.0.1:0")] = address
     await site.cluster.start_coordinator()
     async with Client(address) as client:
 

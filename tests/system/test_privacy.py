@@ -198,10 +198,9 @@ async def test_whose_a_prefix_is_survives_the_loss_of_a_box_and_of_the_coordinat
 
 async def restart_coordinator(site: Watched) -> None:
     """At the address that it had."""
-    coordinator, address = site.cluster.coordinator, site.cluster.address
+    coordinator = site.cluster.coordinator
+    coordinator.keep_address()
     await coordinator.kill()
-    if "127.0.0.1:0" in coordinator._command:
-        coordinator._command[coordinator._command.index("127.0.0.1:0")] = address
     await site.cluster.start_coordinator()
 
 

@@ -171,10 +171,9 @@ async def test_what_is_stopped_in_order_hands_over_what_runs(site: Site) -> None
 
 async def restart_coordinator(site: Site) -> float:
     """At the address that it had; when it was started."""
-    coordinator, address = site.cluster.coordinator, site.cluster.address
+    coordinator = site.cluster.coordinator
+    coordinator.keep_address()
     await coordinator.kill()
-    if "127.0.0.1:0" in coordinator._command:
-        coordinator._command[coordinator._command.index("127.0.0.1:0")] = address
     began = time.monotonic()
     await site.cluster.start_coordinator()
     return began

@@ -173,10 +173,9 @@ async def test_a_box_that_starts_while_the_coordinator_restarts_is_placeable_aft
     box = SlowBox(site, "f", tmp_path)
     try:
         await site.until(lambda: starting(site, "f"))
+        site.cluster.coordinator.keep_address()
         await site.cluster.coordinator.kill()
         box.go()
-        command = site.cluster.coordinator._command
-        command[command.index("127.0.0.1:0")] = address
         await site.cluster.start_coordinator()
         async with Client(address) as client:
 

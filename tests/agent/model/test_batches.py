@@ -96,7 +96,7 @@ def test_steps_of_few_tokens_are_one_native_call_with_the_bits_of_many(
     monkeypatch.setattr(attention_module, "MOST_NATIVE_ROWS", 7)
     fused = answers(stage, checkpoint, tiny_head, steps)
     assert calls == [len(WHOLE)] * 4, "of five steps, the first prompt has more rows"
-    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
     single = answers(stage, checkpoint, tiny_head, steps)
     assert calls == [len(WHOLE)] * 4
     assert all(torch.equal(fused[request], single[request]) for request in range(3))

@@ -189,7 +189,7 @@ def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
         return real(query, key, value, forgetful, alone, replace(scoring, window=0))
 
     monkeypatch.setattr(attention_module, "attend", shortsighted)
-    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
     assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -205,7 +205,7 @@ def test_full_attention_instead_of_a_window_is_caught(
         return real(self, layer, query, key, value, scaling, None, *a, **k)
 
     monkeypatch.setattr(StepAttention, "attend", attend)
-    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -219,7 +219,7 @@ def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkey
         return real(self, layer, query, key, value, scaling, None if window is None else window + 1, *a, **k)
 
     monkeypatch.setattr(StepAttention, "attend", attend)
-    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
@@ -234,7 +234,7 @@ def test_scores_without_their_cap_or_sinks_are_caught(
         return real(*same, None)
 
     monkeypatch.setattr(StepAttention, "attend", attend)
-    monkeypatch.setattr(FusedModules, "_native_blocks", lambda _: [])
+    monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
