@@ -35,6 +35,17 @@ SPECIAL_TOKENS = ["<unk>", "<s>", "</s>"]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
+def read_corpus(directory: Path) -> dict[str, str]:
+    """The texts to train on and to judge by."""
+    texts = {}
+    for part in ("train", "valid"):
+        files = sorted(directory.glob(f"*.{part}.txt"))
+        if not files:
+            sys.exit(f"--corpus {directory} holds no *.{part}.txt")
+        texts[part] = "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+    return texts
+
+
 def train_tokenizer(text: str) -> Tokenizer:
     """A BPE tokenizer with byte fallback whose decode(encode(text)) is text, for any text.
 
@@ -244,6 +255,12 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[
     config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
     config |= {"num_hidden_layers": model.config.num_hidden_layers}
     write_json(out / "config.json", config)
+    save_tokenizer(tokenizer, model.config.max_position_embeddings, out)
+    write_json(out / "training.json", record)
+
+
+def save_tokenizer(tokenizer: Tokenizer, context: int, out: Path) -> None:
+    """The tokenizer with its settings and template, as transformers reads them."""
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     write_json(out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
     write_json(
@@ -254,11 +271,10 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[
             "bos_token": "<s>",
             "eos_token": "</s>",
             "clean_up_tokenization_spaces": False,
-            "model_max_length": model.config.max_position_embeddings,
+            "model_max_length": context,
         },
     )
     tokenizer.save(str(out / "tokenizer.json"))
-    write_json(out / "training.json", record)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -302,12 +318,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    texts = {}
-    for part in ("train", "valid"):
-        files = sorted(arguments.corpus.glob(f"*.{part}.txt"))
-        if not files:
-            sys.exit(f"train_demo_model: --corpus {arguments.corpus} holds no *.{part}.txt")
-        texts[part] = "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+    texts = read_corpus(arguments.corpus)
     tokenizer = train_tokenizer(texts["train"])
     assert tokenizer.decode(tokenizer.encode(texts["valid"]).ids) == texts["valid"]
     ids = {part: encode_corpus(tokenizer, text) for part, text in texts.items()}

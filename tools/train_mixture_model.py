@@ -31,13 +31,14 @@ from tokenizers import Tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tools.train_demo_model import (
-    CHAT_TEMPLATE,
     VOCABULARY,
     Muon,
     bits_per_byte,
     encode_corpus,
     learning_rate_factor,
+    read_corpus,
     sample,
+    save_tokenizer,
     show_progress,
     write_json,
 )
@@ -263,20 +264,7 @@ def save(model: Qwen3MoeForCausalLM, tokenizer: Tokenizer, out: Path, record: di
         for name in ("num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings")
     }
     write_json(out / "config.json", config)
-    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    write_json(out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
-    write_json(
-        out / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "unk_token": "<unk>",
-            "bos_token": "<s>",
-            "eos_token": "</s>",
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": model.config.max_position_embeddings,
-        },
-    )
-    tokenizer.save(str(out / "tokenizer.json"))
+    save_tokenizer(tokenizer, model.config.max_position_embeddings, out)
     write_json(out / "training.json", record)
 
 
@@ -312,12 +300,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
-    texts = {}
-    for part in ("train", "valid"):
-        files = sorted(arguments.corpus.glob(f"*.{part}.txt"))
-        if not files:
-            sys.exit(f"train_mixture_model: --corpus {arguments.corpus} holds no *.{part}.txt")
-        texts[part] = "\n\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+    texts = read_corpus(arguments.corpus)
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
     ids = {part: encode_corpus(tokenizer, text) for part, text in texts.items()}
     valid_bytes = len(texts["valid"].encode())

@@ -26,7 +26,6 @@ class StoreCounts:
     bytes_read: int
     layers_read: int
     waited_s: float
-    reading_s: float
 
 
 class ReadObserver(Protocol):
@@ -55,7 +54,7 @@ class WeightStore:
         self._failure: EdgeShardError | None = None
         self._closed = False
         self._bytes_read = 0
-        self._waited_s = self._reading_s = 0.0
+        self._waited_s = 0.0
         self.observer: ReadObserver | None = None
         self._reader = ChunkReader(unit_checksum)
         self._thread = threading.Thread(target=self._read_ahead, name="weights", daemon=True)
@@ -73,7 +72,7 @@ class WeightStore:
 
     @property
     def counts(self) -> StoreCounts:
-        return StoreCounts(self._bytes_read, self._read, self._waited_s, self._reading_s)
+        return StoreCounts(self._bytes_read, self._read, self._waited_s)
 
     @property
     def failure(self) -> EdgeShardError | None:
@@ -151,7 +150,6 @@ class WeightStore:
                     observer.read(self._layers[number % len(self._layers)][0], size, began, ended)
                 with self._changed:
                     self._bytes_read += size
-                    self._reading_s += ended - began
                     self._read += 1
                     self._changed.notify_all()
                 continue
