@@ -145,7 +145,7 @@ def measure_widths(options: argparse.Namespace) -> None:
         f"all int4 {bits_per_weight(options.model, mixture, None):.3f}"
     )
     if options.judge is not None:
-        widths.ids = token_ids(options.model, options.judge, options.bytes)
+        widths.ids = token_ids(options.model, options.judge, None)
         widths.measured.clear()
         print(f"on the other text: {widths.loss(chosen):.4f} nats per token, all int4 {widths.loss({}):.4f}")
     path = options.model / "config.json"
@@ -167,7 +167,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--judge", type=Path, help="another text, of which the loss is printed")
-    parser.add_argument("--bytes", type=int, help="of each text, its first")
+    parser.add_argument("--bytes", type=int, help="of the text, its first")
     parser.add_argument("--tolerance", type=float, default=0.0, help="nats per token over all int4")
     options = parser.parse_args()
     torch.set_num_threads(1)

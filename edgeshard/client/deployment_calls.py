@@ -1,0 +1,190 @@
+"""Deployments: planned, placed, moved, traced and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from edgeshard.client.calls import Calls, operation_id
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
+from edgeshard.domain.trace import StageTrace
+from edgeshard.proto.v1 import admin_pb2
+from edgeshard.wire.deployment import (
+    deployment_from_wire,
+    placement_from_wire,
+    replan_call_to_wire,
+    replan_from_wire,
+    spec_to_wire,
+)
+from edgeshard.wire.trace import trace_from_wire
+
+_FIRST_POLL_S = 0.05
+_LONGEST_POLL_S = 0.5
+
+
+class DeploymentCalls(Calls):
+    """What an operator does with deployments."""
+
+    async def plan(self, spec: DeploymentSpec) -> Placement:
+        """The placement `deploy` would make now; changes nothing. Raises as `deploy` does."""
+        response = await self._admin("Plan", admin_pb2.PlanRequest(spec=spec_to_wire(spec)))
+        return placement_from_wire(response.placement)
+
+    async def deploy(
+        self,
+        spec: DeploymentSpec,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Place a model and load it; with `wait`, until it answers requests.
+
+        `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
+        goes on loading after it. Raises PlacementError or ResourceExhaustedError when the placement cannot be
+        (nothing is changed then), the deployment's own typed failure when a box could not load its share, and
+        DeadlineError.
+        """
+        request = admin_pb2.DeployRequest(operation_id=operation_id(), spec=spec_to_wire(spec))
+        deployment = deployment_from_wire((await self._admin("Deploy", request)).deployment)
+        if not wait:
+            return deployment
+        return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
+
+    async def wait_ready(
+        self,
+        name: str,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Wait until a deployment answers requests; arguments and errors are those of `deploy`, and NotFoundError."""
+        return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
+
+    async def deployments(self) -> tuple[Deployment, ...]:
+        response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
+        return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
+
+    async def deployment(self, name: str, outlook: bool = False) -> Deployment:
+        """One deployment; with `outlook` also how it does for the traffic it has seen, beside other placements.
+
+        Raises NotFoundError.
+        """
+        response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name, outlook=outlook))
+        return deployment_from_wire(response.deployment)
+
+    async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
+        """Stop a deployment and free its memory on every box; with `wait`, until it is gone.
+
+        Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        """
+        request = admin_pb2.DeleteDeploymentRequest(operation_id=operation_id(), name=name)
+        await self._admin("DeleteDeployment", request)
+        polls = _Polls(self._clock, timeout_s)
+        while wait:
+            try:
+                await self.deployment(name)
+            except NotFoundError:
+                return
+            if not await polls.next():
+                raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
+
+    async def replan(
+        self,
+        name: str,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Replan:
+        """Plan a deployment that is ready for the boxes that are there now, and move it where that gains 5 % or more.
+
+        Its requests pause and go on with the next token. `force` moves it whatever the gain; `dry_run` only asks, which
+        costs next to nothing while boxes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
+        `wait` it is ready when this returns; `on_change` gets every new state on the way.
+
+        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
+        UnavailableError while it is not ready, AbortedError where other boxes could not take it over and it goes on
+        elsewhere, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        """
+        call = ReplanCall(name, dry_run, force, NO_OPERATION if dry_run else operation_id())
+        replan = replan_from_wire(await self._admin("Replan", replan_call_to_wire(call)))
+        if not (replan.changed and wait):
+            return replan
+        failed: list[EdgeShardError] = []
+
+        def changed(deployment: Deployment) -> None:
+            failed.extend([deployment.failure] if deployment.failure is not None else [])
+            if on_change is not None:
+                on_change(deployment)
+
+        ready = await self._until_ready(await self.deployment(name), timeout_s, changed)
+        wanted, got = (
+            [(stage.node_name, stage.layers) for stage in placement.stages]
+            for placement in (replan.found, ready.placement)
+        )
+        if got != wanted:
+            where = ",".join(f"{node}={layers}" for node, layers in got)
+            why = failed[0].message if failed else "a box failed"
+            raise AbortedError(
+                f"deployment {name} did not move ({why}); it goes on with {where}", field="name", reason="NOT_MOVED"
+            )
+        return replan
+
+    async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
+        """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
+
+        `edgeshard.domain.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
+        InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
+        AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
+        """
+        request = admin_pb2.TraceRequest(deployment=name, seconds=seconds)
+        async with aclosing(self._connection.trace(request)) as messages:
+            return tuple([trace_from_wire(message.stage) async for message in messages])
+
+    async def _until_ready(
+        self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]
+    ) -> Deployment:
+        name = deployment.spec.name
+        polls = _Polls(self._clock, timeout_s)
+        on_change(deployment)
+        while deployment.phase is not DeploymentPhase.READY:
+            if deployment.phase is DeploymentPhase.FAILED:
+                raise deployment.failure or FailedPreconditionError(f"deployment {name} failed", field="deployment")
+            if not await polls.next():
+                raise DeadlineError(
+                    f"deployment {name} is still {deployment.phase} after {timeout_s:g} s; it goes on in the "
+                    f"background: see `edgectl describe deployment {name}`",
+                    reason="WAIT_TIMEOUT",
+                )
+            latest = await self.deployment(name)
+            if (latest.phase, latest.stages) != (deployment.phase, deployment.stages):
+                on_change(latest)
+            deployment = latest
+        return deployment
+
+
+class _Polls:
+    """Pauses between polls, growing from 0.05 to 0.5 s, until the time is over."""
+
+    def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        self._clock = clock
+        self._deadline_s = None if timeout_s is None else clock.now() + timeout_s
+        self._pause_s = _FIRST_POLL_S
+
+    async def next(self) -> bool:
+        """Wait for the next poll; False, at once, when the time is over."""
+        pause_s = self._pause_s
+        if self._deadline_s is not None:
+            left_s = self._deadline_s - self._clock.now()
+            if left_s <= 0:
+                return False
+            pause_s = min(pause_s, left_s)
+        await asyncio.sleep(pause_s)
+        self._pause_s = min(self._pause_s * 1.3, _LONGEST_POLL_S)
+        return True

@@ -1,0 +1,190 @@
+"""Answers: generation, conversations and batches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Unpack
+
+from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of
+from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult, Prompt, run_batch
+from edgeshard.client.calls import Calls
+from edgeshard.client.chat import ChatBuilder, ChatCompletion, chat_events
+from edgeshard.client.completion import Completion, CompletionBuilder
+from edgeshard.client.options import generation_of
+from edgeshard.client.resuming import resumed
+from edgeshard.domain.chat import ChatEvent, ChatPrompt, Conversation, TokenizeRequest
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
+from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
+from edgeshard.domain.site import ServedModel
+from edgeshard.proto.v1 import inference_pb2
+from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
+from edgeshard.wire.site import served_model_from_wire
+
+_CONNECTS_S = 1.0
+
+
+class InferenceCalls(Calls):
+    """What applications ask for."""
+
+    async def generate(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Stream one request: a `Started`, the `Token`s one by one, and a `Finished`.
+
+        `model` is a deployment's name, or a model's when one deployment serves it; `prompt` is text or token ids.
+        Leaving the loop, or `aclose()`, cancels the request on every box at once. A request that has started outlives
+        the loss of any box and of the coordinator: it pauses, and goes on with the next token.
+
+        Options: those of `GenerateOptions`, such as `max_new_tokens` (128), `temperature` (0, greedy), `stop`, a string
+        or strings that end the text, and `timeout_s` for the whole request (None, no bound). `edgectl generate --help`
+        describes them with their defaults.
+
+        Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model, UnavailableError
+        when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
+        DeadlineError after `timeout_s`.
+        """
+        request = GenerateRequest(
+            checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
+        )
+        timeout_s, began_s = options.get("timeout_s"), self._clock.now()
+        calls = resumed(self._connection.generate, request, timeout_s, self._clock)
+        try:
+            async with aclosing(calls) as events:
+                async for event in events:
+                    yield event
+        except (DeadlineError, UnavailableError) as error:
+            # A connection takes a moment: who has not answered within less than that is not known to be away.
+            late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
+            if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
+                raise DeadlineError(
+                    f"not finished within {timeout_s:g} s by {self.target}: allow more time, or ask for fewer tokens",
+                    field="timeout_s",
+                ) from None
+            raise
+
+    async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
+        """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
+        wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0
+        builder = CompletionBuilder(self._clock.now(), logprobs=wants_logprobs)
+        try:
+            async with aclosing(self.generate(model, prompt, **options)) as events:
+                async for event in events:
+                    builder.add(event, self._clock.now())
+        except EdgeShardError as error:
+            error.partial_text = builder.text
+            raise
+        return builder.build()
+
+    async def text_stream(
+        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[str, None]:
+        """The text of one request, piece by piece; arguments, errors and cancelling are those of `generate`."""
+        async with aclosing(self.generate(model, prompt, **options)) as events:
+            async for event in events:
+                if isinstance(event, Token | Finished) and event.text:
+                    yield event.text
+
+    # --- conversations
+
+    async def chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncGenerator[ChatEvent, None]:
+        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta` and `ToolCall` as
+        they come, and a `ChatFinished` with the numbers of tokens.
+
+        `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the user's. The model's
+        chat template makes the prompt, at the coordinator; `variables` are further variables of the template, such as
+        `{"enable_thinking": False}`. Options are those of `generate`. One that is not given is what the model's
+        generation_config.json recommends, if it says so, then the default of `generate`; `max_new_tokens` is what fits,
+        at most 1024.
+
+        Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools` and the like;
+        FailedPreconditionError for a model without a chat template.
+        """
+        conversation = conversation_of(messages, tools, variables)
+        events = chat_events(self, self._clock, model, conversation, tools or (), options)
+        async with aclosing(events) as following:
+            async for event in following:
+                yield event
+
+    async def complete_chat(
+        self,
+        model: str,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> ChatCompletion:
+        """The whole answer to a conversation; arguments and errors are those of `chat`, with the text until then."""
+        builder = ChatBuilder(self._clock.now())
+        try:
+            async with aclosing(self.chat(model, messages, tools=tools, variables=variables, **options)) as events:
+                async for event in events:
+                    builder.add(event, self._clock.now())
+        except EdgeShardError as error:
+            error.partial_text = builder.content
+            raise
+        return builder.build(self._clock.now())
+
+    async def batch(
+        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
+    ) -> list[BatchResult]:
+        """Run many requests, `concurrency` of them at a time; the results stand in the order of the requests.
+
+        A request that fails has its EdgeShardError for a result, and the others go on. One that the site has no room
+        for is offered again, for five minutes, since it was not begun; others are not repeated. `on_progress` gets
+        (done, in all) after each.
+        """
+
+        async def run(request: BatchRequest) -> Completion | ChatCompletion:
+            if isinstance(request, Prompt):
+                return await self.complete(request.model, request.prompt, **request.options)
+            return await self.complete_chat(
+                request.model, request.messages, tools=request.tools, variables=request.variables, **request.options
+            )
+
+        return await run_batch(run, requests, concurrency, on_progress, self._clock)
+
+    async def render_chat(self, model: str, conversation: Conversation, timeout_s: float | None = None) -> ChatPrompt:
+        """The tokens that a conversation becomes, and how to read the answer; raises as `chat` does."""
+        request = inference_pb2.RenderChatRequest(
+            model=checked("model", model, str), conversation=conversation_to_wire(conversation)
+        )
+        response = await self._connection.inference(
+            "RenderChat", request, self._timeout_s if timeout_s is None else timeout_s
+        )
+        return chat_prompt_from_wire(response.prompt)
+
+    async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
+        """The token ids of a text, by the tokenizer of a served model; `special` adds those that stand around it."""
+        wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
+        response = await self._connection.inference("Tokenize", tokenize_request_to_wire(wanted), self._timeout_s)
+        return tuple(response.tokens)
+
+    async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens as they are written. Raises InvalidArgumentError naming `tokens`."""
+        request = inference_pb2.DetokenizeRequest(
+            model=checked("model", model, str), tokens=checked_tokens("tokens", tokens)
+        )
+        response = await self._connection.inference("Detokenize", request, self._timeout_s)
+        return str(response.text)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a running request; False when there is none of this id."""
+        request = inference_pb2.InferenceServiceCancelRequest(request_id=request_id)
+        response = await self._connection.inference("Cancel", request, self._timeout_s)
+        return bool(response.cancelled)
+
+    async def served_models(self) -> tuple[ServedModel, ...]:
+        """What can be generated with now."""
+        request = inference_pb2.InferenceServiceListModelsRequest()
+        response = await self._connection.inference("ListModels", request, self._timeout_s)
+        return tuple(served_model_from_wire(model) for model in response.models)

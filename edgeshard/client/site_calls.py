@@ -1,0 +1,212 @@
+"""The site: who belongs to it, its boxes, its models, and what happens there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.device import Node
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.packed import DropCall, PackedUnit
+from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
+from edgeshard.domain.site_event import SiteEvent
+from edgeshard.proto.v1 import admin_pb2, identity_pb2
+from edgeshard.rpc.addresses import is_of_this_machine
+from edgeshard.rpc.tls import split_address
+from edgeshard.wire.audit import audit_entry_from_wire
+from edgeshard.wire.common import node_from_wire
+from edgeshard.wire.debug import read_dumps
+from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
+from edgeshard.wire.packed import drop_call_to_wire, packed_unit_from_wire
+from edgeshard.wire.site import (
+    measure_request_to_wire,
+    node_details_from_wire,
+    node_progress_from_wire,
+    site_from_wire,
+    stored_model_from_wire,
+)
+from edgeshard.wire.site_event import site_event_from_wire
+
+if TYPE_CHECKING:
+    from edgeshard.client.models import Adding, Progress
+
+from edgeshard.client.calls import Calls, operation_id
+
+
+class SiteCalls(Calls):
+    """What an operator sees and changes but for deployments."""
+
+    async def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
+        """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its box's.
+
+        `host` is what the process dials; "" for what the coordinator takes for its own address. Raises
+        FailedPreconditionError where the site makes no certificates.
+        """
+        request = token_request_to_wire(TokenRequest(role, name, ttl_s, host))
+        response = await self._connection.identity("CreateToken", request, self._timeout_s)
+        return token_from_wire(response.token)
+
+    async def revoke(self, role: Role, name: str) -> None:
+        """Refuse every certificate made so far for this principal, and end what it has open."""
+        await self._connection.identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name), self._timeout_s)
+
+    async def remove_node(self, node: str) -> None:
+        """Take a box (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
+        await self._connection.identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node), self._timeout_s)
+
+    async def create_key(
+        self,
+        name: str,
+        models: Sequence[str] = (),
+        *,
+        tokens_per_minute: int | None = None,
+        requests: int | None = None,
+    ) -> tuple[ApiKey, str]:
+        """An API key for the HTTP gateway, and its text, which nobody can be shown again.
+
+        `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
+        Raises AlreadyExistsError for a name that has a key.
+        """
+        wanted = ApiKey(name, tuple(models), tokens_per_minute, requests)
+        wanted.validate()
+        request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
+        response = await self._connection.identity("CreateKey", request, self._timeout_s)
+        return api_key_from_wire(response.key), str(response.text)
+
+    async def keys(self) -> tuple[ApiKey, ...]:
+        """The site's API keys, without their secrets."""
+        response = await self._connection.identity("ListKeys", identity_pb2.ListKeysRequest(), self._timeout_s)
+        return tuple(api_key_from_wire(key) for key in response.keys)
+
+    async def revoke_key(self, name: str) -> None:
+        """Refuse an API key from now on, and end what it has running. Raises NotFoundError."""
+        await self._connection.identity("RevokeKey", identity_pb2.RevokeKeyRequest(name=name), self._timeout_s)
+
+    async def nodes(self) -> tuple[Node, ...]:
+        response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())
+        return tuple(node_from_wire(node) for node in response.nodes)
+
+    async def node(self, name: str) -> Node:
+        """One box by name or id; raises NotFoundError."""
+        return (await self.node_details(name)).node
+
+    async def node_details(self, name: str) -> NodeDetails:
+        """One box by name or id, with what was measured of it and of its links; raises NotFoundError."""
+        return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
+
+    async def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
+        """The packed units that a box (its name or id) keeps.
+
+        Raises NotFoundError, UnavailableError for a box that is not connected, DeadlineError for one that is silent.
+        """
+        response = await self._admin("ListPacked", admin_pb2.ListPackedRequest(node=node))
+        return tuple(packed_unit_from_wire(unit) for unit in response.units)
+
+    async def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
+        """Remove packed units of a box (its name or id) by their ids, or all that are not in use.
+
+        Returns those that were asked for: one that is in use is still there, the others are gone. Where an id is not
+        there, raises NotFoundError and removes none; raises otherwise as `packed_units`.
+        """
+        if ids is not None and not ids:
+            return ()
+        call = DropCall(operation_id(), node, tuple(ids or ()))
+        response = await self._admin("DropPacked", drop_call_to_wire(call))
+        return tuple(packed_unit_from_wire(unit) for unit in response.units)
+
+    async def site(self, model: str = "") -> Site:
+        """Boxes, links, and the boxes' profiles for a model of the store; raises NotFoundError for an unknown one."""
+        return site_from_wire(await self._admin("GetSite", admin_pb2.GetSiteRequest(model=model)))
+
+    async def profile(
+        self,
+        model: str = "",
+        nodes: Sequence[str] = (),
+        *,
+        dtype: DType = DType.BFLOAT16,
+        quick: bool = False,
+        again: bool = False,
+        quantisation: Quantisation | None = None,
+    ) -> AsyncGenerator[NodeProgress, None]:
+        """Have boxes (names or ids; all that are connected when none is named) measure themselves and their links.
+
+        Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
+        same box and shape is remembered; `quantisation` measures weights kept as small integers. A box that cannot be
+        measured says so in its last `NodeProgress`, and the others go on. Leaving the loop ends the progress, not the
+        measurement.
+
+        Raises NotFoundError for an unknown model or box, UnavailableError when the coordinator goes away.
+        """
+        request = MeasureRequest(operation_id(), model, dtype, tuple(nodes), quick, again, quantisation)
+        async with aclosing(self._connection.profile(measure_request_to_wire(request))) as messages:
+            async for message in messages:
+                yield node_progress_from_wire(message)
+
+    async def stored_models(self) -> tuple[StoredModel, ...]:
+        response = await self._admin("ListModels", admin_pb2.ListModelsRequest())
+        return tuple(stored_model_from_wire(model) for model in response.models)
+
+    async def stored_model(self, name: str) -> StoredModel:
+        """One model of the store; raises NotFoundError."""
+        for model in await self.stored_models():
+            if model.name == name:
+                return model
+        raise NotFoundError(
+            f"model {name!r} is not in the store: add it with `edgectl model add DIR --name {name}`",
+            field="model",
+            reason="UNKNOWN_MODEL",
+        )
+
+    async def add_model(
+        self,
+        source: Path | str,
+        name: str | None = None,
+        progress: Progress | None = None,
+        adding: Adding | None = None,
+    ) -> Digest:
+        """Register a model with the coordinator; returns the manifest's digest.
+
+        `source` is a Hugging Face directory, a GGUF file, or `OWNER/NAME[@REVISION]` of the Hub (docs/models.md).
+
+        Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
+        `edgeshard.client.models.add_model` for the errors and for `progress`.
+        """
+        from edgeshard.client import models
+
+        channel = self._connection.open()
+        here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
+        return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
+
+    async def delete_model(self, name: str) -> None:
+        """Remove a model from the store. Raises FailedPreconditionError while a deployment uses it."""
+        await self._admin("DeleteModel", admin_pb2.DeleteModelRequest(operation_id=operation_id(), name=name))
+
+    async def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
+        """What the coordinator, first, and every box know and did lately, without anything of users; for debugging.
+
+        A box that did not answer is there with its failure. `edgeshard.debugging.dump.site_document` makes one document
+        of them. Raises UnavailableError when the coordinator goes away, DeadlineError after `timeout_s`.
+        """
+        async with aclosing(self._connection.dump(admin_pb2.DumpRequest(), timeout_s)) as messages:
+            return tuple([dump async for dump in read_dumps(messages)])
+
+    async def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
+        """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
+        response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
+        return tuple(audit_entry_from_wire(entry) for entry in response.entries)
+
+    async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
+        """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
+        first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
+        request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
+        async with aclosing(self._connection.events(request)) as messages:
+            async for message in messages:
+                yield site_event_from_wire(message.event)
