@@ -1,11 +1,12 @@
 """A stage that streams a part of its weights from the disk: its steps beside reading alone and computing alone.
 
-    python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8]
+    python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8] [--capped]
 
 DIR takes the checkpoint of 2.3 GB that `bench.loading` writes, and its packed files. Each case is a process of its own:
 one with all weights in memory says what a sweep computes, and one for each budget (percent of the weights) says how
 long a sweep takes, how long its reads take alone, what `/proc/self/io` says was read, and what memory the process has
-above what it had before it loaded. The tokens must be those of the stage in memory.
+above what it had before it loaded. The tokens must be those of the stage in memory. With `--capped` each budget's
+process is in a memory cgroup (v1) that allows what an idle one had, the budget, the KV and 64 MB.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,14 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.big_llama import BIG_CONFIG, MODEL, write_checkpoint
+from bench.cgroups import capped, command_inside, most_bytes
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 
 PROMPT = 8
+_SLACK_BYTES = 64_000_000
 BLOCK_TOKENS = 16
 
 
@@ -116,6 +120,7 @@ def case(options: argparse.Namespace) -> None:
         "sweep_s": statistics.median(seconds[1:]),
         "read": statistics.mean(io[1:]),
         "memory": resident_bytes() - before,
+        "before": before,
         "kv": stage.pool.bytes_capacity,
         "tokens": [tokens for _, tokens in sorted(requests.tokens.items())],
         "weights": stage.parameter_bytes,
@@ -133,12 +138,13 @@ def case(options: argparse.Namespace) -> None:
     print(json.dumps(seen))
 
 
-def measured(options: argparse.Namespace, budget: int | None, sweep: int) -> dict[str, Any]:
+def measured(options: argparse.Namespace, budget: int | None, sweep: int, group: Path | None = None) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.streaming", str(options.directory), "--case", "--sweep", str(sweep)]
     for name in ("requests", "steps", "threads"):
         command += [f"--{name}", str(getattr(options, name))]
     command += ["--quantise", options.quantise] if options.quantise else []
     command += ["--budget", str(budget)] if budget is not None else []
+    command = command if group is None else command_inside(group, command)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
@@ -153,6 +159,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quantise", default="")
+    parser.add_argument("--capped", action="store_true", help="in a memory cgroup")
     parser.add_argument("--case", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sweep", type=int, help=argparse.SUPPRESS)
@@ -167,15 +174,18 @@ def main() -> None:
         print(f"sweeps of {sweep} x {options.requests}: {size:.2f} GB in memory, {computed:.3f} s")
         for percent in options.budgets:
             budget = plain["weights"] * percent // 100
-            seen = measured(options, budget, sweep)
+            limit = plain["before"] + budget + plain["kv"] + _SLACK_BYTES
+            with capped("streaming", limit) if options.capped else nullcontext() as group:
+                seen = measured(options, budget, sweep, group)
+                of_group = f"; group at most {most_bytes(group) / 1e6:.0f} MB of {limit / 1e6:.0f}" if group else ""
             bound = max(seen["read_s"], plain["sweep_s"])
-            rate, limit = seen["streamed"] / seen["read_s"] / 1e9, (budget + seen["kv"]) / 1e6
+            rate = seen["streamed"] / seen["read_s"] / 1e9
             of_it = seen["read"] / seen["streamed"]
             print(
                 f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, "
                 f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} GB/s): "
                 f"{seen['sweep_s'] / bound:.2f} of the larger; {of_it:.3f} of that read a sweep; "
-                f"memory {seen['memory'] / 1e6:.0f} MB of {limit:.0f}; "
+                f"memory {seen['memory'] / 1e6:.0f} MB of {(budget + seen['kv']) / 1e6:.0f}{of_group}; "
                 f"tokens {'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
             )
 
