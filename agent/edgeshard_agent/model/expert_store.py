@@ -85,19 +85,19 @@ class ExpertStore:
         uses = self._choose(layer, chosen)
         pending = {use.expert for use in uses}
         loads = deque(use for use in uses if use.load)
+        looked_ahead = False
         try:
             for use in uses:
                 self._request(loads, pending)
+                if not loads and not looked_ahead:  # the disk would stand still while the last ones compute
+                    self._look_ahead(layer, len(chosen))
+                    looked_ahead = True
                 self._wait(use.expert)
                 yield use.expert[1]
                 pending.discard(use.expert)
         finally:
             if self._state.failure is None:
                 self._request(loads, set())  # of a step that failed: the cache counts on them
-        with self._changed:
-            following = (layer + 1) % len(self._units)
-            self._state.ahead.extend((following, expert) for expert in self.cache.likely(following, len(chosen)))
-            self._changed.notify_all()
 
     @property
     def memory_bytes(self) -> int:
@@ -143,6 +143,13 @@ class ExpertStore:
                 flying.wanted = False
                 self.counts.ahead_wasted += 1
             return self.cache.choose(layer, numbers)
+
+    def _look_ahead(self, layer: int, tokens: int) -> None:
+        """Read what the layer behind this one likely needs, once nothing is left to read for this one."""
+        with self._changed:
+            following = (layer + 1) % len(self._units)
+            self._state.ahead.extend((following, expert) for expert in self.cache.likely(following, tokens))
+            self._changed.notify_all()
 
     def _request(self, loads: deque[Use], pending: set[Expert]) -> None:
         """Queue the reads that there is room for: none in the place of an expert that this step still needs."""
@@ -223,7 +230,8 @@ class ExpertStore:
     def _read(self, read: _Read) -> None:
         layer, expert = read.expert
         unit = self._units[layer][expert]
-        unit.file.read_large(self._reader, read.memory.numpy().data, cached=False, wanted=lambda: read.wanted)
+        wanted = (lambda: read.wanted) if self._state.in_flight is read else None
+        unit.file.read_large(self._reader, read.memory.numpy().data, cached=False, wanted=wanted)
         with self._changed:
             if not read.wanted:
                 return

@@ -21,6 +21,8 @@ ALIGNMENT = 4096
 """Of addresses, offsets and sizes, in bytes; no disk wants more."""
 CHUNK_BYTES = 2 << 20
 THREADS = 4
+_PIECE_BYTES = 512 << 10
+"""Of a read that may be abandoned: what is on its way is not stopped, and whoever is next waits for it."""
 _CACHED_SHARE = 0.9
 """A file of whose pages this share is in memory is copied from there, which is faster than any disk."""
 
@@ -93,8 +95,8 @@ class ChunkReader:
 
         Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread with each chunk and its
         index; what it raises ends the read. `cached` says to read through the page cache or past it; by default,
-        whichever is faster. `wanted` is asked before each chunk. Raises OSError, EOFError where the file ends
-        before, and ReadAbandonedError once it is not wanted.
+        whichever is faster. `wanted` is asked before each piece of 512 KiB. Raises OSError, EOFError where the file
+        ends before, and ReadAbandonedError once it is not wanted.
         """
         through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
         with _opened(path, direct=not through_cache) as (file, is_direct):
@@ -109,12 +111,15 @@ class ChunkReader:
                         if item is None:
                             return
                         index, (place, size) = item
-                        if wanted is not None and not wanted():
-                            raise ReadAbandonedError
-                        if self._pace is not None:
-                            self._pace(size)
                         chunk = into[place : place + size]
-                        _fill(file, chunk, offset + place)
+                        most = size if wanted is None else _PIECE_BYTES
+                        for at in range(0, size, most):
+                            piece = chunk[at : at + most]
+                            if wanted is not None and not wanted():
+                                raise ReadAbandonedError
+                            if self._pace is not None:
+                                self._pace(len(piece))
+                            _fill(file, piece, offset + place + at)
                         arrived(index, chunk)
                 except BaseException:
                     stopped = True
