@@ -112,7 +112,7 @@ class ChunkReader:
                             return
                         index, (place, size) = item
                         chunk = into[place : place + size]
-                        most = size if wanted is None else _PIECE_BYTES
+                        most = _PIECE_BYTES if wanted is not None else max(1, size)
                         for at in range(0, size, most):
                             piece = chunk[at : at + most]
                             if wanted is not None and not wanted():

@@ -114,6 +114,7 @@ def write_packed(
                 file.seek(0)
                 file.write(_HEAD.pack(_MAGIC, len(text), google_crc32c.value(text), room) + text)
                 file.flush()
+                file.truncate(room + header.data_bytes)  # the header's padding, where no data is behind it
                 os.fsync(file.fileno())
                 # It will be read past the page cache; a box that streams has better use for its memory.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
