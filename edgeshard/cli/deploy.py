@@ -15,7 +15,6 @@ from edgeshard.cli.model import add_model
 from edgeshard.cli.output import (
     Output,
     OutputOption,
-    human_bytes,
     plain,
     show_data,
     show_fields,
@@ -380,11 +379,9 @@ class DeployReporter:
 
 
 def loading_text(deployment: Deployment) -> str:
-    """`loading: a ready, b 3.2 MiB of 6.4 MiB`."""
+    """`loading: a ready, b fetching 3.2 MiB of 6.4 MiB`."""
+    from edgeshard.cli.views import stage_text
+
     nodes = {stage.index: stage.node_name for stage in deployment.placement.stages}
-    parts = []
-    for stage in deployment.stages:
-        fetching = stage.phase.value == "loading" and stage.total_bytes
-        progress = f"{human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
-        parts.append(f"{nodes.get(stage.stage, stage.stage)} {progress if fetching else stage.phase.value}")
+    parts = [f"{nodes.get(stage.stage, stage.stage)} {stage_text(stage)}" for stage in deployment.stages]
     return f"{deployment.phase.value}: {', '.join(parts)}" if parts else deployment.phase.value

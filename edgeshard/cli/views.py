@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment
-from edgeshard.domain.device import Node, StageStatus, StageStreaming
+from edgeshard.domain.device import Node, StagePhase, StageStatus, StageStreaming
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
@@ -133,7 +134,7 @@ class RunningStage:
 
 RUNNING_COLUMNS: list[Column[RunningStage]] = [
     Column("BOX", lambda stage: stage.node),
-    Column("PHASE", lambda stage: stage.status.phase.value),
+    Column("PHASE", lambda stage: stage_text(stage.status)),
     Column("STEPS", lambda stage: str(stage.status.steps_done), right=True),
     Column("TOKENS", lambda stage: str(stage.status.tokens_done), right=True),
     Column("IDLE", lambda stage: percent(1.0 - stage.status.busy_share), right=True),
@@ -173,6 +174,22 @@ LOSS_COLUMNS: list[Column[Loss]] = [
 def _loss_text(loss: Loss) -> str:
     taken = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
     return " ".join(part for part in (taken, "in memory already" if loss.warm and taken else "", loss.note) if part)
+
+
+def stage_text(stage: StageStatus) -> str:
+    """Its phase; of one that loads how far it is: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
+    filling = stage.filling
+    if stage.phase is not StagePhase.LOADING or (filling is None and not stage.total_bytes):
+        return stage.phase.value
+    if filling is None:
+        return f"fetching {human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
+    left = f", about {_rough(filling.left_s)} left" if filling.left_s else ""
+    return f"{filling.work.value} {human_bytes(filling.done_bytes)} of {human_bytes(filling.total_bytes)}{left}"
+
+
+def _rough(seconds: float) -> str:
+    """Of an estimate: whole seconds, above two minutes whole minutes."""
+    return f"{math.ceil(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
 
 
 def running_stages(deployment: Deployment) -> list[RunningStage]:

@@ -60,6 +60,31 @@ class StageStreaming:
     waited_s: float = 0.0
 
 
+class FillingWork(StrEnum):
+    """What a box does to get weights into memory."""
+
+    CONVERTING = "converting"
+    """From a model's tensors, without keeping packed files."""
+    PACKING = "packing"
+    """From a model's tensors, which become packed files on the way."""
+    READING = "reading"
+    """From packed files."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFilling:
+    """How far the weights of a stage that loads are on their way into memory, once all that lacked was fetched.
+
+    Bytes are those that the weights take there. `work` is what is done now; all is done about `left_s` seconds after
+    it was said, 0 while that is not known.
+    """
+
+    work: FillingWork
+    done_bytes: int
+    total_bytes: int
+    left_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class StageStatus:
     """What a box says of one stage it holds. Sizes in bytes.
@@ -71,7 +96,7 @@ class StageStatus:
     The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
     it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
     error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage with all
-    weights in memory.
+    weights in memory, `filling` while none come into memory.
     """
 
     deployment: DeploymentName
@@ -96,6 +121,7 @@ class StageStatus:
     failure_reason: str = ""
     load_s: float = 0.0
     streaming: StageStreaming | None = None
+    filling: StageFilling | None = None
 
     @property
     def key(self) -> StageKey:

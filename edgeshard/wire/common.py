@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from edgeshard.domain.condition import Condition, Support
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StageKey, StagePhase, StageStatus, StageStreaming
+from edgeshard.domain.device import (
+    DeviceFacts,
+    FillingWork,
+    HugePages,
+    Node,
+    StageFilling,
+    StageKey,
+    StagePhase,
+    StageStatus,
+    StageStreaming,
+)
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
@@ -18,6 +28,8 @@ _DTYPES = {
 _DTYPES_BACK: dict[int, DType] = {number: dtype for dtype, number in _DTYPES.items()}
 _STAGE_PHASES = {phase: getattr(pb, f"STAGE_PHASE_{phase.name}") for phase in StagePhase}
 _STAGE_PHASES_BACK = {number: phase for phase, number in _STAGE_PHASES.items()}
+_FILLING_WORKS = {work: getattr(pb, f"FILLING_WORK_{work.name}") for work in FillingWork}
+_FILLING_WORKS_BACK = {number: work for work, number in _FILLING_WORKS.items()}
 
 
 def dtype_to_wire(dtype: DType) -> pb.DataType:
@@ -105,6 +117,7 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         failure_reason=status.failure_reason,
         load_s=status.load_s,
         streaming=None if status.streaming is None else _streaming_to_wire(status.streaming),
+        filling=None if status.filling is None else _filling_to_wire(status.filling),
     )
 
 
@@ -119,6 +132,20 @@ def _streaming_to_wire(streaming: StageStreaming) -> pb.StageStreaming:
 
 def _streaming_from_wire(message: pb.StageStreaming) -> StageStreaming:
     return StageStreaming(message.resident_bytes, message.streamed_bytes, message.read_bytes, message.waited_s)
+
+
+def _filling_to_wire(filling: StageFilling) -> pb.StageFilling:
+    return pb.StageFilling(
+        work=_FILLING_WORKS[filling.work],
+        done_bytes=filling.done_bytes,
+        total_bytes=filling.total_bytes,
+        left_s=filling.left_s,
+    )
+
+
+def _filling_from_wire(message: pb.StageFilling) -> StageFilling:
+    work = _FILLING_WORKS_BACK.get(message.work, FillingWork.CONVERTING)
+    return StageFilling(work, message.done_bytes, message.total_bytes, message.left_s)
 
 
 def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
@@ -145,6 +172,7 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         failure_reason=message.failure_reason,
         load_s=message.load_s,
         streaming=_streaming_from_wire(message.streaming) if message.HasField("streaming") else None,
+        filling=_filling_from_wire(message.filling) if message.HasField("filling") else None,
     )
 
 

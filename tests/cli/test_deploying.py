@@ -6,19 +6,22 @@ import json
 import math
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgeshard.cli.deploy import option_of
+from edgeshard.cli.deploy import loading_text, option_of
 from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import StagePhase
+from edgeshard.domain.device import FillingWork, StageFilling, StagePhase
 from edgeshard.domain.dtypes import DType, IntegerFormat, KvFormat
 from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
 from edgeshard.domain.placement import parse_layers
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
 from edgeshard.wire.deployment import spec_to_wire
+from tests.support.scripted_site import deployment as scripted_deployment
+from tests.support.scripted_site import stage_status
 
 
 def spec_sent(site: Any) -> Any:
@@ -50,6 +53,20 @@ def test_options_become_the_spec_and_phases_go_to_stderr(edgectl: Any, site: Any
         "tales: ready",
     ]
     assert result.stdout.splitlines()[1].split() == ["tales", "ready", "fairy-tales", "a=0:4,b=4:9", "0"]
+
+
+def test_how_far_a_stage_is_with_loading_is_said_in_words() -> None:
+    def text(fetched: int, filling: StageFilling | None) -> str:
+        fetching = replace(stage_status(StagePhase.LOADING, fetched), filling=filling)
+        return loading_text(scripted_deployment(DeploymentPhase.LOADING, stages=(fetching,)))
+
+    assert text(50, None) == "loading: a fetching 50 B of 100 B"
+    assert text(100, StageFilling(FillingWork.PACKING, 0, 1 << 20)) == "loading: a packing 0 B of 1 MiB"
+    assert (
+        text(100, StageFilling(FillingWork.READING, 1 << 19, 1 << 20, 11.4))
+        == "loading: a reading 512 KiB of 1 MiB, about 12 s left"
+    )
+    assert text(100, StageFilling(FillingWork.CONVERTING, 1, 2, 630.0)).endswith(", about 10 min left")
 
 
 def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edgeshard_agent.core.events import CommandReceived
@@ -14,6 +14,7 @@ from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
+from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_coordinator.control.coordinator import Coordinator
@@ -143,18 +144,16 @@ class Box:
         else:
             self.hosting.post(CommandReceived(operation_id, command))
 
-    async def _load(
-        self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights]
-    ) -> LoadedModel:
+    async def _load(self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]) -> LoadedModel:
         await asyncio.sleep(self._dice.choice((0.02, 0.1, 0.4)))
-        progress(1, 2)
+        progress.fetched(1, 2)
         await asyncio.sleep(self._dice.choice((0.01, 0.2)))
         if self._troubles.load_fails():
             raise DataLossError("a tensor does not match its digest", field="tensors")
         return loaded(prepare, self._watch.violate)
 
     async def _load_standby(
-        self, command: KeepStandby, layers: LayerRange, progress: Callable[[int, int], None], _: Sequence[HeldWeights]
+        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, _: Sequence[HeldWeights]
     ) -> HeldWeights:
         await asyncio.sleep(self._dice.choice((0.05, 0.5)))
         if self._troubles.load_fails():

@@ -28,15 +28,15 @@ class AsideThread:
         self._worker = worker
         self._executor: ThreadPoolExecutor | None = None
 
-    async def run(self, work: Callable[[Callable[[int], None]], T]) -> T:
-        """`work` is given what it is to call now and then, with any number."""
+    async def run(self, work: Callable[[Callable[[], None]], T]) -> T:
+        """`work` is given what it is to call now and then."""
         if self._executor is None:
             # The number of torch's threads goes over from the newest thread that set it to threads that begin after.
             await self._worker.run(lambda: None)
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="aside", initializer=_prepare)
         stopped = threading.Event()
 
-        def go_on(_: int) -> None:
+        def go_on() -> None:
             if stopped.is_set():
                 raise _Stopped
 

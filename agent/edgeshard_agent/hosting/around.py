@@ -19,6 +19,7 @@ from edgeshard.domain.profile import MeasuredLink
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.lab.emulation import Emulation
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.node import MeasuredNode
@@ -116,11 +117,9 @@ class HostServices:
     """Told when a link to a next stage carries nothing any more, and when it does again."""
 
 
-Progress = Callable[[int, int], None]
-Load = Callable[[PrepareStage, Progress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
-"""Fetches and loads a stage, but for the weights that are held already; the callback is told the bytes fetched and the
-bytes in all."""
-LoadStandby = Callable[[KeepStandby, LayerRange, Progress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
+Load = Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
+"""Fetches and loads a stage, but for the weights that are held already."""
+LoadStandby = Callable[[KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
 """The same for a standby, beside the steps of this box."""
 Measuring = Callable[[MeasuringTask], Awaitable[None]]
 """Measures and reports; cancelled, it leaves nothing in memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ from edgeshard_agent.core.standby import SetStandby, StandbySet
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
 from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedModel, Tools, model_key, weights_key
+from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.hosting.standbys import Standbys
 
 if TYPE_CHECKING:
@@ -57,22 +58,19 @@ _MEASURING = "(measuring)"
 @dataclass(slots=True)
 class _Loading:
     prepare: PrepareStage
-    fetched_bytes: int = 0
-    total_bytes: int = 0
-
-    def progress(self, fetched_bytes: int, total_bytes: int) -> None:
-        self.fetched_bytes, self.total_bytes = fetched_bytes, total_bytes
+    progress: LoadProgress = field(default_factory=LoadProgress)
 
     def status(self) -> StageStatus:
-        prepare = self.prepare
+        prepare, progress = self.prepare, self.progress
         return StageStatus(
             deployment=prepare.deployment,
             epoch=prepare.epoch,
             stage=prepare.stage,
             layers=prepare.placed.layers,
             phase=StagePhase.LOADING,
-            fetched_bytes=self.fetched_bytes,
-            total_bytes=self.total_bytes,
+            fetched_bytes=progress.fetched_bytes,
+            total_bytes=progress.total_bytes,
+            filling=progress.filling,
         )
 
 

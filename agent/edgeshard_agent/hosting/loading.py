@@ -16,6 +16,7 @@ import structlog
 from edgeshard.architectures import ModelShape, canonical_name, held_bytes, parse_config, stage_tensors, unit_of
 from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.commands import KeepStandby, PrepareStage
+from edgeshard.domain.device import StageFilling
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.checkpoint import check_file_size
@@ -33,6 +34,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
+from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.model.cached_source import CachedTensorSource
 from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.stage import StageModel, check_weights
@@ -74,7 +76,7 @@ class StageLoader:
         self._stay_awake_s = idle_spin_s
 
     async def load(
-        self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights] = ()
+        self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights] = ()
     ) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
         damaged = set[str]()
@@ -89,15 +91,13 @@ class StageLoader:
                 damaged.add(error.message)
                 log.warning("packed_file_damaged", deployment=prepare.deployment, why=error.message)
 
-    async def _load(
-        self, prepare: PrepareStage, progress: Callable[[int, int], None], held: Sequence[HeldWeights]
-    ) -> LoadedModel:
+    async def _load(self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]) -> LoadedModel:
         began, layers = time.monotonic(), prepare.placed.layers
         reuse = [item.weights for item in held]
         fetched = await self._fetch(prepare, layers, reuse, progress)
         try:
             guides = await asyncio.to_thread(_guides, layers, fetched)
-            model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guides)
+            model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
             self._check_size(prepare, fetched, layers, model.parameter_bytes)
             fetched.keep_packed(model.weights.packed_files)
             for_head = await _for_head(model.shape, layers, fetched, held)
@@ -110,7 +110,7 @@ class StageLoader:
         self,
         command: KeepStandby,
         layers: LayerRange,
-        progress: Callable[[int, int], None],
+        progress: LoadProgress,
         held: Sequence[HeldWeights] = (),
     ) -> HeldWeights:
         """As `load`, but without memory for keys and values; cancelled, it stops at the next tensor."""
@@ -118,7 +118,7 @@ class StageLoader:
         reuse = [item.weights for item in held]
         fetched = await self._fetch(command, layers, reuse, progress)
         try:
-            weights = await self._aside.run(partial(self._load_weights, command, layers, fetched, reuse))
+            weights = await self._aside.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
             self._check_size(command, fetched, layers, weights.parameter_bytes)
             fetched.keep_packed(weights.packed_files)
             for_head = await _for_head(weights.shape, layers, fetched, held)
@@ -132,7 +132,7 @@ class StageLoader:
         command: PrepareStage | KeepStandby,
         layers: LayerRange,
         reuse: Sequence[StageWeights],
-        progress: Callable[[int, int], None],
+        progress: LoadProgress,
     ) -> _Fetched:
         """What is neither in memory nor packed, in the cache and pinned."""
         digest, quantisation = command.manifest_digest, quantisation_of(command)
@@ -157,7 +157,7 @@ class StageLoader:
         if packing is not None and packing.budget is not None:
             files += [file for file in manifest.files if file.name == EXPERT_TABLE]
         fetched = [tensor for tensor in wanted if tensor.name not in packed]
-        pin = await self._fetcher.fetch([*fetched, *files], progress)
+        pin = await self._fetcher.fetch([*fetched, *files], progress.fetched)
         if packing is not None and fetched:
             size = held_bytes(manifest.config, fetched, layers, command.spec.dtype, quantisation)
             await self._cache.allow_packed(size + size // 16)  # rows are padded, and files have headers
@@ -173,6 +173,7 @@ class StageLoader:
         fetched: _Fetched,
         reuse: Sequence[StageWeights],
         guides: Guides | None,
+        progress: LoadProgress,
     ) -> StageModel:
         return StageModel.load(
             CachedTensorSource(fetched.pin.location, fetched.wanted),
@@ -184,6 +185,7 @@ class StageLoader:
             block_tokens=prepare.placement.kv_block_tokens,
             device=self._device,
             quantisation=quantisation_of(prepare),
+            progress=progress.filled,
             idle_spin_s=self._stay_awake_s,
             reuse=reuse,
             guides=guides,
@@ -198,8 +200,13 @@ class StageLoader:
         layers: LayerRange,
         fetched: _Fetched,
         reuse: Sequence[StageWeights],
-        go_on: Callable[[int], None],
+        progress: LoadProgress,
+        go_on: Callable[[], None],
     ) -> StageWeights:
+        def filled(filling: StageFilling) -> None:
+            go_on()
+            progress.filled(filling)
+
         check_weights(parse_config(fetched.manifest.config), self._device, quantisation_of(command))
         return StageWeights.load(
             CachedTensorSource(fetched.pin.location, fetched.wanted),
@@ -208,7 +215,7 @@ class StageLoader:
             dtype=command.spec.dtype,
             device=self._device,
             quantisation=quantisation_of(command),
-            progress=go_on,
+            progress=filled,
             reuse=reuse,
             packing=fetched.packing,
         )

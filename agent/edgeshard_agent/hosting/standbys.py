@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -12,6 +12,7 @@ from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.model import LayerRange
 from edgeshard_agent.hosting.around import HeldWeights, LoadStandby, weights_key
+from edgeshard_agent.hosting.progress import LoadProgress
 
 log = structlog.get_logger()
 
@@ -21,11 +22,7 @@ class _Entry:
     command: KeepStandby
     layers: LayerRange
     held: HeldWeights | None = None
-    fetched_bytes: int = 0
-    total_bytes: int = 0
-
-    def progress(self, fetched_bytes: int, total_bytes: int) -> None:
-        self.fetched_bytes, self.total_bytes = fetched_bytes, total_bytes
+    progress: LoadProgress = field(default_factory=LoadProgress)
 
 
 class Standbys:
@@ -102,7 +99,8 @@ def _status(entry: _Entry) -> StageStatus:
         layers=entry.layers,
         phase=StagePhase.STANDBY,
         parameter_bytes=0 if held is None else held.weights.parameter_bytes,
-        fetched_bytes=entry.fetched_bytes,
-        total_bytes=entry.total_bytes,
+        fetched_bytes=entry.progress.fetched_bytes,
+        total_bytes=entry.progress.total_bytes,
         load_s=0.0 if held is None else held.load_s,
+        filling=entry.progress.filling if held is None else None,
     )

@@ -6,7 +6,7 @@ some layers on the disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
+from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
@@ -24,6 +25,7 @@ from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.expert_store import ExpertStore
+from edgeshard_agent.model.filling_meter import FillingMeter
 from edgeshard_agent.model.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
@@ -68,21 +70,26 @@ def fill(
     source: TensorSource,
     wanted: Mapping[str, ExpectedTensor],
     packing: Packing | None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[StageFilling], None] = lambda filling: None,
 ) -> Filled:
     """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
 
+    `progress` is called after every tensor and every unit, by this thread.
     Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
     DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
     """
-    loader = ParameterLoader(modules, source, progress)
+    meter = FillingMeter(progress)
     if packing is None or not _can_pack(modules):
         if packing is not None and packing.budget is not None:
             _refuse_streaming(modules)
+        loader = ParameterLoader(modules, source, meter.done)
+        meter.expect(loader.total_bytes(wanted), read=False)
         loader.load(wanted)
         check_filled(modules)
         return Filled()
-    filling = _Filling(modules, config, loader, wanted, packing)
+    # A unit counts once it is packed: that its tensors are in memory says little of when it will be.
+    loader = ParameterLoader(modules, source, lambda size: meter.say())
+    filling = _Filling(modules, config, loader, wanted, packing, meter)
     try:
         return filling.run()
     finally:
@@ -112,12 +119,15 @@ class _Filling:
         loader: ParameterLoader,
         wanted: Mapping[str, ExpectedTensor],
         packing: Packing,
+        meter: FillingMeter,
     ) -> None:
         assert isinstance(modules, DecoderModules)
         self.reader = ChunkReader(unit_checksum)
         self._modules = modules
         self._config = config
         self._loader = loader
+        self._meter = meter
+        self._sizes: dict[str, int] = {}
         self._packing = packing
         self._left = dict(wanted)
         context = modules.context
@@ -133,6 +143,7 @@ class _Filling:
         itemsize = self._modules.context.dtype.itemsize
         sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
         others = sum(_held_bytes(unit, itemsize) for unit in ends)
+        self._expect(units.values())
         if (room := self._room_for_experts(layers, others)) is not None:
             self._fill_with_cache(ends, layers, room)
             return self._filled
@@ -153,6 +164,17 @@ class _Filling:
         else:
             check_filled(self._modules)
         return self._filled
+
+    def _expect(self, units: Iterable[ModelUnit]) -> None:
+        """Have the meter know what there is to do."""
+        itemsize = self._modules.context.dtype.itemsize
+        for unit in units:
+            if self._tensors.get(unit.name, frozenset()) & self._left.keys():
+                self._sizes[unit.name] = size = _held_bytes(unit, itemsize)
+                self._meter.expect(size, read=self._packing.units.has(self._form.name(unit.name)))
+
+    def _done(self, *units: ModelUnit) -> None:
+        self._meter.done(sum(self._sizes.get(unit.name, 0) for unit in units))
 
     def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
         """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
@@ -209,10 +231,12 @@ class _Filling:
                 self._read(unit, file)
             self._take(names)
             return
+        self._meter.begin(self._making)
         self._loader.load(self._take(names))
         for unit, file in found:
             if file is None and self._packing.writes:
                 self._write(unit)
+        self._done(*wanted)
 
     def _fill_unit(self, unit: ModelUnit) -> None:
         names = self._tensors.get(unit.name, frozenset())
@@ -222,13 +246,16 @@ class _Filling:
             self._read(unit, file)
             self._take(names)
         else:
+            self._meter.begin(self._making)
             self._loader.load(self._take(names))
             if self._packing.writes:
                 self._write(unit)
+            self._done(unit)
 
     def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
         names = self._tensors.get(unit.name, frozenset())
         file = self._find(unit)
+        self._meter.begin(FillingWork.PACKING if file is None else FillingWork.READING)
         if file is None:
             self._loader.load(self._take(names))
             file = self._write(unit)
@@ -243,10 +270,15 @@ class _Filling:
             # Damage is found now, not in the middle of an answer; it takes as long as one step's reads.
             file.read_large(self.reader, unit_memory(file.header.large_bytes).numpy().data)
             self._take(names)
-            self._loader.count(file.header.data_bytes)
+        self._done(unit)
         small = unit_memory(file.header.small_bytes)
         file.read_small(self.reader, small.numpy().data)
         return AdoptedUnit(unit, file, small)
+
+    @property
+    def _making(self) -> FillingWork:
+        """What is done to a unit that stays in memory and has no packed file."""
+        return FillingWork.PACKING if self._packing.writes else FillingWork.CONVERTING
 
     def _take(self, names: frozenset[str]) -> dict[str, ExpectedTensor]:
         """These of the tensors that are left to load; one that is in two units is loaded into both at once."""
@@ -270,10 +302,11 @@ class _Filling:
         return written
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
+        self._meter.begin(FillingWork.READING)
         memory = unit_memory(file.header.data_bytes)
         file.read_whole(self.reader, memory.numpy().data)
         AdoptedUnit(unit, file, memory).place(memory[file.header.small_bytes :])
-        self._loader.count(file.header.data_bytes)
+        self._done(unit)
 
 
 def _held_bytes(unit: ModelUnit, itemsize: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -97,17 +98,20 @@ def check_filled(modules: StageModules) -> None:
 
 
 class ParameterLoader:
-    """Gives parameters their tensors, in the stage's dtype on its device; `progress` hears of the bytes loaded."""
+    """Gives parameters their tensors, in the stage's dtype on its device; `arrived` hears of the bytes of each."""
 
     def __init__(
-        self, modules: StageModules, source: TensorSource, progress: Callable[[int], None] | None = None
+        self, modules: StageModules, source: TensorSource, arrived: Callable[[int], None] = lambda size: None
     ) -> None:
         self._modules = modules
         self._source = source
-        self._progress = progress
+        self._arrived = arrived
         context = modules.context
         self._stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
-        self._loaded = 0
+
+    def total_bytes(self, expected: Mapping[str, ExpectedTensor]) -> int:
+        """Of these tensors, as `arrived` hears of them."""
+        return sum(self._held_bytes(name, tensor) for name, tensor in expected.items())
 
     def load(self, expected: Mapping[str, ExpectedTensor]) -> None:
         """Load these tensors, by canonical name; no others are read. At most one is in memory besides the stage.
@@ -118,15 +122,8 @@ class ParameterLoader:
         for name, tensor in expected.items():
             self._load_one(name, tensor)
 
-    def count(self, size: int) -> None:
-        """Bytes of weights that came in another way."""
-        self._loaded += size
-        if self._progress is not None:
-            self._progress(self._loaded)
-
     def _load_one(self, name: str, tensor: ExpectedTensor) -> None:
         modules, source, stored = self._modules, self._source, self._stored
-        context = modules.context
         if name not in stored:
             raise DataLossError(
                 f"tensor {name} is missing from the checkpoint; fetch or convert it again",
@@ -150,8 +147,12 @@ class ParameterLoader:
             if not _is_want_of_memory(error):
                 raise
             raise ResourceExhaustedError(f"no memory for tensor {stored[name]}: {error}", field=stored[name]) from error
+        self._arrived(self._held_bytes(name, tensor))
+
+    def _held_bytes(self, name: str, tensor: ExpectedTensor) -> int:
+        context = self._modules.context
         held = DType.FLOAT32 if keeps_float32(context.shape, name) else context.dtype
-        self.count(numbers.numel() * held.itemsize)
+        return prod(tensor.shape) * held.itemsize
 
 
 def _is_want_of_memory(error: Exception) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
-from edgeshard.domain.device import StageStreaming
+from edgeshard.domain.device import StageFilling, StageStreaming
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
@@ -112,7 +112,7 @@ class StageModel:
         block_tokens: int,
         device: str,
         quantisation: Quantisation | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[StageFilling], None] = lambda filling: None,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
         reuse: Sequence[StageWeights] = (),
@@ -124,7 +124,7 @@ class StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
         `packing` says where packed files are and how much of the weights may stay in memory. `config` is the decoded
-        config.json. `progress` is called with the parameter bytes loaded so far. `recorder`
+        config.json. `progress` is told how far the weights are. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
         a step the processor's cores do not halt. `guides` are those of the last stage's requests. KV of
         requests that were swapped out may take `swap_bytes`, of memory or of files in `swap_directory`. Raises

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgeshard.architectures import ModelShape, expected_tensors, parse_config
+from edgeshard.domain.device import StageFilling
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import LayerRange
@@ -40,7 +41,7 @@ class StageWeights:
         dtype: DType,
         device: str,
         quantisation: Quantisation | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[StageFilling], None] = lambda filling: None,
         reuse: Sequence[StageWeights] = (),
         packing: Packing | None = None,
     ) -> StageWeights:

@@ -147,10 +147,11 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
-    """What the boxes say to have fetched, and one for each stage that is prepared: greater with any progress."""
+    """What boxes say to have fetched and filled, and one for each stage that is prepared: other with any progress."""
     held = [stage for placed in record.placement.stages for stage in state.nodes[placed.node_id].stages]
-    fetched = [s.fetched_bytes for s in held if (s.deployment, s.epoch) == (record.name, record.epoch)]
-    return sum(fetched) + sum(progress.done for progress in record.prepared)
+    own = [stage for stage in held if (stage.deployment, stage.epoch) == (record.name, record.epoch)]
+    filled = sum(stage.filling.done_bytes for stage in own if stage.filling is not None)
+    return sum(stage.fetched_bytes for stage in own) + filled + sum(progress.done for progress in record.prepared)
 
 
 def wants_replan(state: State, record: DeploymentRecord) -> bool:

@@ -23,6 +23,13 @@ class GuideKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GUIDE_KIND_REGEX: _ClassVar[GuideKind]
     GUIDE_KIND_GRAMMAR: _ClassVar[GuideKind]
 
+class FillingWork(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FILLING_WORK_UNSPECIFIED: _ClassVar[FillingWork]
+    FILLING_WORK_CONVERTING: _ClassVar[FillingWork]
+    FILLING_WORK_PACKING: _ClassVar[FillingWork]
+    FILLING_WORK_READING: _ClassVar[FillingWork]
+
 class StagePhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STAGE_PHASE_UNSPECIFIED: _ClassVar[StagePhase]
@@ -41,6 +48,10 @@ GUIDE_KIND_JSON_OBJECT: GuideKind
 GUIDE_KIND_JSON_SCHEMA: GuideKind
 GUIDE_KIND_REGEX: GuideKind
 GUIDE_KIND_GRAMMAR: GuideKind
+FILLING_WORK_UNSPECIFIED: FillingWork
+FILLING_WORK_CONVERTING: FillingWork
+FILLING_WORK_PACKING: FillingWork
+FILLING_WORK_READING: FillingWork
 STAGE_PHASE_UNSPECIFIED: StagePhase
 STAGE_PHASE_LOADING: StagePhase
 STAGE_PHASE_READY: StagePhase
@@ -241,7 +252,7 @@ class PackedUnit(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., unit: _Optional[str] = ..., form: _Optional[str] = ..., size_bytes: _Optional[int] = ..., in_use: _Optional[bool] = ..., model_name: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming")
+    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +275,7 @@ class StageStatus(_message.Message):
     FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     STREAMING_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     epoch: int
     stage: int
@@ -286,7 +298,20 @@ class StageStatus(_message.Message):
     failure_reason: str
     load_s: float
     streaming: StageStreaming
-    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ...) -> None: ...
+    filling: StageFilling
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ..., filling: _Optional[_Union[StageFilling, _Mapping]] = ...) -> None: ...
+
+class StageFilling(_message.Message):
+    __slots__ = ("work", "done_bytes", "total_bytes", "left_s")
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    work: FillingWork
+    done_bytes: int
+    total_bytes: int
+    left_s: float
+    def __init__(self, work: _Optional[_Union[FillingWork, str]] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., left_s: _Optional[float] = ...) -> None: ...
 
 class StageStreaming(_message.Message):
     __slots__ = ("resident_bytes", "streamed_bytes", "read_bytes", "waited_s")

@@ -22,7 +22,6 @@ from edgeshard_agent.hosting.around import (
     HeldWeights,
     HostServices,
     LoadedModel,
-    Progress,
     Tools,
     model_key,
     weights_key,
@@ -30,6 +29,7 @@ from edgeshard_agent.hosting.around import (
 from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
+from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights import StageWeights
@@ -102,7 +102,7 @@ class Node:
             finally:
                 self.surveying.pop()
 
-    async def load(self, prepare: PrepareStage, progress: Progress, held: Sequence[HeldWeights]) -> LoadedModel:
+    async def load(self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]) -> LoadedModel:
         assert not self.surveying, "the memory of a measurement is not free yet"
         self.alive_at_load.append(sum(model() is not None for model in self.models))
         pin = self.cache.pin([BLOB])
@@ -122,7 +122,7 @@ class Node:
         )  # fmt: skip
 
     async def load_standby(
-        self, command: KeepStandby, layers: LayerRange, progress: Progress, held: Sequence[HeldWeights]
+        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held: Sequence[HeldWeights]
     ) -> HeldWeights:
         pin = self.cache.pin([BLOB])
         try:

@@ -15,6 +15,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.hosting.around import LoadedModel
 from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.store.cache import BlobCache
 from edgeshard_coordinator.store import models
 
@@ -49,7 +50,7 @@ class Box:
         placed = PlacedStage(0, NodeId("n"), NodeName("n"), "127.0.0.1:9", LayerRange(0, 2), 0, 0)
         spec = DeploymentSpec(name="tale", model="tiny", source="n", dtype=DType.FLOAT32)
         placement = Placement((placed,), kv_block_tokens=16, kv_blocks=4, micro_batch=1, micro_batches=1)
-        return await self._loader.load(PrepareStage(spec, placement, 0, Epoch(1), digest), lambda done, total: None)
+        return await self._loader.load(PrepareStage(spec, placement, 0, Epoch(1), digest), LoadProgress())
 
     def close(self) -> None:
         self._worker.close()

@@ -18,6 +18,7 @@ from edgeshard_agent.ops import PackedLinear, native_available
 from safetensors.torch import load_file, save_file
 
 from edgeshard.architectures import held_bytes, stage_tensors
+from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import (
     DataLossError,
@@ -87,12 +88,14 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
 @pytest.mark.parametrize("layers", RANGES, ids=str)
 def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: LayerRange) -> None:
     source = RecordingSource(SafetensorsDirectory(checkpoint.path))
-    seen: list[int] = []
+    seen: list[StageFilling] = []
     stage = load(checkpoint, source, layers, dtype=DType.BFLOAT16, progress=seen.append)
     wanted = stage_tensors(checkpoint.manifest, layers)
     assert sorted(source.read_names) == sorted(tensor.name for tensor in wanted)
-    assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.BFLOAT16) == seen[-1]
-    assert seen == sorted(seen) and len(seen) == len(wanted)
+    assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.BFLOAT16)
+    done = [filling.done_bytes for filling in seen]
+    assert done == sorted(done) and len(done) == len(wanted) and done[-1] == seen[0].total_bytes
+    assert done[-1] == stage.parameter_bytes and {filling.work for filling in seen} == {FillingWork.CONVERTING}
     assert {parameter.dtype for parameter in stage._modules.parameters()} <= {torch.bfloat16}
 
 

@@ -19,6 +19,7 @@ from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
@@ -235,3 +236,17 @@ def test_without_room_a_stage_loads_and_packs_nothing(checkpoint: Any, tmp_path:
     assert stage.weights.packed_files == () and units.files() == []
     with pytest.raises(ResourceExhaustedError, match="no room on the disk to pack layer-0"):
         load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 0), prefetched=0))
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
+def test_what_is_done_is_told_while_a_stage_is_packed_and_while_it_is_read(checkpoint: Any, tmp_path: Path) -> None:
+    packing = Packing(_packed(tmp_path), MODEL)
+    packed, read = list[StageFilling](), list[StageFilling]()
+    load(checkpoint, packing, progress=packed.append)
+    load(checkpoint, packing, progress=read.append)
+    for said, work in ((packed, FillingWork.PACKING), (read, FillingWork.READING)):
+        assert {filling.work for filling in said} == {work}
+        done = [filling.done_bytes for filling in said]
+        assert done[0] == 0 and done == sorted(done) and done[-1] == said[-1].total_bytes > 0
+        assert len(set(done)) >= _layer_count(checkpoint), "each unit counts when it is done"
+        assert said[-1].left_s == 0.0 and any(filling.left_s for filling in said)

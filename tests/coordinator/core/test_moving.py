@@ -36,7 +36,7 @@ from edgeshard_coordinator.core.state import (
 from edgeshard.domain.commands import CommandKind, CommandResult, Heartbeat, PrepareStage
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.device import FillingWork, StageFilling, StagePhase, StageStatus
 from edgeshard.domain.errors import (
     AbortedError,
     DataLossError,
@@ -182,6 +182,20 @@ def test_it_is_ready_elsewhere_and_the_box_that_is_left_lets_go(ready: State) ->
     state = apply(issued(state), HeartbeatsReceived((Heartbeat(NodeId("id-b"), "i1", (held,), 0),), now=1.0))
     released = [action for action in reconcile(state, 1.0) if isinstance(action, ReleaseOrphans)]
     assert [(action.node_id, action.stages) for action in released] == [("id-b", ((NAME, 3),))]
+
+
+def test_a_stage_that_is_packed_for_long_is_not_given_up_while_it_goes_on(ready: State) -> None:
+    state, now, limit = moving(ready), 1.0, ready.timings.load_timeout_s
+    for done in (0, 10, 20, 30, 30):
+        assert state.deployments[NAME].phase is Phase.LOADING, f"{done} bytes are packed"
+        now += 0.9 * limit if done else 0.0
+        filling = StageFilling(FillingWork.PACKING, done, 40)
+        held = StageStatus(NAME, Epoch(4), 0, LayerRange(0, 4), StagePhase.LOADING, fetched_bytes=9, filling=filling)
+        beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (held,) if name == "a" else (), 0) for name in "abc")
+        state = valid(apply(apply(state, HeartbeatsReceived(beats, now)), Ticked(now)))
+    state = valid(apply(apply(state, HeartbeatsReceived(beats, now + limit)), Ticked(now + limit)))
+    failure = state.deployments[NAME].failure
+    assert failure is not None and failure.reason == "LOADING_TIMEOUT", "nothing more was packed"
 
 
 def test_what_the_disk_refuses_changes_nothing(ready: State) -> None:
