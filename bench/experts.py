@@ -198,14 +198,15 @@ class NoCache:
 
     def __init__(self, sizes: np.ndarray) -> None:
         self._lru = LeastRecentlyUsed(int(np.sort(sizes.ravel())[-2:].sum()), sizes)
-        self.counts = self._lru.counts
+        self.room, self.counts = self._lru.room, self._lru.counts
         self.likely, self.bring, self.choose = self._lru.likely, self._lru.bring, self._lru.choose
 
 
 def run(layers: Layers, cache: ExpertCache, choices: Choices, *, free: bool = False) -> dict[str, Any]:
     """Seconds per token; the first quarter of the tokens fills the cache and is not counted."""
     disk = Disk()
-    store = ExpertStore(layers.units, cache, ChunkReader(unit_checksum, threads=1, pace=None if free else disk.pace))
+    reader = ChunkReader(unit_checksum, threads=1, pace=None if free else disk.pace)
+    store = ExpertStore(layers.units, range(len(layers.units)), cache, reader)
     for number, mixture in enumerate(layers.mixtures):
         mixture.source = store.layer(number)
     if free:

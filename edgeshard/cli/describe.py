@@ -84,15 +84,17 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
     requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
     the last seconds it was idle, steps waiting, KV cache in use; and of boxes that stream weights from their disks what
-    they keep, what each sweep reads, and how long steps waited for it. While it is ready: how long requests would stand
-    still if a box died, and what would take its place.
+    they keep, what each sweep reads, and how long steps waited for it, or of experts how many were in memory when steps
+    needed them. While it is ready: how long requests would stand still if a box died, and what would take its place.
     """
     from edgeshard.cli.views import (
+        EXPERT_COLUMNS,
         LOSS_COLUMNS,
         PLACED_COLUMNS,
         RUNNING_COLUMNS,
         STREAMING_COLUMNS,
         deployment_fields,
+        expert_stages,
         running_stages,
         streaming_stages,
     )
@@ -109,6 +111,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
                 (found.placement.stages, PLACED_COLUMNS),
                 (running_stages(found), RUNNING_COLUMNS),
                 (streaming_stages(found), STREAMING_COLUMNS),
+                (expert_stages(found), EXPERT_COLUMNS),
                 (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
             ],
         )

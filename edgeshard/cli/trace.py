@@ -37,8 +37,8 @@ def trace(
     """Record a deployment's steps, on all its boxes at once, and print where their time goes.
 
     Only steps that run meanwhile are seen, so send requests. Of the recorded time a box was computing, sending while it
-    had nothing to compute, or idle (the bubbles). Boxes that stream weights have a row of their own for what they read.
-    The clocks of the boxes need not agree.
+    had nothing to compute, or idle (the bubbles). Boxes with weights on their disks have a row of their own for what
+    they read. The clocks of the boxes need not agree.
     """
     from edgeshard.cli.trace_views import READ_COLUMNS, SUMMARY_COLUMNS, picture
     from edgeshard.domain.trace import aligned, check_seconds, perfetto, summarised, summarised_reads

@@ -33,9 +33,9 @@ READ_COLUMNS: list[Column[ReadSummary]] = [
     Column("READ", lambda stage: human_bytes(stage.size_bytes), right=True),
     Column("RATE", lambda stage: f"{human_bytes(round(stage.bytes_per_s))}/s", right=True),
     Column("READING", lambda stage: percent(stage.reading), right=True),
-    Column("LAYER TAKES", lambda stage: human_seconds(stage.read_s), right=True),
+    Column("READ TAKES", lambda stage: human_seconds(stage.read_s), right=True),
 ]
-"""Of boxes that stream weights."""
+"""Of boxes with weights on their disks."""
 
 
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:

@@ -86,6 +86,29 @@ class StageFilling:
 
 
 @dataclass(frozen=True, slots=True)
+class StageExperts:
+    """Experts of a stage that keeps them on its disk behind a cache, in bytes: those in memory now, what they may take
+    of it, and all of them.
+
+    Since it began, `hits` of the experts that its steps needed were in memory and `misses` were not, it has read
+    `read_bytes`, and its steps have waited `waited_s` for reads. What was read to load it does not count.
+    """
+
+    cached_bytes: int
+    room_bytes: int
+    total_bytes: int
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    waited_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Between 0 and 1; 0 before any was needed."""
+        return self.hits / max(1, self.hits + self.misses)
+
+
+@dataclass(frozen=True, slots=True)
 class StageStatus:
     """What a box says of one stage it holds. Sizes in bytes.
 
@@ -95,8 +118,9 @@ class StageStatus:
 
     The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
     it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
-    error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage with all
-    weights in memory, `filling` while none come into memory.
+    error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage
+    through which no layers pass, `filling` while none come into memory, and `experts` for a stage that has its experts
+    in memory, or passes them with their layers.
     """
 
     deployment: DeploymentName
@@ -122,6 +146,7 @@ class StageStatus:
     load_s: float = 0.0
     streaming: StageStreaming | None = None
     filling: StageFilling | None = None
+    experts: StageExperts | None = None
 
     @property
     def key(self) -> StageKey:

@@ -56,17 +56,26 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """A layer whose weights were read from the disk, `size_bytes` of them, in seconds of the box's own clock."""
+    """`size_bytes` of a layer's weights that were read from the disk, in seconds of the box's own clock.
+
+    They are those of one `expert`, or None: of all that streams of the layer.
+    """
 
     layer: int
     size_bytes: int
     began_s: float
     ended_s: float
+    expert: int | None = None
+
+    @property
+    def unit(self) -> str:
+        """What was read, in words."""
+        return f"layer {self.layer}" if self.expert is None else f"layer {self.layer} expert {self.expert}"
 
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """A stage's records in the order of their steps, and what it read meanwhile where it streams weights."""
+    """A stage's records in the order of their steps, and what it read meanwhile where weights are on its disk."""
 
     stage: int
     node: str
@@ -189,10 +198,10 @@ def _summary(trace: StageTrace, from_s: float, until_s: float) -> StageSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadSummary:
-    """What a stage that streams weights read over the whole traced time.
+    """What a stage with weights on its disk read over the whole traced time.
 
-    `reading` is the part of that time in which it read, `bytes_per_s` the rate while it did, `read_s` the median of a
-    layer's read, in seconds.
+    `reading` is the part of that time in which it read, `bytes_per_s` the rate while it did, `read_s` the median time
+    of a read, which is a layer's or an expert's, in seconds.
     """
 
     stage: int
@@ -292,14 +301,15 @@ def _step_events(stage: int, record: StepRecord) -> list[dict[str, Any]]:
 
 def _read_event(stage: int, read: ReadRecord) -> dict[str, Any]:
     return {
-        "name": f"read layer {read.layer}",
+        "name": f"read {read.unit}",
         "cat": "read",
         "ph": "X",
         "ts": _microseconds(read.began_s),
         "dur": _microseconds(max(0.0, read.ended_s - read.began_s)),
         "pid": stage,
         "tid": _READS,
-        "args": {"layer": read.layer, "size_bytes": read.size_bytes},
+        "args": {"layer": read.layer, "size_bytes": read.size_bytes}
+        | ({} if read.expert is None else {"expert": read.expert}),
     }
 
 

@@ -8,6 +8,7 @@ from edgeshard.domain.device import (
     FillingWork,
     HugePages,
     Node,
+    StageExperts,
     StageFilling,
     StageKey,
     StagePhase,
@@ -118,6 +119,7 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         load_s=status.load_s,
         streaming=None if status.streaming is None else _streaming_to_wire(status.streaming),
         filling=None if status.filling is None else _filling_to_wire(status.filling),
+        experts=None if status.experts is None else _experts_to_wire(status.experts),
     )
 
 
@@ -148,6 +150,30 @@ def _filling_from_wire(message: pb.StageFilling) -> StageFilling:
     return StageFilling(work, message.done_bytes, message.total_bytes, message.left_s)
 
 
+def _experts_to_wire(experts: StageExperts) -> pb.StageExperts:
+    return pb.StageExperts(
+        cached_bytes=experts.cached_bytes,
+        room_bytes=experts.room_bytes,
+        total_bytes=experts.total_bytes,
+        hits=experts.hits,
+        misses=experts.misses,
+        read_bytes=experts.read_bytes,
+        waited_s=experts.waited_s,
+    )
+
+
+def _experts_from_wire(message: pb.StageExperts) -> StageExperts:
+    return StageExperts(
+        message.cached_bytes,
+        message.room_bytes,
+        message.total_bytes,
+        message.hits,
+        message.misses,
+        message.read_bytes,
+        message.waited_s,
+    )
+
+
 def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
     return StageStatus(
         deployment=DeploymentName(message.deployment),
@@ -173,6 +199,7 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         load_s=message.load_s,
         streaming=_streaming_from_wire(message.streaming) if message.HasField("streaming") else None,
         filling=_filling_from_wire(message.filling) if message.HasField("filling") else None,
+        experts=_experts_from_wire(message.experts) if message.HasField("experts") else None,
     )
 
 

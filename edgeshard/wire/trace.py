@@ -63,7 +63,13 @@ def _record_from_wire(message: pb.StepRecord) -> StepRecord:
 
 
 def _read_to_wire(read: ReadRecord) -> pb.ReadRecord:
-    return pb.ReadRecord(layer=read.layer, size_bytes=read.size_bytes, began_s=read.began_s, ended_s=read.ended_s)
+    return pb.ReadRecord(
+        layer=read.layer,
+        size_bytes=read.size_bytes,
+        began_s=read.began_s,
+        ended_s=read.ended_s,
+        expert=read.expert,
+    )
 
 
 def _read_from_wire(message: pb.ReadRecord) -> ReadRecord:
@@ -71,4 +77,5 @@ def _read_from_wire(message: pb.ReadRecord) -> ReadRecord:
         raise InvalidArgumentError(
             f"reads: layer {message.layer} has times that are no times or out of order", field="reads"
         )
-    return ReadRecord(message.layer, message.size_bytes, message.began_s, message.ended_s)
+    expert = message.expert if message.HasField("expert") else None
+    return ReadRecord(message.layer, message.size_bytes, message.began_s, message.ended_s, expert)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.device import StagePhase
+from edgeshard.domain.device import StageExperts, StagePhase
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.trace import ReadRecord, StageTrace, StepRecord
@@ -119,7 +119,7 @@ def streaming(busy: Any) -> Any:
 def test_reads_of_weights_are_rows_of_a_table_of_their_own(edgectl: Any, streaming: Any) -> None:
     *_, blank, header, row = edgectl("trace", "tales").stdout.splitlines()
     assert not blank.strip()
-    assert header.split() == ["BOX", "LAYERS", "READS", "READ", "RATE", "READING", "LAYER", "TAKES"]
+    assert header.split() == ["BOX", "LAYERS", "READS", "READ", "RATE", "READING", "READ", "TAKES"]
     assert row.split() == ["b", "4:8", "80", "80", "MiB", "250", "MiB/s", "33", "%", "4.0", "ms"]
 
 
@@ -134,7 +134,15 @@ def test_reads_of_weights_are_a_row_of_the_picture_and_of_the_json(
     result = edgectl("trace", "tales", "-o", "-")
     reads = [event for event in json.loads(result.stdout)["traceEvents"] if event.get("cat") == "read"]
     assert len(reads) == 80 and {event["tid"] for event in reads} == {1}
-    assert "LAYER TAKES" in result.stderr
+    assert "READ TAKES" in result.stderr
+
+
+def test_reads_of_experts_say_which(edgectl: Any, streaming: Any) -> None:
+    reads = tuple(replace(read, expert=n % 8) for n, read in enumerate(streaming.traces[1].reads))
+    streaming.traces[1] = replace(streaming.traces[1], reads=reads)
+    result = edgectl("trace", "tales", "-o", "-")
+    events = [event for event in json.loads(result.stdout)["traceEvents"] if event.get("cat") == "read"]
+    assert events[5]["name"] == "read layer 5 expert 5" and events[5]["args"]["expert"] == 5 and len(events) == 80
 
 
 def test_an_unknown_deployment_is_not_found(edgectl: Any, site: Any) -> None:
@@ -156,3 +164,15 @@ def test_describe_counts_what_a_deployment_does(edgectl: Any, site: Any) -> None
     assert row.split()[:7] == ["a", "active", "120", "456", "25", "%", "2"]
     (stage,) = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)["stages"]
     assert (stage["busy_share"], stage["requests_running"], stage["requests_waiting"]) == (0.75, 3, 4)
+
+
+def test_describe_shows_the_cache_of_a_box_with_its_experts_on_the_disk(edgectl: Any, site: Any) -> None:
+    experts = StageExperts(20 << 20, 30 << 20, 90 << 20, hits=750, misses=250, read_bytes=2 << 30, waited_s=1.5)
+    status = replace(site.stage_status(StagePhase.ACTIVE), experts=experts)
+    site.states = [replace(site.deployment_in(DeploymentPhase.READY), stages=(status,))]
+    header, row = edgectl("describe", "deployment", "tales").stdout.splitlines()[-2:]
+    names = ["BOX", "EXPERTS", "CACHED", "ROOM", "HITS", "MISSES", "HIT", "RATE", "READ", "WAITED"]
+    assert header.split() == names
+    assert " ".join(row.split()) == "a 90 MiB 20 MiB 30 MiB 750 250 75 % 2 GiB 1.50 s"
+    (stage,) = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)["stages"]
+    assert stage["experts"]["hits"] == 750 and stage["experts"]["room_bytes"] == 30 << 20 and not stage["streaming"]

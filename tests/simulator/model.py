@@ -154,7 +154,8 @@ class SimModel:
         self.layers = layers
         self.dtype = DType.FLOAT32
         self.parameter_bytes = prepare.placed.parameter_bytes
-        self.streaming, self.is_damaged = None, False  # nothing is read from the disk
+        self.streaming = self.experts = None  # nothing is read from the disk
+        self.is_damaged = False
         self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
         self.pool.swap = SwapSpace(swapping(prepare).blocks)
         self._kept: dict[int, list[int]] = {}

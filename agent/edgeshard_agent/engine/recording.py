@@ -51,7 +51,7 @@ class StepCounts:
 
 
 class StepRecorder:
-    """The newest steps of a stage, in their order, at most `most`, and as many reads of streamed weights. Calls about
+    """The newest steps of a stage, in their order, at most `most`, and as many reads of its weights. Calls about
     other steps are ignored. `read` may be called on another thread than the others."""
 
     def __init__(self, clock: Clock, most: int = MOST_RECORDS) -> None:
@@ -68,9 +68,9 @@ class StepRecorder:
     def reads(self) -> tuple[ReadRecord, ...]:
         return tuple(self._reads)
 
-    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float) -> None:
-        """The weights of a layer were read; times are those of the recorder's clock."""
-        self._reads.append(ReadRecord(layer, size_bytes, began_s, ended_s))
+    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None:
+        """Weights of a layer, or of one of its experts, were read; times are those of the recorder's clock."""
+        self._reads.append(ReadRecord(layer, size_bytes, began_s, ended_s, expert))
 
     def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
         """A step was computed, and is about to be sent. As everywhere, a span of one token is a decode."""

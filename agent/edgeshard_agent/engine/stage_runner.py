@@ -160,6 +160,7 @@ class StageRunner:
             step_cpu_s=running[0].cpu_s if running else 0.0,
             failure_reason=self.failure.reason if self.failure else "",
             streaming=self._model.streaming,
+            experts=self._model.experts,
         )
 
     @property

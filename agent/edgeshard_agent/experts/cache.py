@@ -53,8 +53,12 @@ class Use:
 
 
 class ExpertCache(Protocol):
-    """What every policy answers. It decides; the caller reads, computes and forgets, in the order it is told."""
+    """What every policy answers. It decides; the caller reads, computes and forgets, in the order it is told.
 
+    `room` is in bytes.
+    """
+
+    room: int
     counts: Counts
 
     def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:

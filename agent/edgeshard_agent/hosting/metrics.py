@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.device import StageStreaming
+from edgeshard.metrics.experts import expert_metrics
 from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import SchedulerStats
@@ -57,6 +58,7 @@ class AgentMetrics:
         stages = self._hosting.stages()
         yield from _steps(stages)
         yield from _weights(stages)
+        yield from _experts(stages)
         yield from _links(stages)
         heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
         for name, meaning, figure in _HEAD:
@@ -84,7 +86,7 @@ def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
 
 
 def _weights(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    """Of stages that stream weights; no others have them."""
+    """Of stages that stream layers; no others have them."""
     told = [
         ((stage.prepare.deployment, str(stage.prepare.stage)), streaming)
         for stage in stages
@@ -94,6 +96,16 @@ def _weights(stages: Iterable[HostedStage]) -> Iterator[Metric]:
         yield gauge(f"edgeshard_weights_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
     for name, meaning, figure in _STREAMING_COUNTERS:
         yield counter(f"edgeshard_weights_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
+
+
+def _experts(stages: Iterable[HostedStage]) -> Iterator[Metric]:
+    """Of stages with experts on their disk."""
+    told = [
+        ((stage.prepare.deployment, str(stage.prepare.stage)), experts)
+        for stage in stages
+        if (experts := stage.loaded.model.experts) is not None
+    ]
+    yield from expert_metrics("edgeshard_experts", _STAGE, told)
 
 
 def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:

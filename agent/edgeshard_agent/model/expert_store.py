@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from edgeshard.domain.device import StageExperts
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard_agent.experts.cache import Expert, ExpertCache, Use
 from edgeshard_agent.model.units import AdoptedUnit, unit_checksum, unit_memory
+from edgeshard_agent.model.weight_store import ReadObserver
 from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError, rounded_up
 
 
@@ -56,17 +58,25 @@ class _State:
 
 
 class ExpertStore:
-    """`units` [mixtures][experts] in the order their layers run; `cache` decides which of them are in memory.
+    """`units` [mixtures][experts] in the order their layers run, which `layers` are; `cache` decides which of them are
+    in memory.
 
     One thread computes. Memory beside the cache's is one expert: what is being read ahead.
     """
 
     def __init__(
-        self, units: Sequence[Sequence[AdoptedUnit]], cache: ExpertCache, reader: ChunkReader | None = None
+        self,
+        units: Sequence[Sequence[AdoptedUnit]],
+        layers: Sequence[int],
+        cache: ExpertCache,
+        reader: ChunkReader | None = None,
     ) -> None:
         self.counts = ExpertStoreCounts()
         self.cache = cache
+        self.observer: ReadObserver | None = None
         self._units = units
+        self._layers = layers
+        self._total = sum(unit.large_bytes for group in units for unit in group)
         self._reader = reader or ChunkReader(unit_checksum)
         self._state = _State()
         self._changed = threading.Condition()
@@ -107,6 +117,20 @@ class ExpertStore:
             held = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
             flying = [state.in_flight.memory] if state.in_flight is not None else []
             return sum(memory.nbytes for memory in (*held, *flying, *(m for some in state.free.values() for m in some)))
+
+    @property
+    def status(self) -> StageExperts:
+        """What the cache holds, and what it did since the store began."""
+        cache, counts = self.cache, self.counts
+        with self._changed:
+            cached = sum(memory.nbytes for memory in self._state.resident.values())
+            hits, misses = cache.counts.hits, cache.counts.needed - cache.counts.hits
+        return StageExperts(cached, cache.room, self._total, hits, misses, counts.bytes_read, counts.waited_s)
+
+    @property
+    def failure(self) -> EdgeShardError | None:
+        """Why nothing can be read any more."""
+        return self._state.failure
 
     def close(self) -> None:
         """Give the memory back, once the read on its way has ended."""
@@ -229,9 +253,11 @@ class ExpertStore:
 
     def _read(self, read: _Read) -> None:
         layer, expert = read.expert
-        unit = self._units[layer][expert]
+        unit, began = self._units[layer][expert], time.monotonic()
         wanted = (lambda: read.wanted) if self._state.in_flight is read else None
         unit.file.read_large(self._reader, read.memory.numpy().data, cached=False, wanted=wanted)
+        if (observer := self.observer) is not None:
+            observer.read(self._layers[layer], unit.large_bytes, began, time.monotonic(), expert)
         with self._changed:
             if not read.wanted:
                 return

@@ -193,7 +193,9 @@ class _Filling:
         adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
         self._loader.load(self._left)
         sizes = np.array([[rounded_up(unit.large_bytes) for unit in group] for group in adopted], np.int64)
-        store = self._filled.experts = ExpertStore(adopted, ForecastCache(room, sizes, *self._forecasts(sizes)))
+        mixtures = [self._modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
+        cache = ForecastCache(room, sizes, *self._forecasts(sizes))
+        store = self._filled.experts = ExpertStore(adopted, mixtures, cache)
         self._modules.has_all = False
         blocks = [block for block in self._modules.layers.values() if isinstance(block, Block)]
         places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]

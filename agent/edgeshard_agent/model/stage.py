@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
-from edgeshard.domain.device import StageFilling, StageStreaming
+from edgeshard.domain.device import StageExperts, StageFilling, StageStreaming
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.model import LayerRange
@@ -89,7 +89,7 @@ class StageModel:
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
-        self._store, self._residency = weights.store, weights.residency
+        self._store, self._residency, self._experts = weights.store, weights.residency, weights.experts
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
@@ -163,21 +163,27 @@ class StageModel:
     @property
     def is_damaged(self) -> bool:
         """Whether weights could not be read from the disk, so that the stage must be loaded again."""
-        return self._store is not None and self._store.failure is not None
+        return any(store is not None and store.failure is not None for store in (self._store, self._experts))
 
     @property
     def streaming(self) -> StageStreaming | None:
-        """What a stage that streams weights keeps and reads; None where all of them are in memory."""
+        """What a stage that streams layers keeps and reads; None where none pass through its memory."""
         store, residency = self._store, self._residency
         if store is None or residency is None:
             return None
         counts = store.counts
         return StageStreaming(residency.resident_bytes, store.streamed_bytes, counts.bytes_read, counts.waited_s)
 
+    @property
+    def experts(self) -> StageExperts | None:
+        """What a stage with its experts on the disk caches and reads of them; None for any other."""
+        return None if self._experts is None else self._experts.status
+
     def observe_reads(self, observer: ReadObserver | None) -> None:
-        """Tell `observer` of each layer that is read from the disk from now on."""
-        if self._store is not None:
-            self._store.observer = observer
+        """Tell `observer` of each layer, or expert, that is read from the disk from now on."""
+        for store in (self._store, self._experts):
+            if store is not None:
+                store.observer = observer
 
     @property
     def parameter_bytes(self) -> int:
@@ -200,7 +206,7 @@ class StageModel:
         weights = self.weights
         self._sampler.retire()
         del self._modules, self._static
-        self._store = None
+        self._store = self._experts = None
         self.pool.release()
         return weights
 

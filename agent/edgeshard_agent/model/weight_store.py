@@ -29,9 +29,12 @@ class StoreCounts:
 
 
 class ReadObserver(Protocol):
-    """Told of every read, on the thread that reads; times are monotonic seconds of this machine."""
+    """Told of every read, on the thread that reads; times are monotonic seconds of this machine.
 
-    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float) -> None: ...
+    `expert` is that of the layer which was read, None for all that streams of it.
+    """
+
+    def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None: ...
 
 
 class WeightStore:

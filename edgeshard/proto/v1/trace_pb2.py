@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/trace.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xb9\x01\n\nStageTrace\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12.\n\x06layers\x18\x03 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LayerRange\x12/\n\x07records\x18\x04 \x03(\x0b\x32\x1e.edgeshard.proto.v1.StepRecord\x12-\n\x05reads\x18\x05 \x03(\x0b\x32\x1e.edgeshard.proto.v1.ReadRecord\"Q\n\nReadRecord\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x65gan_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x04 \x01(\x01\"\x9a\x01\n\nStepRecord\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tarrived_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62\x65gan_s\x18\x05 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x06 \x01(\x01\x12\x0e\n\x06sent_s\x18\x07 \x01(\x01\x12\x12\n\nreturned_s\x18\x08 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/trace.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xb9\x01\n\nStageTrace\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12.\n\x06layers\x18\x03 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LayerRange\x12/\n\x07records\x18\x04 \x03(\x0b\x32\x1e.edgeshard.proto.v1.StepRecord\x12-\n\x05reads\x18\x05 \x03(\x0b\x32\x1e.edgeshard.proto.v1.ReadRecord\"q\n\nReadRecord\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x65gan_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x04 \x01(\x01\x12\x13\n\x06\x65xpert\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_expert\"\x9a\x01\n\nStepRecord\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tarrived_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x62\x65gan_s\x18\x05 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\x06 \x01(\x01\x12\x0e\n\x06sent_s\x18\x07 \x01(\x01\x12\x12\n\nreturned_s\x18\x08 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGETRACE']._serialized_start=88
   _globals['_STAGETRACE']._serialized_end=273
   _globals['_READRECORD']._serialized_start=275
-  _globals['_READRECORD']._serialized_end=356
-  _globals['_STEPRECORD']._serialized_start=359
-  _globals['_STEPRECORD']._serialized_end=513
+  _globals['_READRECORD']._serialized_end=388
+  _globals['_STEPRECORD']._serialized_start=391
+  _globals['_STEPRECORD']._serialized_end=545
 # @@protoc_insertion_point(module_scope)

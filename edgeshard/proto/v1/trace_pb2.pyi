@@ -22,16 +22,18 @@ class StageTrace(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., node: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ..., records: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ..., reads: _Optional[_Iterable[_Union[ReadRecord, _Mapping]]] = ...) -> None: ...
 
 class ReadRecord(_message.Message):
-    __slots__ = ("layer", "size_bytes", "began_s", "ended_s")
+    __slots__ = ("layer", "size_bytes", "began_s", "ended_s", "expert")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BEGAN_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
     layer: int
     size_bytes: int
     began_s: float
     ended_s: float
-    def __init__(self, layer: _Optional[int] = ..., size_bytes: _Optional[int] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ...) -> None: ...
+    expert: int
+    def __init__(self, layer: _Optional[int] = ..., size_bytes: _Optional[int] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., expert: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("step", "tokens", "prompt_tokens", "arrived_s", "began_s", "ended_s", "sent_s", "returned_s")

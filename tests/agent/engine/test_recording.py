@@ -88,4 +88,5 @@ def test_the_newest_reads_are_kept_in_their_order(clock: HandClock) -> None:
     recorder = StepRecorder(clock, most=2)
     for layer in range(3):
         recorder.read(layer, 100, 1.0 + layer, 1.5 + layer)
-    assert recorder.reads == (ReadRecord(1, 100, 2.0, 2.5), ReadRecord(2, 100, 3.0, 3.5))
+    recorder.read(1, 50, 4.0, 4.5, 6)
+    assert recorder.reads == (ReadRecord(2, 100, 3.0, 3.5), ReadRecord(1, 50, 4.0, 4.5, expert=6))

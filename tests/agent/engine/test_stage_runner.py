@@ -15,7 +15,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
-from edgeshard.domain.device import StagePhase, StageStreaming
+from edgeshard.domain.device import StageExperts, StagePhase, StageStreaming
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.model import LayerRange
@@ -36,6 +36,7 @@ class Model:
     is_first = is_last = True
     layers, parameter_bytes, pool = LayerRange(0, 2), 1000, Pool()
     streaming: StageStreaming | None = None
+    experts: StageExperts | None = None
 
     def __init__(self) -> None:
         self.swept: list[int] = []

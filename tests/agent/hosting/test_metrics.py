@@ -8,11 +8,11 @@ from typing import Any, cast
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.metrics import AgentMetrics
 
-from edgeshard.domain.device import StageStreaming
+from edgeshard.domain.device import StageExperts, StageStreaming
 
 
-def stage(index: int, streaming: StageStreaming | None) -> Any:
-    model = SimpleNamespace(streaming=streaming)
+def stage(index: int, streaming: StageStreaming | None, experts: StageExperts | None = None) -> Any:
+    model = SimpleNamespace(streaming=streaming, experts=experts)
     prepare = SimpleNamespace(deployment="tales", stage=index)
     return SimpleNamespace(
         prepare=prepare, loaded=SimpleNamespace(model=model), counts=StepCounts(), sender=None, head=None
@@ -20,13 +20,8 @@ def stage(index: int, streaming: StageStreaming | None) -> Any:
 
 
 def test_weights_that_are_streamed_are_told_of_the_stages_that_stream() -> None:
-    stages = [stage(0, None), stage(1, StageStreaming(10, 90, 900, 1.5))]
-    cache = SimpleNamespace(used_bytes=1, limit_bytes=2, packed=SimpleNamespace(used_bytes=300))
-    hosting = SimpleNamespace(stages=lambda: stages)
-    metrics = AgentMetrics(cast(Any, hosting), cast(Any, cache)).collect()
-    samples = [sample for metric in metrics for sample in metric.samples]
+    told = told_of([stage(0, None), stage(1, StageStreaming(10, 90, 900, 1.5))], "weights", "packed", "experts")
     labels = {"deployment": "tales", "stage": "1"}
-    told = {s.name: (s.labels, s.value) for s in samples if "weights" in s.name or "packed" in s.name}
     assert told == {
         "edgeshard_packed_bytes": ({}, 300),
         "edgeshard_weights_resident_bytes": (labels, 10),
@@ -34,3 +29,27 @@ def test_weights_that_are_streamed_are_told_of_the_stages_that_stream() -> None:
         "edgeshard_weights_read_bytes_total": (labels, 900),
         "edgeshard_weights_wait_seconds_total": (labels, 1.5),
     }
+
+
+def test_experts_on_the_disk_are_told_of_the_stages_that_cache_them() -> None:
+    experts = StageExperts(20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5)
+    told = told_of([stage(0, None), stage(1, None, experts)], "experts")
+    labels = {"deployment": "tales", "stage": "1"}
+    assert told == {
+        "edgeshard_experts_cached_bytes": (labels, 20),
+        "edgeshard_experts_room_bytes": (labels, 30),
+        "edgeshard_experts_size_bytes": (labels, 90),
+        "edgeshard_experts_hits_total": (labels, 7),
+        "edgeshard_experts_misses_total": (labels, 3),
+        "edgeshard_experts_read_bytes_total": (labels, 60),
+        "edgeshard_experts_wait_seconds_total": (labels, 0.5),
+    }
+
+
+def told_of(stages: list[Any], *words: str) -> dict[str, tuple[dict[str, str], float]]:
+    """Labels and figure of each metric whose name has one of the words; each has one sample at most."""
+    cache = SimpleNamespace(used_bytes=1, limit_bytes=2, packed=SimpleNamespace(used_bytes=300))
+    hosting = SimpleNamespace(stages=lambda: stages)
+    metrics = AgentMetrics(cast(Any, hosting), cast(Any, cache)).collect()
+    samples = [sample for metric in metrics for sample in metric.samples]
+    return {s.name: (s.labels, s.value) for s in samples if any(word in s.name for word in words)}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model.blocks import MixtureMlp
 from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.filling import Packing
@@ -24,6 +25,7 @@ from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.process.clock import SystemClock
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
 from tools.expert_learning import learn
 
@@ -36,10 +38,12 @@ TABLE = learn(np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).as
 MODEL = Digest("6" * 64)
 
 
-def load(config: dict[str, Any], packing: Packing | None, quantisation: Quantisation | None = None) -> StageModel:
+def load(
+    config: dict[str, Any], packing: Packing | None, quantisation: Quantisation | None = None, **options: Any
+) -> StageModel:
     return StageModel.load(
         RandomWeights(PLAIN), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, kv_dtype=DType.BFLOAT16,
-        kv_blocks=8, block_tokens=16, device="cpu", quantisation=quantisation, packing=packing,
+        kv_blocks=8, block_tokens=16, device="cpu", quantisation=quantisation, packing=packing, **options,
     )  # fmt: skip
 
 
@@ -141,6 +145,48 @@ def test_a_damaged_expert_ends_the_step(tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[-1000:] = bytes(1000)
         path.write_bytes(data)
+    assert not stage.is_damaged
     with pytest.raises(DataLossError):
         steps(stage)
+    assert stage.is_damaged, "the next epoch loads it anew"
     stage.weights.close()
+
+
+def test_what_the_cache_does_is_told(tmp_path: Path) -> None:
+    plain = load(PLAIN, None)
+    assert plain.experts is None and plain.streaming is None
+    budget = budget_of(plain, 0.5)
+    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=budget))
+    store = store_of(stage)
+    each = [unit.large_bytes for group in store._units for unit in group]
+    began = stage.experts
+    assert began is not None and stage.streaming is None
+    assert (began.cached_bytes, began.hits, began.misses, began.read_bytes, began.hit_rate) == (0, 0, 0, 0, 0.0)
+    assert began.total_bytes == sum(each) and max(each) <= began.room_bytes == budget - (
+        plain.parameter_bytes - sum(each)
+    ) - max(each)
+    recorder = StepRecorder(SystemClock())
+    stage.observe_reads(recorder)
+    steps(stage)
+    stage.observe_reads(None)
+    told, counts = stage.experts, store.cache.counts
+    assert told is not None and told.hits == counts.hits and told.hits + told.misses == counts.needed
+    assert told.hits > 0 < told.misses and told.hit_rate == counts.hit_rate
+    assert 0 < told.cached_bytes <= told.room_bytes and told.waited_s > 0.0
+    reads = recorder.reads
+    assert sum(read.size_bytes for read in reads) == told.read_bytes == told.misses * each[0], "each miss is a read"
+    assert {read.layer for read in reads} == set(range(LAYERS))
+    assert {read.expert for read in reads} <= set(range(EXPERTS)) and len(reads) > EXPERTS
+    stage.weights.close()
+
+
+def test_loading_counts_experts_once_however_they_come(tmp_path: Path) -> None:
+    """From tensors and from packed files, with and without a cache: the same bytes, but for what pads files."""
+    plain, kept = load(PLAIN, None), units(tmp_path / "packed")
+    budget = budget_of(plain, 0.0)
+    for _ in range(2):
+        told: list[int] = []
+        stage = load(PLAIN, Packing(kept, MODEL, budget=budget), progress=told.append)
+        assert told == sorted(told) and plain.parameter_bytes <= told[-1] <= 1.1 * plain.parameter_bytes
+        assert stage.parameter_bytes == plain.parameter_bytes
+        stage.weights.close()

@@ -11,6 +11,7 @@ from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.request_meter import RequestMeter
 
 from edgeshard.domain.condition import Condition
+from edgeshard.domain.device import StageExperts, StagePhase, StageStatus
 from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 
@@ -89,6 +90,25 @@ async def test_what_a_box_says_of_its_machine_is_there_until_it_leaves(site: Any
     await site.until(lambda state: not state.is_connected("id-a"))
     assert 'edgeshard_node_swap_used_bytes{node="a"}' not in figures(site)
     assert conditions.of("id-a") is None
+
+
+async def test_caches_of_experts_are_told_as_their_boxes_say(site: Any) -> None:
+    agents, _ = await site.deployed()
+    (placed, *_) = site.state.deployments["tale"].placement.stages
+    experts = StageExperts(20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5)
+    status = StageStatus(TALE, Epoch(1), 0, placed.layers, StagePhase.ACTIVE, experts=experts)
+    assert "edgeshard_stage_experts" not in "".join(figures(site))
+    await site.heard(agents[0], status)
+    of, found = '{deployment="tale",node="a",stage="0"}', figures(site)
+    assert {name: figure for name, figure in found.items() if "experts" in name} == {
+        f"edgeshard_stage_experts_cached_bytes{of}": 20,
+        f"edgeshard_stage_experts_room_bytes{of}": 30,
+        f"edgeshard_stage_experts_size_bytes{of}": 90,
+        f"edgeshard_stage_experts_hits_total{of}": 7,
+        f"edgeshard_stage_experts_misses_total{of}": 3,
+        f"edgeshard_stage_experts_read_bytes_total{of}": 60,
+        f"edgeshard_stage_experts_wait_seconds_total{of}": 0.5,
+    }
 
 
 def test_the_end_of_an_older_connection_takes_nothing_from_a_newer_one() -> None:
