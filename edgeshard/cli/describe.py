@@ -85,7 +85,8 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
     the last seconds it was idle, steps waiting, KV cache in use; and of boxes that stream weights from their disks what
     they keep, what each sweep reads, and how long steps waited for it, or of experts how many were in memory when steps
-    needed them. While it is ready: how long requests would stand still if a box died, and what would take its place.
+    needed them; of boxes that may keep KV aside what they do, and how many requests' went there and came back. While it
+    is ready: how long requests would stand still if a box died, and what would take its place.
     """
     from edgeshard.cli.views import (
         EXPERT_COLUMNS,
@@ -93,10 +94,12 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
         PLACED_COLUMNS,
         RUNNING_COLUMNS,
         STREAMING_COLUMNS,
+        SWAP_COLUMNS,
         deployment_fields,
         expert_stages,
         running_stages,
         streaming_stages,
+        swapping_stages,
     )
 
     async def work() -> None:
@@ -112,6 +115,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
                 (running_stages(found), RUNNING_COLUMNS),
                 (streaming_stages(found), STREAMING_COLUMNS),
                 (expert_stages(found), EXPERT_COLUMNS),
+                (swapping_stages(found), SWAP_COLUMNS),
                 (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
             ],
         )

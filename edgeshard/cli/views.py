@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment
-from edgeshard.domain.device import Node, StageExperts, StagePhase, StageStatus, StageStreaming
+from edgeshard.domain.device import Node, StageExperts, StagePhase, StageStatus, StageStreaming, StageSwap
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
@@ -185,6 +185,26 @@ def _experts(stage: RunningStage) -> StageExperts:
 def expert_stages(deployment: Deployment) -> list[RunningStage]:
     """The stages with experts on their disks."""
     return [stage for stage in running_stages(deployment) if stage.status.experts is not None]
+
+
+SWAP_COLUMNS: list[Column[RunningStage]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("KV ASIDE", lambda stage: human_bytes(_swap(stage).kept_bytes), right=True),
+    Column("OF AT MOST", lambda stage: human_bytes(_swap(stage).capacity_bytes), right=True),
+    Column("SWAPPED OUT", lambda stage: str(_swap(stage).swapped_out), right=True),
+    Column("BACK IN", lambda stage: str(_swap(stage).swapped_in), right=True),
+]
+"""Of requests that were set back: the KV kept of them, and how many had theirs put aside, and got it back."""
+
+
+def _swap(stage: RunningStage) -> StageSwap:
+    assert stage.status.swap is not None
+    return stage.status.swap
+
+
+def swapping_stages(deployment: Deployment) -> list[RunningStage]:
+    """The stages that may keep KV aside."""
+    return [stage for stage in running_stages(deployment) if stage.status.swap is not None]
 
 
 LOSS_COLUMNS: list[Column[Loss]] = [

@@ -109,6 +109,19 @@ class StageExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class StageSwap:
+    """Bytes of KV that a stage may keep aside of requests that were set back, and that it keeps now.
+
+    Since it began, `swapped_out` of them had their KV put there, and `swapped_in` got it back.
+    """
+
+    capacity_bytes: int
+    kept_bytes: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageStatus:
     """What a box says of one stage it holds. Sizes in bytes.
 
@@ -119,8 +132,8 @@ class StageStatus:
     The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
     it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
     error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage
-    through which no layers pass, `filling` while none come into memory, and `experts` for a stage that has its experts
-    in memory, or passes them with their layers.
+    through which no layers pass, `filling` while none come into memory, `experts` for a stage that has its experts in
+    memory or passes them with their layers, and `swap` for one that keeps no KV aside.
     """
 
     deployment: DeploymentName
@@ -147,6 +160,7 @@ class StageStatus:
     streaming: StageStreaming | None = None
     filling: StageFilling | None = None
     experts: StageExperts | None = None
+    swap: StageSwap | None = None
 
     @property
     def key(self) -> StageKey:

@@ -14,6 +14,7 @@ from edgeshard.domain.device import (
     StagePhase,
     StageStatus,
     StageStreaming,
+    StageSwap,
 )
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
@@ -120,6 +121,7 @@ def stage_status_to_wire(status: StageStatus) -> pb.StageStatus:
         streaming=None if status.streaming is None else _streaming_to_wire(status.streaming),
         filling=None if status.filling is None else _filling_to_wire(status.filling),
         experts=None if status.experts is None else _experts_to_wire(status.experts),
+        swap=None if status.swap is None else _swap_to_wire(status.swap),
     )
 
 
@@ -174,6 +176,19 @@ def _experts_from_wire(message: pb.StageExperts) -> StageExperts:
     )
 
 
+def _swap_to_wire(swap: StageSwap) -> pb.StageSwap:
+    return pb.StageSwap(
+        capacity_bytes=swap.capacity_bytes,
+        kept_bytes=swap.kept_bytes,
+        swapped_out=swap.swapped_out,
+        swapped_in=swap.swapped_in,
+    )
+
+
+def _swap_from_wire(message: pb.StageSwap) -> StageSwap:
+    return StageSwap(message.capacity_bytes, message.kept_bytes, message.swapped_out, message.swapped_in)
+
+
 def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
     return StageStatus(
         deployment=DeploymentName(message.deployment),
@@ -200,6 +215,7 @@ def stage_status_from_wire(message: pb.StageStatus) -> StageStatus:
         streaming=_streaming_from_wire(message.streaming) if message.HasField("streaming") else None,
         filling=_filling_from_wire(message.filling) if message.HasField("filling") else None,
         experts=_experts_from_wire(message.experts) if message.HasField("experts") else None,
+        swap=_swap_from_wire(message.swap) if message.HasField("swap") else None,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.device import StagePhase, StageSwap
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import ModelName, NodeName
@@ -18,6 +19,7 @@ from edgeshard.domain.placement import ExplicitStage, Prediction
 from edgeshard.domain.site import UnknownFigures, UnknownProfile
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook
 from edgeshard.proto.v1 import admin_pb2
+from tests.support.scripted_site import deployment, stage_status
 
 
 def test_nodes_as_a_table(edgectl: Any) -> None:
@@ -123,6 +125,16 @@ def test_describe_deployment_shows_why_it_failed_and_who_holds_what(edgectl: Any
     text = edgectl("describe", "deployment", "tales").stdout
     assert "NODE_MEMORY: box b lacks 2 GiB" in text
     assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["a", "0:4"], ["b", "4:9"]]
+
+
+def test_describe_deployment_says_what_is_kept_aside(edgectl: Any, site: Any) -> None:
+    status = stage_status(StagePhase.ACTIVE)
+    site.states = [deployment(DeploymentPhase.READY, stages=(status,))]
+    assert "KV ASIDE" not in edgectl("describe", "deployment", "tales").stdout
+    site.states = [deployment(DeploymentPhase.READY, stages=(replace(status, swap=StageSwap(4096, 1024, 3, 2)),))]
+    lines = edgectl("describe", "deployment", "tales").stdout.splitlines()
+    (at,) = (index for index, line in enumerate(lines) if "KV ASIDE" in line)
+    assert lines[at].split("  ")[0] == "BOX" and lines[at + 1].split() == ["a", "1", "KiB", "4", "KiB", "3", "2"]
 
 
 def test_describe_model(edgectl: Any) -> None:

@@ -161,6 +161,7 @@ class StageRunner:
             failure_reason=self.failure.reason if self.failure else "",
             streaming=self._model.streaming,
             experts=self._model.experts,
+            swap=pool.swapped,
         )
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.device import StageStreaming
+from edgeshard.domain.device import StageStreaming, StageSwap
 from edgeshard.metrics.experts import expert_metrics
 from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard_agent.hosting.host import Hosting
@@ -35,6 +35,15 @@ _STREAMING_COUNTERS: _Streamed = (
     ("read_bytes", "Weights that were read from the disk.", lambda found: found.read_bytes),
     ("wait_seconds", "How long steps waited for weights.", lambda found: found.waited_s),
 )
+_Swapped = tuple[tuple[str, str, Callable[[StageSwap], float]], ...]
+_SWAP_GAUGES: _Swapped = (
+    ("capacity_bytes", "KV that a stage may keep aside.", lambda found: found.capacity_bytes),
+    ("kept_bytes", "KV that it keeps aside now.", lambda found: found.kept_bytes),
+)
+_SWAP_COUNTERS: _Swapped = (
+    ("out", "Requests whose KV was put aside.", lambda found: found.swapped_out),
+    ("in", "Requests whose KV came back.", lambda found: found.swapped_in),
+)
 
 
 class AgentMetrics:
@@ -59,6 +68,7 @@ class AgentMetrics:
         yield from _steps(stages)
         yield from _weights(stages)
         yield from _experts(stages)
+        yield from _swaps(stages)
         yield from _links(stages)
         heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
         for name, meaning, figure in _HEAD:
@@ -106,6 +116,19 @@ def _experts(stages: Iterable[HostedStage]) -> Iterator[Metric]:
         if (experts := stage.loaded.model.experts) is not None
     ]
     yield from expert_metrics("edgeshard_experts", _STAGE, told)
+
+
+def _swaps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
+    """Of stages that may keep KV aside; no others have them."""
+    told = [
+        ((stage.prepare.deployment, str(stage.prepare.stage)), swapped)
+        for stage in stages
+        if (swapped := stage.loaded.model.pool.swapped) is not None
+    ]
+    for name, meaning, figure in _SWAP_GAUGES:
+        yield gauge(f"edgeshard_kv_swap_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
+    for name, meaning, figure in _SWAP_COUNTERS:
+        yield counter(f"edgeshard_kv_swaps_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
 
 
 def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:

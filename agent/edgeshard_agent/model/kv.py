@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from edgeshard.domain.device import StageSwap
 from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.generation import Sampling
@@ -126,6 +127,14 @@ class KvPool:
     def bytes_in_use(self) -> int:
         """Bytes of the blocks that are in a request's table, filled or not; a shared block counts once."""
         return len(self._holders) * self.block_bytes
+
+    @property
+    def swapped(self) -> StageSwap | None:
+        """What is kept aside; None where nothing may be."""
+        swap, size = self.swap, self.block_bytes
+        if not swap.blocks:
+            return None
+        return StageSwap(swap.blocks * size, swap.used * size, swap.swapped_out, swap.swapped_in)
 
     @property
     def requests(self) -> frozenset[int]:

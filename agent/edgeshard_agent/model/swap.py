@@ -31,13 +31,13 @@ class SwapSpace:
 
     def __init__(self, blocks: int = 0, directory: Path | None = None) -> None:
         self.blocks = blocks
+        self.used = 0
+        """Blocks kept."""
+        self.swapped_out = 0
+        """Requests that were put here so far, and that were taken back."""
+        self.swapped_in = 0
         self._directory = directory
         self._kept: dict[int, _Kept] = {}
-
-    @property
-    def used(self) -> int:
-        """Blocks kept."""
-        return sum(kept.count for kept in self._kept.values())
 
     @property
     def requests(self) -> frozenset[int]:
@@ -58,18 +58,18 @@ class SwapSpace:
         """
         count = blocks.shape[1]
         if self._directory is None:
-            self._kept[request] = _Kept(length, count, blocks.to("cpu", copy=True))
-            return
-        try:
-            file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 (it outlives this call)
-            file.write(blocks.cpu().contiguous().view(torch.uint8).numpy().data)
-        except OSError as error:
-            raise ResourceExhaustedError(f"no room to swap KV out to {self._directory}: {error}") from error
-        self._kept[request] = _Kept(length, count, None, file)
+            kept = _Kept(length, count, blocks.to("cpu", copy=True))
+        else:
+            kept = _Kept(length, count, None, _written(self._directory, blocks))
+        self._kept[request] = kept
+        self.used += count
+        self.swapped_out += 1
 
     def take(self, request: int, out: torch.Tensor, blocks: Iterable[int]) -> None:
         """Put what is kept of a request into `blocks` of `out` [parts, all, elements], and keep it no more."""
         kept = self._kept.pop(request)
+        self.used -= kept.count
+        self.swapped_in += 1
         places = list(blocks)
         if kept.file is None:
             assert kept.blocks is not None
@@ -83,9 +83,31 @@ class SwapSpace:
     def drop(self, request: int) -> None:
         """Forget a request, which may not be here."""
         kept = self._kept.pop(request, None)
-        if kept is not None and kept.file is not None:
+        if kept is None:
+            return
+        self.used -= kept.count
+        if kept.file is not None:
             kept.file.close()
 
     def clear(self) -> None:
         for request in list(self._kept):
             self.drop(request)
+
+
+def _written(directory: Path, blocks: torch.Tensor) -> BinaryIO:
+    """A file without a name that holds these blocks, which nobody but this process can read."""
+    file: BinaryIO | None = None
+    try:
+        file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 (it outlives this call)
+        rest = blocks.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
+        while rest:  # one call writes no more than 2 GiB, and less where the disk is nearly full
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        if file is not None:
+            file.close()
+        raise ResourceExhaustedError(
+            f"kv_swap_on_disk: no room to swap KV out to {directory}: {error}",
+            field="kv_swap_on_disk",
+            reason="KV_SWAP_DISK_FULL",
+        ) from error
+    return file

@@ -252,7 +252,7 @@ class PackedUnit(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., unit: _Optional[str] = ..., form: _Optional[str] = ..., size_bytes: _Optional[int] = ..., in_use: _Optional[bool] = ..., model_name: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling", "experts")
+    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling", "experts", "swap")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +277,7 @@ class StageStatus(_message.Message):
     STREAMING_FIELD_NUMBER: _ClassVar[int]
     FILLING_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     epoch: int
     stage: int
@@ -301,7 +302,8 @@ class StageStatus(_message.Message):
     streaming: StageStreaming
     filling: StageFilling
     experts: StageExperts
-    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ..., filling: _Optional[_Union[StageFilling, _Mapping]] = ..., experts: _Optional[_Union[StageExperts, _Mapping]] = ...) -> None: ...
+    swap: StageSwap
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ..., filling: _Optional[_Union[StageFilling, _Mapping]] = ..., experts: _Optional[_Union[StageExperts, _Mapping]] = ..., swap: _Optional[_Union[StageSwap, _Mapping]] = ...) -> None: ...
 
 class StageFilling(_message.Message):
     __slots__ = ("work", "done_bytes", "total_bytes", "left_s")
@@ -344,6 +346,18 @@ class StageExperts(_message.Message):
     read_bytes: int
     waited_s: float
     def __init__(self, cached_bytes: _Optional[int] = ..., room_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., read_bytes: _Optional[int] = ..., waited_s: _Optional[float] = ...) -> None: ...
+
+class StageSwap(_message.Message):
+    __slots__ = ("capacity_bytes", "kept_bytes", "swapped_out", "swapped_in")
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    kept_bytes: int
+    swapped_out: int
+    swapped_in: int
+    def __init__(self, capacity_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., swapped_out: _Optional[int] = ..., swapped_in: _Optional[int] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("deployment", "stage", "standby")

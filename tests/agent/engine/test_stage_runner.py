@@ -15,7 +15,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
-from edgeshard.domain.device import StageExperts, StagePhase, StageStreaming
+from edgeshard.domain.device import StageExperts, StagePhase, StageStreaming, StageSwap
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.model import LayerRange
@@ -28,6 +28,7 @@ PATIENCE_S = 60
 
 class Pool:
     bytes_capacity, bytes_in_use = 100, 10
+    swapped = StageSwap(50, 20, 3, 1)
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""What an agent's metrics say of weights that are streamed, and of packed units."""
+"""What an agent's metrics say of weights that are streamed, of packed units, and of KV that is kept aside."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any, cast
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.metrics import AgentMetrics
 
-from edgeshard.domain.device import StageExperts, StageStreaming
+from edgeshard.domain.device import StageExperts, StageStreaming, StageSwap
 
 
-def stage(index: int, streaming: StageStreaming | None, experts: StageExperts | None = None) -> Any:
-    model = SimpleNamespace(streaming=streaming, experts=experts)
+def stage(
+    index: int,
+    streaming: StageStreaming | None,
+    experts: StageExperts | None = None,
+    swapped: StageSwap | None = None,
+) -> Any:
+    model = SimpleNamespace(streaming=streaming, experts=experts, pool=SimpleNamespace(swapped=swapped))
     prepare = SimpleNamespace(deployment="tales", stage=index)
     return SimpleNamespace(
         prepare=prepare, loaded=SimpleNamespace(model=model), counts=StepCounts(), sender=None, head=None
@@ -53,3 +58,13 @@ def told_of(stages: list[Any], *words: str) -> dict[str, tuple[dict[str, str], f
     metrics = AgentMetrics(cast(Any, hosting), cast(Any, cache)).collect()
     samples = [sample for metric in metrics for sample in metric.samples]
     return {s.name: (s.labels, s.value) for s in samples if any(word in s.name for word in words)}
+
+
+def test_kv_kept_aside_is_told_of_the_stages_that_may_keep_some() -> None:
+    labels = {"deployment": "tales", "stage": "1"}
+    assert told_of([stage(0, None), stage(1, None, swapped=StageSwap(4096, 1024, 3, 2))], "kv_swap") == {
+        "edgeshard_kv_swap_capacity_bytes": (labels, 4096),
+        "edgeshard_kv_swap_kept_bytes": (labels, 1024),
+        "edgeshard_kv_swaps_out_total": (labels, 3),
+        "edgeshard_kv_swaps_in_total": (labels, 2),
+    }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,12 @@ from edgeshard_agent.model.kv import KvPool, KvTable
 from edgeshard_agent.model.swap import SwapSpace
 
 from edgeshard.domain.dtypes import DType, KvFormat
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
@@ -220,6 +228,42 @@ def test_what_was_swapped_out_comes_back_in_other_blocks(kept: KvFormat, on_disk
         for found, right in zip(pool.arena(layer).read(after), both, strict=True):
             assert torch.equal(found, right)
     pool.begin_span(1, 20, 5, truncate_allowed=False)
+
+
+def test_a_disk_that_is_full_is_said_and_what_was_kept_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes a part of a write first, and nothing of the next one."""
+
+    class Full(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            if self.tell():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(memoryview(data)[:100])
+
+    swap = SwapSpace(8, tmp_path)
+    blocks = torch.arange(4096.0).view(4, 2, 512)
+    swap.put(1, 20, blocks)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir, buffering: Full(Path(dir, "full"), "w+"))
+    with pytest.raises(ResourceExhaustedError, match="No space left") as raised:
+        swap.put(2, 20, blocks)
+    assert (raised.value.field, swap.used, swap.requests) == ("kv_swap_on_disk", 2, frozenset({1}))
+    out = torch.zeros(4, 3, 512)
+    swap.take(1, out, (2, 0))
+    assert torch.equal(out[:, [2, 0]], blocks)
+    assert (swap.used, swap.swapped_out, swap.swapped_in) == (0, 1, 1)
+
+
+def test_what_is_written_piece_by_piece_is_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            return super().write(memoryview(data)[:1000])
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir, buffering: Slow(Path(dir, "slow"), "w+"))
+    swap, blocks, out = SwapSpace(8, tmp_path), torch.arange(4096.0).view(4, 2, 512), torch.zeros(4, 2, 512)
+    swap.put(1, 20, blocks)
+    swap.take(1, out, (0, 1))
+    assert torch.equal(out, blocks)
 
 
 def test_swapping_that_cannot_be_is_refused_and_changes_nothing(pool: KvPool) -> None:
