@@ -6,11 +6,14 @@ some layers on the disk.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
@@ -32,7 +35,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
-from edgeshard_agent.store.direct import ChunkReader, rounded_up
+from edgeshard_agent.store.direct import ALIGNMENT, ChunkReader, rounded_up
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
 
@@ -93,7 +96,7 @@ def fill(
     try:
         return filling.run()
     finally:
-        filling.reader.close()
+        filling.close()
 
 
 def _can_pack(modules: StageModules) -> bool:
@@ -109,6 +112,15 @@ def _refuse_streaming(modules: StageModules) -> None:
     else:
         why = f"layers of {context.shape.architecture} cannot be streamed"
     raise FailedPreconditionError(f"weight_budget: {why}; give all of them memory", field="weight_budget")
+
+
+class _UnitRead(NamedTuple):
+    """A unit on its way into memory."""
+
+    unit: ModelUnit
+    file: PackedFile
+    memory: torch.Tensor
+    done: Future[None]
 
 
 class _Filling:
@@ -134,6 +146,13 @@ class _Filling:
         self._tensors = tensors_of_units(config, context.layers, context.quantisation)
         self._form = UnitForm(packing.model, context.dtype, context.quantisation, context.shape)
         self._filled = Filled()
+        self._reads = ThreadPoolExecutor(2, thread_name_prefix="fill")
+        self._reading: deque[_UnitRead] = deque()
+
+    def close(self) -> None:
+        """Once the reads that are on their way have ended."""
+        self._reads.shutdown(cancel_futures=True)
+        self.reader.close()
 
     def run(self) -> Filled:
         units = {unit.name: unit for unit in units_of(self._modules)}
@@ -157,6 +176,7 @@ class _Filling:
             else:
                 adopted = [self._stream_unit(unit) for unit in group]
                 streamed.append((self._modules.context.layers.first + place, adopted))
+        self._settle(0)
         self._loader.load(self._left)
         self._filled.residency = residency
         if streamed:
@@ -191,6 +211,7 @@ class _Filling:
         for group in layers:
             self._fill_unit(group[0])
         adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
+        self._settle(0)
         self._loader.load(self._left)
         sizes = np.array([[rounded_up(unit.large_bytes) for unit in group] for group in adopted], np.int64)
         mixtures = [self._modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
@@ -233,6 +254,7 @@ class _Filling:
                 self._read(unit, file)
             self._take(names)
             return
+        self._settle(0)
         self._meter.begin(self._making)
         self._loader.load(self._take(names))
         for unit, file in found:
@@ -248,6 +270,7 @@ class _Filling:
             self._read(unit, file)
             self._take(names)
         else:
+            self._settle(0)
             self._meter.begin(self._making)
             self._loader.load(self._take(names))
             if self._packing.writes:
@@ -257,6 +280,7 @@ class _Filling:
     def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
         names = self._tensors.get(unit.name, frozenset())
         file = self._find(unit)
+        self._settle(0)
         self._meter.begin(FillingWork.PACKING if file is None else FillingWork.READING)
         if file is None:
             self._loader.load(self._take(names))
@@ -304,11 +328,23 @@ class _Filling:
         return written
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
+        """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""
         self._meter.begin(FillingWork.READING)
         memory = unit_memory(file.header.data_bytes)
+        self._reading.append(_UnitRead(unit, file, memory, self._reads.submit(self._read_into, file, memory)))
+        self._settle(1)
+
+    def _read_into(self, file: PackedFile, memory: torch.Tensor) -> None:
+        memory[::ALIGNMENT].fill_(0)  # the system gives its pages now, while the unit before is read
         file.read_whole(self.reader, memory.numpy().data)
-        AdoptedUnit(unit, file, memory).place(memory[file.header.small_bytes :])
-        self._done(unit)
+
+    def _settle(self, left: int) -> None:
+        """Place units that were read, until so many are on their way."""
+        while len(self._reading) > left:
+            read = self._reading.popleft()
+            read.done.result()
+            AdoptedUnit(read.unit, read.file, read.memory).place(read.memory[read.file.header.small_bytes :])
+            self._done(read.unit)
 
 
 def _held_bytes(unit: ModelUnit, itemsize: int) -> int:

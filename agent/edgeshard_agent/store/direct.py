@@ -60,7 +60,10 @@ class ReadAbandonedError(Exception):
 
 
 class ChunkReader:
-    """Reads pieces of files into memory, `threads` chunks at a time. For use by one thread at a time.
+    """Reads pieces of files into memory, `threads` chunks at a time.
+
+    Reads of two threads follow each other without a pause: the second one's begin while the first one's last chunks are
+    on their way.
 
     `pace` is called with the bytes of each chunk before it is read: measurements stand in for slower disks with it.
     """

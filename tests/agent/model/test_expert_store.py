@@ -186,7 +186,9 @@ def test_loading_counts_experts_once_however_they_come(tmp_path: Path) -> None:
     budget = budget_of(plain, 0.0)
     for _ in range(2):
         told: list[int] = []
-        stage = load(PLAIN, Packing(kept, MODEL, budget=budget), progress=told.append)
+        stage = load(
+            PLAIN, Packing(kept, MODEL, budget=budget), progress=lambda filling: told.append(filling.done_bytes)
+        )
         assert told == sorted(told) and plain.parameter_bytes <= told[-1] <= 1.1 * plain.parameter_bytes
         assert stage.parameter_bytes == plain.parameter_bytes
         stage.weights.close()
