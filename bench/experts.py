@@ -33,12 +33,13 @@ from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.projection import Integers
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.ops import PackedLinear
-from edgeshard_agent.store.direct import ChunkReader, rounded_up
+from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.architectures.record import BlockStyle
 from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard.domain.residency import in_disk_blocks
 from edgeshard.planning.svg import bar_chart
 from edgeshard.storage.forms import EXPERT_TABLE
 from tools.expert_learning import replay
@@ -142,7 +143,7 @@ class Layers:
             ]
             for layer, (some, experts) in enumerate((s, self.mixtures[at].experts) for at, s in enumerate(widths))
         ]
-        self.sizes = np.array([[rounded_up(unit.large_bytes) for unit in some] for some in self.units], np.int64)
+        self.sizes = np.array([[in_disk_blocks(unit.large_bytes) for unit in some] for some in self.units], np.int64)
 
     def _options(self, width: str) -> BlockOptions:
         kind = None if width == WHOLE else IntegerFormat(width)

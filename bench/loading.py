@@ -25,12 +25,13 @@ from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.ops.huge_pages import mapped
-from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share, rounded_up
+from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.big_llama import BIG_CONFIG, MODEL, write_checkpoint
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.residency import in_disk_blocks
 
 
 def load(directory: Path, layers: LayerRange, packing: Packing | None) -> tuple[float, float, StageWeights]:
@@ -44,7 +45,7 @@ def load(directory: Path, layers: LayerRange, packing: Packing | None) -> tuple[
 
 def read_direct(files: list[Path]) -> float:
     """Seconds to read them with O_DIRECT into memory that is there, by as many threads and in chunks as large."""
-    memory = mapped((rounded_up(max(file.stat().st_size for file in files)),), torch.uint8).fill_(0)
+    memory = mapped((in_disk_blocks(max(file.stat().st_size for file in files)),), torch.uint8).fill_(0)
     view, began = memory.numpy().data, time.perf_counter()
     for path in files:
         file, size = os.open(path, os.O_RDONLY | os.O_DIRECT), path.stat().st_size

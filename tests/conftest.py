@@ -79,6 +79,7 @@ def planted_profile(
         return LayerProfile(kind, parameters, layers, 0, 1 << 24, prefill, decode)
 
     model = model_from_config("planted", config)
+    kind = LayerKind.MOE_BLOCK if model.blocks[0].experts else LayerKind.BLOCK
     return ComputeProfile(
         fingerprint=fingerprint,
         model_hash=config_hash(config),
@@ -87,7 +88,7 @@ def planted_profile(
         threads=1,
         layers=(
             layer(LayerKind.EMBEDDING, model.embedding_parameters, 1, 1e-6),
-            layer(LayerKind.BLOCK, model.blocks[0].parameters, model.layer_count, block_s),
+            layer(kind, model.blocks[0].parameters, model.layer_count, block_s),
             layer(LayerKind.HEAD, model.head_parameters, 1, 1e-5),
         ),
         overhead=StepOverhead(1e-4, 1e-9, 0.05),

@@ -26,8 +26,9 @@ class PlacedStage:
     """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
 
     `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
-    memory it takes beside these while it works. A stage that reads `streamed_bytes` of its weights from the disk in
-    every step has `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0.
+    memory it takes beside these while it works. A stage with `streamed_bytes` of its weights on its disk has
+    `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0. Every step reads
+    all of them, or of a mixture's experts those that it needs.
     """
 
     index: int
@@ -121,7 +122,7 @@ class Placement:
 
     @property
     def streams(self) -> bool:
-        """Whether a stage reads weights from its disk in every step."""
+        """Whether a stage reads weights from its disk while it computes."""
         return any(stage.streamed_bytes for stage in self.stages)
 
     @property

@@ -1,4 +1,7 @@
-"""Which layers of a stage stay in memory and which are read from the disk in every step. Pure; sizes in bytes.
+"""Which weights of a stage stay in memory and which are read from the disk in every step. Pure; sizes in bytes.
+
+Where all but a mixture's experts fits beside two of them, those that are left over of memory cache experts
+(docs/papers.md#experts-on-the-disk). Else whole layers pass.
 
 Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
 that stay are spread evenly among those that do not, so that the disk reads on while they compute.
@@ -9,11 +12,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgeshard.domain.errors import ResourceExhaustedError
 
 PREFETCHED_LAYERS = 1
 """Layers that are read ahead: p of ZeRO-Inference; there is one slot more, for the layer that computes."""
+
+
+DISK_BLOCK_BYTES = 4096
+"""A unit is read into memory, and takes it, in whole blocks of a disk."""
+
+
+def in_disk_blocks(size: int) -> int:
+    """`size` in whole blocks."""
+    return -(-size // DISK_BLOCK_BYTES) * DISK_BLOCK_BYTES
+
+
+def caches_experts(room: Any, largest: Any, total: Any) -> Any:
+    """Whether experts of a stage are cached, one by one, in the `room` that all its other weights leave.
+
+    The `largest` expert and the `total` of all are in whole blocks. Numbers, or numpy arrays of them.
+    """
+    return (2 * largest <= room) & (room < total)  # one computes while one is read
+
+
+def cache_bytes(room: Any, largest: Any) -> Any:
+    """What the cache takes of that room; the rest is for the expert that is read ahead."""
+    return room - largest
+
+
+def room_for_experts(others: int, experts: Sequence[int], budget: int | None) -> int | None:
+    """What the cache of a stage's experts may take of `budget`, beside all that is no expert, `others`.
+
+    None where all of them fit or there are none, and where whole layers must pass.
+    """
+    if budget is None or not experts:
+        return None
+    room, sizes = budget - others, [in_disk_blocks(size) for size in experts]
+    largest = max(sizes)
+    return int(cache_bytes(room, largest)) if caches_experts(room, largest, sum(sizes)) else None
 
 
 @dataclass(frozen=True, slots=True)

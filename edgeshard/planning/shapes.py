@@ -7,8 +7,9 @@ architecture EdgeShard runs and need no weights.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.architectures import (
@@ -61,8 +62,18 @@ class Matrices:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """Experts of a block that are of one size: how many, and the elements of each."""
+
+    count: int
+    parameters: int
+    matrices: Matrices = Matrices()
+
+
+@dataclass(frozen=True, slots=True)
 class BlockSpec:
     """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
+    `expert_kinds` are those that a box can read from its disk one by one; none, in families where layers pass whole.
 
     `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.) `matrices` are
     all that may be small integers, `expert_matrices` those of the experts. `float32_parameters` are held in float32
@@ -77,6 +88,7 @@ class BlockSpec:
     matrices: Matrices = Matrices()
     expert_matrices: Matrices = Matrices()
     float32_parameters: int = 0
+    expert_kinds: tuple[ExpertKind, ...] = ()
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
@@ -94,6 +106,19 @@ class BlockSpec:
         missed = (1.0 - self.chosen / self.experts) ** tokens
         integers = None if quantisation is None else quantisation.blocks
         return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, integers)
+
+    def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
+        """Bytes of each expert that a box can read by itself."""
+        integers = None if quantisation is None else quantisation.blocks
+        found: list[int] = []
+        for kind in self.expert_kinds:
+            found += [kind.matrices.weight_bytes(kind.parameters, dtype, integers)] * kind.count
+        return found
+
+    @property
+    def expert_share(self) -> float:
+        """Of what a token computes in this block, the experts' part, by parameters."""
+        return 1.0 - (self.parameters - self.expert_parameters) / self.active_parameters
 
     @property
     def active_parameters(self) -> float:
@@ -161,8 +186,10 @@ class _Sums:
     largest: int = 0
     matrices: Matrices = Matrices()
     expert_matrices: Matrices = Matrices()
+    of_experts: dict[int, tuple[int, Matrices]] = field(default_factory=dict)
 
-    def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool) -> None:
+    def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool, index: int | None = None) -> None:
+        """`index` is that of the expert which the tensor is of, in families whose experts are units."""
         elements = math.prod(tensor.shape)
         name = HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name
         # Which tensors become integers is the same for every format; how many bytes they take then, is not.
@@ -180,6 +207,13 @@ class _Sums:
         if expert:
             self.expert_parameters += elements
             self.expert_matrices += matrices
+        if index is not None:
+            before, packed_before = self.of_experts.get(index, (0, Matrices()))
+            self.of_experts[index] = before + elements, packed_before + matrices
+
+    @property
+    def expert_kinds(self) -> tuple[ExpertKind, ...]:
+        return tuple(ExpertKind(count, *size) for size, count in Counter(self.of_experts.values()).items())
 
 
 def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
@@ -195,8 +229,9 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         if isinstance(tensor.unit, Part):
             parts[tensor.unit].add(shape, tensor, expert=False)
             continue
-        expert = architecture.is_expert(name_in_block(tensor.name))
-        layers[tensor.unit].add(shape, tensor, expert=expert)
+        inside = name_in_block(tensor.name)
+        expert, index = architecture.is_expert(inside), architecture.expert_index(inside)
+        layers[tensor.unit].add(shape, tensor, expert=expert, index=index)
         inner = max(inner, *tensor.shape)
     experts = chosen = 0
     if architecture.experts is not None:
@@ -212,6 +247,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
             matrices=sums.matrices,
             expert_matrices=sums.expert_matrices,
             float32_parameters=sums.float32_parameters,
+            expert_kinds=sums.expert_kinds,
         )
         for sums, window in zip(layers, decoder.windows(), strict=True)
     )

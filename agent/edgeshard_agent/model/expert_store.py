@@ -17,10 +17,11 @@ import torch
 
 from edgeshard.domain.device import StageExperts
 from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.residency import in_disk_blocks
 from edgeshard_agent.experts.cache import Expert, ExpertCache, Use
 from edgeshard_agent.model.units import AdoptedUnit, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import ReadObserver
-from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError, rounded_up
+from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError
 
 
 @dataclass(slots=True)
@@ -214,7 +215,7 @@ class ExpertStore:
             self._state.free.setdefault(len(memory), []).append(memory)
 
     def _memory(self, expert: Expert) -> torch.Tensor:
-        size = rounded_up(self._units[expert[0]][expert[1]].large_bytes)
+        size = in_disk_blocks(self._units[expert[0]][expert[1]].large_bytes)
         free = self._state.free.get(size)
         if free:
             return free.pop()

@@ -22,7 +22,7 @@ from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency
+from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency, in_disk_blocks, room_for_experts
 from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
 from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.model.blocks import Block, MixtureMlp
@@ -35,7 +35,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
-from edgeshard_agent.store.direct import ALIGNMENT, ChunkReader, rounded_up
+from edgeshard_agent.store.direct import ALIGNMENT, ChunkReader
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
 
@@ -199,12 +199,9 @@ class _Filling:
     def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
         """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
         budget, itemsize = self._packing.budget, self._modules.context.dtype.itemsize
-        experts = [rounded_up(_held_bytes(unit, itemsize)) for group in layers for unit in group[1:]]
-        if budget is None or not experts:
-            return None
-        room = budget - others - sum(_held_bytes(group[0], itemsize) for group in layers)
-        # One computes while one is read ahead.
-        return room - max(experts) if 2 * max(experts) <= room < sum(experts) else None
+        experts = [_held_bytes(unit, itemsize) for group in layers for unit in group[1:]]
+        others += sum(_held_bytes(group[0], itemsize) for group in layers)
+        return room_for_experts(others, experts, budget)
 
     def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int) -> None:
         self._fill_ends(ends)
@@ -213,7 +210,7 @@ class _Filling:
         adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
         self._settle(0)
         self._loader.load(self._left)
-        sizes = np.array([[rounded_up(unit.large_bytes) for unit in group] for group in adopted], np.int64)
+        sizes = np.array([[in_disk_blocks(unit.large_bytes) for unit in group] for group in adopted], np.int64)
         mixtures = [self._modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
         cache = ForecastCache(room, sizes, *self._forecasts(sizes))
         store = self._filled.experts = ExpertStore(adopted, mixtures, cache)

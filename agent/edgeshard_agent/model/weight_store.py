@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 
 from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.residency import in_disk_blocks
 from edgeshard_agent.model.units import AdoptedUnit, unit_checksum
 from edgeshard_agent.ops.huge_pages import mapped
-from edgeshard_agent.store.direct import ChunkReader, rounded_up
+from edgeshard_agent.store.direct import ChunkReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class WeightStore:
         self._layers = [(index, tuple(units)) for index, units in layers]
         self._places = {index: place for place, (index, _) in enumerate(self._layers)}
         size = max(sum(unit.large_bytes for unit in units) for _, units in self._layers)
-        self._slots = [mapped((rounded_up(size),), torch.uint8) for _ in range(min(slots, len(self._layers)))]
+        self._slots = [mapped((in_disk_blocks(size),), torch.uint8) for _ in range(min(slots, len(self._layers)))]
         self._changed = threading.Condition()
         self._read = 0
         """Reads finished since the beginning: read n is of layer n % count, into slot n % slots."""

@@ -17,7 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 
-ALIGNMENT = 4096
+from edgeshard.domain.residency import DISK_BLOCK_BYTES
+
+ALIGNMENT = DISK_BLOCK_BYTES
 """Of addresses, offsets and sizes, in bytes; no disk wants more."""
 CHUNK_BYTES = 2 << 20
 THREADS = 4
@@ -25,11 +27,6 @@ _PIECE_BYTES = 512 << 10
 """Of a read that may be abandoned: what is on its way is not stopped, and whoever is next waits for it."""
 _CACHED_SHARE = 0.9
 """A file of whose pages this share is in memory is copied from there, which is faster than any disk."""
-
-
-def rounded_up(size: int) -> int:
-    """`size` in whole blocks."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def cached_share(path: Path) -> float:

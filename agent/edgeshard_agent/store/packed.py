@@ -20,8 +20,9 @@ from pathlib import Path
 import google_crc32c
 
 from edgeshard.domain.errors import DataLossError
+from edgeshard.domain.residency import in_disk_blocks
 from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync
-from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, rounded_up
+from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader
 
 LAYOUT = 1
 """Version of the files and of the kernels' layout in them; a file of another one is made again."""
@@ -94,10 +95,10 @@ def write_packed(
     full disk.
     """
     entries, small = tuple(entries), small + bytes(-len(small) % ALIGNMENT)
-    large_bytes = rounded_up(large_bytes)
+    large_bytes = in_disk_blocks(large_bytes)
     count = 1 + -(-large_bytes // CHUNK_BYTES)
     header = PackedHeader(key, entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
-    room = rounded_up(_HEAD.size + len(_to_json(header)))  # checksums are written with ten digits each
+    room = in_disk_blocks(_HEAD.size + len(_to_json(header)))  # checksums are written with ten digits each
     temporary = path.with_name(path.name + TEMPORARY)
     with naming_full_disk(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
-from edgeshard.domain.residency import Residency, choose_residency
+from edgeshard.domain.residency import choose_residency, in_disk_blocks, room_for_experts
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.planning.costs import Load
 from edgeshard.planning.shapes import model_from_config
@@ -143,6 +143,7 @@ class StageSizes:
         self._units = _unit_sizes(manifest, shape, spec.dtype, ways)
         self._tied = [t for t in manifest.tensors if unit_of(shape.architecture, t.name, manifest.config) is Part.TIED]
         model = model_from_config(manifest.name, manifest.config)
+        self._blocks = model.blocks
         largest_step = largest_step_tokens(self.max_context)
         self._workspace_bytes = workspace_bytes(model, spec.dtype, largest_step, load.micro_batches)
         self._logits_bytes = logits_bytes(model, spec.dtype, load.batch)
@@ -159,16 +160,20 @@ class StageSizes:
     def workspace_bytes(self, layers: LayerRange) -> int:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
 
-    def residency(self, layers: LayerRange, node: NodeName, room: int) -> tuple[Residency, int]:
-        """Which layers stay where not all do, and the budget for weights that leaves a box's room to the rest.
+    def streaming(self, layers: LayerRange, node: NodeName, room: int) -> tuple[int, int]:
+        """The budget for weights that leaves a box's room to the rest, and the bytes of layers, or of experts, that do
+        not stay in it.
 
         Raises ResourceExhaustedError where even the slots do not fit.
         """
-        quantisation = self._spec.quantisation_of(node)
-        sizes = [self._units[layer].bytes_as[quantisation] for layer in range(layers.first, layers.end)]
-        whole = self.parameter_bytes(layers, node)
+        quantisation, whole = self._spec.quantisation_of(node), self.parameter_bytes(layers, node)
         budget = room - (self.needed_bytes(layers, node) - whole)
-        return choose_residency(sizes, whole - sum(sizes), budget), budget
+        blocks = self._blocks[layers.first : layers.end]
+        experts = [size for block in blocks for size in block.expert_bytes(self._spec.dtype, quantisation)]
+        if (cached := room_for_experts(whole - sum(experts), experts, budget)) is not None:
+            return budget, sum(map(in_disk_blocks, experts)) - cached
+        sizes = [self._units[layer].bytes_as[quantisation] for layer in range(layers.first, layers.end)]
+        return budget, choose_residency(sizes, whole - sum(sizes), budget).streamed_bytes
 
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
         """With the largest tensor once more in fp32, as it is in memory during loading."""
@@ -394,10 +399,10 @@ def _placed(
         if not spec.allow_streaming:
             raise _short(stage.node, stage.layers, sizes, room)
         try:
-            residency, budget = sizes.residency(stage.layers, stage.node, room)
+            budget, streamed = sizes.streaming(stage.layers, stage.node, room)
         except ResourceExhaustedError:
             raise _short(stage.node, stage.layers, sizes, room) from None
-        parameter_bytes, streamed = budget, residency.streamed_bytes
+        parameter_bytes = budget
     return PlacedStage(
         index=index,
         node_id=node.node_id,

@@ -8,15 +8,27 @@ layer by layer, so that a layer is read once for all of them:
 
 of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of which reads once more.
 (docs/papers.md#boxes-that-stream)
+
+A mixture whose other weights fit caches experts instead, where `domain.residency` says so. With C seconds of one step,
+of which A are the experts', and q = 1 - (1 - k / E)^b of a layer's experts that b tokens need where routing is even,
+
+    seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
+
+Routing that prefers some experts needs fewer of them, and finds more of those in memory: it reads less.
+(docs/papers.md#experts-on-the-disk)
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
-from edgeshard.domain.residency import PREFETCHED_LAYERS
+from edgeshard.domain.residency import PREFETCHED_LAYERS, cache_bytes, caches_experts, in_disk_blocks
 from edgeshard.domain.step import STEP_TOKENS
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut, Floats, Instance
@@ -29,8 +41,10 @@ SLOTS = 1 + PREFETCHED_LAYERS
 class Streaming:
     """A stage that streams, in bytes. `budget_bytes` are for its weights: those that stay, embedding, head and slots.
 
-    `streamed_bytes` of `weight_bytes` are read in each step, at `disk_bytes_per_s`. `layer_bytes` are those
-    of its largest layer.
+    `streamed_bytes` of `weight_bytes` do not stay, and are read at `disk_bytes_per_s`: all of them in each step, where
+    layers pass, of up to `layer_bytes`. Where experts are cached, `expert_bytes` are those of all, and a step reads
+    what its tokens choose, each of them a `chosen_share` of the experts of each of `mixtures` layers; `expert_share` is
+    their part of what a step computes.
     """
 
     weight_bytes: int
@@ -38,6 +52,54 @@ class Streaming:
     layer_bytes: int
     budget_bytes: int
     disk_bytes_per_s: float
+    expert_bytes: int = 0
+    mixtures: int = 0
+    chosen_share: float = 1.0
+    expert_share: float = 0.0
+
+    @property
+    def caches(self) -> bool:
+        """Whether it caches experts; else layers pass."""
+        return self.expert_bytes > 0
+
+    def step_bytes(self, tokens: int) -> float:
+        """What a step of so many tokens is expected to read, at most."""
+        if not self.caches:
+            return float(self.streamed_bytes)
+        return float(expert_reads(self.streamed_bytes, self.expert_bytes, self.mixtures, tokens, self.chosen_share))
+
+
+def expert_reads(on_disk: Any, total: Any, mixtures: Any, tokens: int, chosen_share: float) -> Any:
+    """Bytes that a step of so many tokens is expected to read where routing is even; numbers, or arrays of them.
+
+    `on_disk` of the `total` of all experts, of so many layers, find no room in memory. With even routing a token misses
+    an expert with 1 - k / E, all tokens of a step with its power. What a layer's own experts take while they compute
+    others lack: so much more is read.
+    """
+    share = 1.0 - (1.0 - chosen_share) ** tokens
+    return share * np.minimum(total, on_disk * mixtures / np.maximum(mixtures - share, 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBytes:
+    """Of any stage, [M, N+1, N+1]: bytes that do not stay, 0 where all do and infinite where it has no place; the room
+    for its layers, slots included; and whether it caches experts, or else layers pass."""
+
+    streamed: Floats
+    room: Floats
+    caches: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """Of each layer, [N]: the bytes of its experts, those in whole blocks, the largest of these, and their part of what
+    the layer computes. `chosen_share` of a mixture's experts are a token's."""
+
+    whole: Floats
+    total: Floats
+    largest: Floats
+    shares: Floats
+    chosen_share: float
 
 
 class StreamTables:
@@ -49,6 +111,15 @@ class StreamTables:
         self.weights = np.array(
             [float(block.weight_bytes(problem.dtype, problem.quantisation)) for block in problem.model.blocks]
         )
+        blocks, ways = problem.model.blocks, (problem.dtype, problem.quantisation)
+        sizes = [[in_disk_blocks(size) for size in block.expert_bytes(*ways)] for block in blocks]
+        self._experts = _Experts(
+            whole=np.array([float(sum(block.expert_bytes(*ways))) for block in blocks]),
+            total=np.array([float(sum(each)) for each in sizes]),
+            largest=np.array([float(max(each, default=0)) for each in sizes]),
+            shares=np.array([block.expert_share if each else 0.0 for block, each in zip(blocks, sizes, strict=True)]),
+            chosen_share=next((block.chosen / block.experts for block in blocks if block.expert_kinds), 1.0),
+        )
         devices = [node.device for node in costs.nodes]
         self.disk_s = np.array(
             [1.0 / device.disk_bytes_per_s if device.disk_bytes_per_s else np.inf for device in devices]
@@ -56,7 +127,7 @@ class StreamTables:
         self._disk_bytes = np.array([np.inf if device.disk_bytes is None else device.disk_bytes for device in devices])
         self._held = _held_by_count(self.weights)
         self._known: dict[tuple[Load, int, bool, Load], Instance] = {}
-        self._streamed: dict[Load, tuple[Floats, Floats]] = {}
+        self._streamed: dict[Load, StreamedBytes] = {}
 
     @property
     def any_disk(self) -> bool:
@@ -70,39 +141,42 @@ class StreamTables:
         key = load, sweep, prefill, pool or load
         if key not in self._known:
             plain = self.costs.prefill(load) if prefill else self.costs.decode(load)
-            reads = -(-load.batch * self.costs.problem.prompt_tokens // STEP_TOKENS) if prefill else 1
+            tokens = load.batch * (self.costs.problem.prompt_tokens if prefill else 1)
             self._known[key] = replace(
                 plain,
-                stage_s=self._stage_s(plain, pool or load, sweep, reads),
+                stage_s=self._stage_s(plain, pool or load, sweep, tokens),
                 hop_s=plain.hop_s * sweep,
                 return_s=plain.return_s * sweep,
             )
         return self._known[key]
 
-    def streamed(self, load: Load) -> tuple[Floats, Floats]:
-        """[M, N+1, N+1] bytes that a stage reads in each step, 0 where it stays, infinite where it has no place; and
-        [M, N+1, N+1] the room for its layers, slots included."""
+    def streamed(self, load: Load) -> StreamedBytes:
         if load not in self._streamed:
             self._streamed[load] = self._bytes(self.costs.decode(load))
         return self._streamed[load]
 
     def streaming(self, load: Load, cut: Cut) -> tuple[Streaming | None, ...]:
         """How each stage of a cut streams; None for one that stays in memory."""
-        streamed, room = self.streamed(load)
+        bytes_of, experts = self.streamed(load), self._experts
         found: list[Streaming | None] = []
         for index, (node, first, end) in enumerate(stages(cut)):
-            size = streamed[node, first, end]
+            size = bytes_of.streamed[node, first, end]
             if not size:
                 found.append(None)
                 continue
             ends = self._ends_bytes(index == 0, self.costs.has_head(cut, index))
+            caches = bool(bytes_of.caches[node, first, end])
             found.append(
                 Streaming(
                     weight_bytes=int(self.weights[first:end].sum()) + ends,
                     streamed_bytes=int(size),
                     layer_bytes=int(self.weights[first:end].max()),
-                    budget_bytes=int(room[node, first, end]) + ends,
+                    budget_bytes=int(bytes_of.room[node, first, end]) + ends,
                     disk_bytes_per_s=float(1.0 / self.disk_s[node]),
+                    expert_bytes=int(experts.total[first:end].sum()) if caches else 0,
+                    mixtures=int((experts.total[first:end] > 0).sum()) if caches else 0,
+                    chosen_share=experts.chosen_share if caches else 1.0,
+                    expert_share=self._expert_share(first, end) if caches else 0.0,
                 )
             )
         return tuple(found)
@@ -114,10 +188,15 @@ class StreamTables:
         size = problem.dtype.itemsize * model.embedding_parameters * first + model.head_bytes(*ways) * head
         return size - model.shared_bytes(*ways) * (first and head)
 
-    def _bytes(self, plain: Instance) -> tuple[Floats, Floats]:
-        nodes, layers = plain.nodes, plain.layers
+    def _expert_share(self, first: int, end: int) -> float:
+        """The experts' part of what these layers compute for a token."""
+        active = np.array([block.active_parameters for block in self.costs.problem.model.blocks[first:end]])
+        return float((self._experts.shares[first:end] * active).sum() / active.sum())
+
+    def _bytes(self, plain: Instance) -> StreamedBytes:
+        nodes, layers, experts = plain.nodes, plain.layers, self._experts
         streamed = np.full((nodes, layers + 1, layers + 1), np.inf)
-        rooms = np.zeros_like(streamed)
+        rooms, caching = np.zeros_like(streamed), np.zeros(streamed.shape, bool)
         kv = float(plain.layer_bytes[0] - self.weights[0])
         capacity = plain.capacity_bytes * (1 + SLACK) - plain.stage_bytes
         for count in range(layers + 1):
@@ -128,7 +207,7 @@ class StreamTables:
             room[:, head] -= plain.head_bytes
             if head == 0:
                 room[:, 0] += plain.tied_bytes
-            ends = starts + count
+            ends, room = starts + count, np.floor(room)
             rooms[:, starts, ends] = room
             if not count:
                 streamed[:, starts, ends] = np.where(room >= 0, 0.0, np.inf)
@@ -139,16 +218,23 @@ class StreamTables:
             kept = held[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
             most = count - 1 - np.argmax(kept[:, ::-1], axis=1)
             read = whole - np.take_along_axis(held[:-1][None], most[:, None], axis=1)[:, 0]
-            can = kept.any(axis=1) & np.isfinite(self.disk_s)[:, None] & (read <= self._disk_bytes[:, None])
+            written, can = read, kept.any(axis=1)
+            if (largest := sliding_window_view(experts.largest, count).max(axis=1)).any():
+                alone, every = (sliding_window_view(one, count).sum(axis=1) for one in (experts.whole, experts.total))
+                spare = room - (whole - alone)
+                caches = (largest > 0) & caches_experts(spare, largest, every)
+                read = np.where(caches, every - cache_bytes(spare, largest), read)
+                written, can = np.where(caches, every, written), can | caches  # each expert has its file
+                caching[:, starts, ends] = caches & (room < whole)
+            can &= np.isfinite(self.disk_s)[:, None] & (written <= self._disk_bytes[:, None])
             streamed[:, starts, ends] = np.where(room >= whole, 0.0, np.where(can, read, np.inf))
-        return streamed, rooms
+        return StreamedBytes(streamed, rooms, caching)
 
-    def _stage_s(self, plain: Instance, pool: Load, sweep: int, reads: int) -> Floats:
-        layers = plain.layers
-        streamed, _ = self.streamed(pool)
-        done = np.zeros((plain.nodes, layers + 1))
-        np.cumsum(plain.compute_s, axis=1, out=done[:, 1:])
-        step = plain.overhead_s[:, None, None] + done[:, None, :] - done[:, :, None]
+    def _stage_s(self, plain: Instance, pool: Load, sweep: int, tokens: int) -> Floats:
+        """[M, N+1, N+1] seconds of a sweep whose micro-batches have so many tokens."""
+        layers, streamed, caches = plain.layers, self.streamed(pool).streamed, self.streamed(pool).caches
+        steps = [STEP_TOKENS] * (tokens // STEP_TOKENS) + [tokens % STEP_TOKENS] * (tokens % STEP_TOKENS > 0)
+        step = plain.overhead_s[:, None, None] + _ranges(plain.compute_s)
         step[:, 0, :] += plain.embed_s[:, None]
         if plain.head_on_source:
             step[:, 0, :] += plain.head_s[:, None]
@@ -158,7 +244,16 @@ class StreamTables:
         widest = _widest(self.weights)
         with np.errstate(invalid="ignore"):  # of boxes without a disk, which cannot stream
             disk_s = self.disk_s[:, None, None]
-            streams = np.maximum(reads * streamed * disk_s, computing) + widest[None] * disk_s
+            streams = np.maximum(len(steps) * streamed * disk_s, computing) + widest[None] * disk_s
+            if caches.any():
+                hidden = _ranges(plain.compute_s * self._experts.shares)
+                total, mixtures = _ranges(self._experts.total), _ranges(self._experts.total > 0)
+                of_steps = Counter(steps).items()
+                reading = sum(
+                    count * expert_reads(streamed, total, mixtures, each, self._experts.chosen_share)
+                    for each, count in of_steps
+                )
+                streams = np.where(caches, computing + sweep * np.maximum(0.0, reading * disk_s - hidden), streams)
         seconds = np.where(streamed == 0, computing, streams)
         return np.where(np.isfinite(streamed), seconds, np.inf)
 
@@ -179,6 +274,13 @@ def _held_by_count(weights: Floats) -> list[Floats]:
         rows.append(weights[starts[:, None] + np.arange(count)[None]].sum(axis=1))
         found.append(np.array(rows))
     return found
+
+
+def _ranges(values: Floats | NDArray[np.bool_]) -> Floats:
+    """[..., N+1, N+1] sums from n to e of [..., N]."""
+    done = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=done[..., 1:])
+    return done[..., None, :] - done[..., :, None]
 
 
 def _widest(weights: Floats) -> Floats:

@@ -24,7 +24,9 @@ _MANY = (32, 16, 8, 4, 2)
 _BATCH = 8
 _MORE_GB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Memory that one might buy."""
-_GB = 1e9
+_GB, _MB = 1e9, 1e6
+_LEAST_GB = 0.1 * _GB
+"""Less is said in MB."""
 
 
 def streaming_words(result: PlanResult) -> tuple[str, ...]:
@@ -108,14 +110,15 @@ def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
 
 def daily_bytes(stage: PlannedStage, prediction: CutPrediction) -> float:
     """Bytes that a stage reads in a day of steady decoding at the plan's rate."""
-    assert stage.streaming is not None
-    tokens = prediction.load.batch * prediction.sweep
-    return stage.streaming.streamed_bytes * prediction.throughput_tps / tokens * _DAY_S
+    one, batch = stage.streaming, prediction.load.batch
+    assert one is not None
+    tokens = batch if one.caches else batch * prediction.sweep  # a layer is read once for a sweep
+    return one.step_bytes(batch) * prediction.throughput_tps / tokens * _DAY_S
 
 
 def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
     """Whether the boxes have room for this load, though they may have to stream more for its KV."""
-    read, _ = tables.streamed(load)
+    read = tables.streamed(load).streamed
     return all(isfinite(read[node, first, end]) for node, first, end in stages(cut))
 
 
@@ -154,20 +157,37 @@ def _figures(result: PlanResult) -> str:
 def _holds(stage: PlannedStage) -> str:
     one = stage.streaming
     assert one is not None
-    whole, read = one.weight_bytes / _GB, one.streamed_bytes / _GB
-    return (
-        f"{stage.node} holds {_amount(whole - read)} of {_amount(whole)} GB and streams {_amount(read)} from its disk "
-        f"at {one.disk_bytes_per_s / _GB:.2g} GB/s"
-    )
+    whole, read, rate = one.weight_bytes, one.streamed_bytes, one.disk_bytes_per_s
+    disk = f"from its disk at {rate / _GB:.2g} GB/s" if rate >= _LEAST_GB else f"from its disk at {rate / _MB:.2g} MB/s"
+    if one.caches:
+        return (
+            f"{stage.node} holds {_part(whole - one.expert_bytes, whole)}, caches "
+            f"{_part(one.expert_bytes - read, one.expert_bytes)} of experts and reads the others {disk}"
+        )
+    unit = _unit(whole)
+    streams = _amount(read / unit) if _unit(read) == unit else f"{_amount(read / _MB)} MB"
+    return f"{stage.node} holds {_part(whole - read, whole)} and streams {streams} {disk}"
+
+
+def _part(size: float, whole: float) -> str:
+    """Both in one unit, unless the first is too small for it."""
+    unit, name = _unit(whole), "GB" if _unit(whole) == _GB else "MB"
+    if not size or _unit(size) == unit:
+        return f"{_amount(size / unit)} of {_amount(whole / unit)} {name}"
+    return f"{_amount(size / _MB)} MB of {_amount(whole / unit)} {name}"
+
+
+def _unit(size: float) -> float:
+    return _GB if size >= _LEAST_GB else _MB
 
 
 def _amount(size: float) -> str:
-    return f"{size:.1f}" if size < 10 else f"{size:.0f}"
+    return f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
 
 
 def _size(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000:
+        if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{ceil(size)} PB"

@@ -15,7 +15,6 @@ from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.ops import native_available
-from edgeshard_agent.store.direct import rounded_up
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import EXPERT_WIDTHS
@@ -24,6 +23,7 @@ from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.residency import in_disk_blocks
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
@@ -73,7 +73,7 @@ def budget_of(plain: StageModel, share: float) -> int:
         if isinstance(mixture, MixtureMlp)
         for expert in mixture.experts
     ]
-    rounded = [rounded_up(size) for size in sizes]
+    rounded = [in_disk_blocks(size) for size in sizes]
     return plain.parameter_bytes - sum(sizes) + 2 * max(rounded) + int(share * (sum(rounded) - 2 * max(rounded)))
 
 

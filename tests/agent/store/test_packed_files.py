@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, ReadAbandonedError, rounded_up
+from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, ReadAbandonedError
 from edgeshard_agent.store.packed import PACKED_DAMAGED, PackedEntry, PackedFile, checksum, write_packed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.errors import DataLossError
+from edgeshard.domain.residency import in_disk_blocks
 
 KEY = "a key"
 SIZES = st.sampled_from([0, 1, ALIGNMENT - 1, ALIGNMENT, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 9])
@@ -38,7 +39,7 @@ def written(path: Path, small: int, large: int) -> tuple[PackedFile, bytes, byte
 
 def room(size: int) -> memoryview:
     """Memory that a read past the page cache can fill."""
-    return memoryview(mmap.mmap(-1, max(ALIGNMENT, rounded_up(size))))[:size]
+    return memoryview(mmap.mmap(-1, max(ALIGNMENT, in_disk_blocks(size))))[:size]
 
 
 @given(SIZES, SIZES, st.sampled_from([None, True, False]))

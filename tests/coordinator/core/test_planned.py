@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.architectures import parse_config, stage_tensors
+from edgeshard.architectures import expected_tensors, parse_config, stage_tensors
 from edgeshard.domain.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -23,11 +24,13 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName
+from edgeshard.domain.model import ModelManifest, TensorInfo
 from edgeshard.domain.placement import LengthsFrom, Placement
 from edgeshard.domain.profile import DiskProfile, EnergyProfile, LinkProfile
+from edgeshard.domain.residency import in_disk_blocks, room_for_experts
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
+from edgeshard.planning.shapes import model_from_config
 from tests.support.sizes import parameter_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -434,6 +437,54 @@ def test_by_hand_and_without_measurements_it_streams_as_well(place: Any, measure
     assert unknown.streams and unknown.predicted is None and "was not measured" in unknown.note
     blind = place((node("a", short),), {}, concurrency=1, allow_streaming=True)
     assert blind.streams and blind.predicted is None
+
+
+@pytest.fixture(scope="module")
+def mixture(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
+    """Six layers of 16 experts, of which a token chooses two."""
+    config = make_manifest(layers=6).config | {
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "head_dim": 16,
+    }
+    tensors = tuple(
+        TensorInfo(
+            t.name if t.name == "lm_head.weight" else f"model.{t.name}", DType.FLOAT32, t.shape, Digest("a" * 64)
+        )
+        for t in expected_tensors(config).values()
+    )
+    return ModelManifest(ModelName("tiny"), "qwen3_moe", json.dumps(config), tensors, ())
+
+
+def test_a_mixture_that_is_too_large_caches_experts_as_the_agent_will(
+    mixture: ModelManifest, make_profile: Any
+) -> None:
+    profile = replace(make_profile(mixture.config, 1e-3, DType.FLOAT32), disk=DiskProfile(1e8, 1 << 40))
+    known = {NodeId("id-a"): Measurements({key_of(profile): Reported(profile, 0.0)}, {})}
+    blocks = model_from_config("tiny", mixture.config).blocks
+    experts = [size for block in blocks for size in block.expert_bytes(DType.FLOAT32)]
+    every = sum(map(in_disk_blocks, experts))
+
+    def placed(memory: int, measured: Measured, **changes: Any) -> Placement:
+        spec = spec_of(concurrency=1, allow_streaming=True, **changes)
+        return PlanningPlacer().place(spec, mixture, (node("a", memory),), measured)
+
+    whole = placed(1 << 30, known).stages[0]
+    memory = held_bytes(whole) - every // 2
+    for measured, changes in ((known, {}), (known, {"layers": "a=0:6"}), ({}, {"layers": "a=0:6"}), ({}, {})):
+        placement = placed(memory, measured, **changes)
+        (stage,) = placement.stages
+        assert held_bytes(stage) <= memory
+        cached = room_for_experts(whole.parameter_bytes - sum(experts), experts, stage.weight_budget_bytes)
+        assert cached is not None and stage.streamed_bytes == every - cached
+        if not measured:
+            continue
+        assert "of experts and reads the others from its disk at 0.1 GB/s" in placement.note
+        (cost,) = placement.costs
+        read_s = stage.streamed_bytes * 2 / 16 / 1e8
+        assert 0.95 * read_s < cost.step_s([(20, 1)]) < 1.2 * read_s + 0.01
 
 
 def test_the_spec_says_how_many_micro_batches_stream_together(place: Any, measured: Any, short: int) -> None:

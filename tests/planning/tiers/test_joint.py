@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations, product
-from math import ceil, inf, isfinite
+from math import inf, isfinite
 
 import numpy as np
 import pytest
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.residency import choose_residency
+from edgeshard.domain.residency import choose_residency, in_disk_blocks, room_for_experts
 from edgeshard.domain.step import STEP_TOKENS
 from edgeshard.planning.catalogue import DeviceSpec
 from edgeshard.planning.costs import Costs, Load
@@ -34,11 +34,22 @@ _CONFIG = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
+_MIXTURE = _CONFIG | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "head_dim": 64,
+}
 MIB = 1 << 20
 
 
 def _model(random: np.random.Generator) -> ModelSpec:
-    model = model_from_config("small", {**_CONFIG, "num_hidden_layers": int(random.integers(4, 8))})
+    layers = int(random.integers(4, 8))
+    if random.random() < 0.5:  # a mixture, perhaps with a layer that is none
+        dense = [int(random.integers(layers))] if random.random() < 0.3 else []
+        return model_from_config("small", {**_MIXTURE, "num_hidden_layers": layers, "mlp_only_layers": dense})
+    model = model_from_config("small", {**_CONFIG, "num_hidden_layers": layers})
     if random.random() < 0.5:  # layers of different sizes
         blocks = [replace(b, parameters=int(b.parameters * random.uniform(0.3, 3))) for b in model.blocks]
         return replace(model, blocks=tuple(blocks))
@@ -84,6 +95,22 @@ def _problem(random: np.random.Generator) -> PlanProblem:
     )
 
 
+def mixture_problem(memory: float, inner: int = 256) -> PlanProblem:
+    """One box with this memory, a disk of 0.1 GB/s, and a mixture of 5 layers with 8 experts, two of them a token's."""
+    device = replace(_device(np.random.default_rng(1), memory), disk_bytes_per_s=1e8, disk_bytes=None)
+    device = replace(device, bandwidth_bytes_per_s=1e10, flops=dict.fromkeys(DType, 1e11))
+    model = model_from_config("small", {**_MIXTURE, "num_hidden_layers": 5, "moe_intermediate_size": inner})
+    return PlanProblem(
+        model,
+        Cluster((ClusterNode("box", device, "box"),), Link(1e9, 0.0), "box"),
+        objective=Objective.LATENCY,
+        prompt_tokens=100,
+        new_tokens=20,
+        dtype=DType.FLOAT32,
+        allow_streaming=True,
+    )
+
+
 def _cuts(boxes: int, layers: int) -> list[Cut]:
     found = []
     for count in range(boxes):
@@ -91,6 +118,17 @@ def _cuts(boxes: int, layers: int) -> list[Cut]:
             for ends in combinations(range(1, layers), count):
                 found.append(Cut((0, *order), (*ends, layers)))
     return found
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Of all that is on a stage's disk once, and of a first slot, in seconds; of all experts where these are cached,
+    and of how many layers they are."""
+
+    seconds: float = 0.0
+    fill_s: float = 0.0
+    experts_s: float = 0.0
+    mixtures: int = 0
 
 
 class _Brute:
@@ -101,7 +139,7 @@ class _Brute:
         self.weights = [block.weight_bytes(problem.dtype) for block in problem.model.blocks]
 
     def best(self) -> tuple[float, bool]:
-        """The least cost, and whether a box streams in it; of equals none does."""
+        """The least cost, and whether a box streams in it, layers or experts; of equals none does."""
         best, streams = inf, False
         for cut in _cuts(len(self.costs.nodes), len(self.weights)):
             for load in self._loads():
@@ -129,7 +167,7 @@ class _Brute:
 
     def _streaming(self, cut: Cut, load: Load, sweep: int, modes: tuple[bool, ...]) -> float:
         memory = self.costs.memory(load, cut)
-        reads = []
+        reads: list[_Reads] = []
         for index, (node, first, end) in enumerate(stages(cut)):
             use, sizes = memory[index], self.weights[first:end]
             others = use.weights - sum(sizes)
@@ -137,26 +175,13 @@ class _Brute:
             if not modes[index]:
                 if use.weights > room:
                     return inf
-                reads.append(0.0)
+                reads.append(_Reads())
                 continue
-            try:
-                kept = choose_residency(sizes, others, min(room, use.weights - 1))
-            except ResourceExhaustedError:
+            found = self._reads(sizes, others, min(room, use.weights - 1), node, first, end)
+            if found is None:
                 return inf
-            device = self.costs.nodes[node].device
-            if device.disk_bytes_per_s is None or kept.streamed_bytes > (device.disk_bytes or inf):
-                return inf
-            reads.append(kept.streamed_bytes / device.disk_bytes_per_s)
-        fills = [
-            max(self.weights[first:end]) / (self.costs.nodes[node].device.disk_bytes_per_s or inf)
-            if modes[index]
-            else 0.0
-            for index, (node, first, end) in enumerate(stages(cut))
-        ]
-        rounds = []
-        for prefill in (True, False):
-            steps = ceil(load.batch * self.problem.prompt_tokens / STEP_TOKENS) if prefill else 1
-            rounds.append(self._round(cut, load, sweep, prefill, [steps * read for read in reads], fills))
+            reads.append(found)
+        rounds = [self._round(cut, load, sweep, prefill, reads) for prefill in (True, False)]
         (first_round, first_busy), (round_s, busy) = rounds
         flight, more = load.micro_batches // sweep, self.problem.new_tokens - 1
         ttft, token = first_round + (flight - 1) * first_busy, max(round_s, flight * busy)
@@ -170,9 +195,28 @@ class _Brute:
             case _:
                 return (ttft + more * token) / (load.requests * self.problem.new_tokens)
 
-    def _round(
-        self, cut: Cut, load: Load, sweep: int, prefill: bool, reads: list[float], fills: list[float]
-    ) -> tuple[float, float]:
+    def _reads(self, sizes: list[int], others: int, budget: int, node: int, first: int, end: int) -> _Reads | None:
+        """What a stage with this budget reads, by the agents' own rules; None where it cannot be."""
+        device, blocks = self.costs.nodes[node].device, self.problem.model.blocks[first:end]
+        experts = [size for block in blocks for size in block.expert_bytes(self.problem.dtype)]
+        cached = room_for_experts(others + sum(sizes) - sum(experts), experts, budget)
+        if cached is not None:
+            every = sum(in_disk_blocks(size) for size in experts)
+            if device.disk_bytes_per_s is None or every > (device.disk_bytes or inf):
+                return None
+            mixtures = sum(block.experts > 0 for block in blocks)
+            return _Reads((every - cached) / device.disk_bytes_per_s, 0.0, every / device.disk_bytes_per_s, mixtures)
+        try:
+            kept = choose_residency(sizes, others, budget)
+        except ResourceExhaustedError:
+            return None
+        if device.disk_bytes_per_s is None or kept.streamed_bytes > (device.disk_bytes or inf):
+            return None
+        return _Reads(kept.streamed_bytes / device.disk_bytes_per_s, max(sizes) / device.disk_bytes_per_s)
+
+    def _round(self, cut: Cut, load: Load, sweep: int, prefill: bool, reads: list[_Reads]) -> tuple[float, float]:
+        tokens = load.batch * (self.problem.prompt_tokens if prefill else 1)
+        steps = [min(STEP_TOKENS, tokens - begun) for begun in range(0, tokens, STEP_TOKENS)]
         instance = self.costs.prefill(load) if prefill else self.costs.decode(load)
         total, busiest = 0.0, 0.0
         last = len(cut.nodes) - 1
@@ -180,7 +224,21 @@ class _Brute:
             step = instance.overhead_s[node] + instance.compute_s[node, first:end].sum()
             step += instance.embed_s[node] * (index == 0)
             step += instance.head_s[node] * (index == (0 if instance.head_on_source else last))
-            seconds = max(reads[index], sweep * step) + fills[index]
+            read_s = reads[index].seconds
+            if mixtures := reads[index].mixtures:
+                hidden = sum(
+                    instance.compute_s[node, layer]
+                    * (2 * block.expert_parameters / 8)
+                    / (block.parameters - block.expert_parameters + 2 * block.expert_parameters / 8)
+                    for layer, block in enumerate(self.problem.model.blocks)
+                    if first <= layer < end
+                )
+                needed = [1 - (1 - 2 / 8) ** count for count in steps]
+                every_s = reads[index].experts_s
+                read_s = sum(part * min(every_s, read_s * mixtures / max(mixtures - part, 1e-9)) for part in needed)
+                seconds = sweep * (step - hidden + max(hidden, read_s))
+            else:
+                seconds = max(len(steps) * read_s, sweep * step) + reads[index].fill_s
             hop = delay = 0.0
             if last:
                 following = cut.nodes[(index + 1) % (last + 1)]
@@ -193,7 +251,7 @@ class _Brute:
 
 def test_streaming_is_chosen_exactly_where_both_modes_counted_out_choose_it() -> None:
     random = np.random.default_rng(11)
-    chosen = kept = number = 0
+    chosen = kept = cached = number = 0
     while chosen + kept < 100:
         problem, number = _problem(random), number + 1
         least, streams = _Brute(problem).best()
@@ -207,7 +265,8 @@ def test_streaming_is_chosen_exactly_where_both_modes_counted_out_choose_it() ->
         assert result.gap == 0.0, number
         chosen += streams
         kept += not streams
-    assert chosen > 30 and kept > 20, (chosen, kept)
+        cached += any(stage.streaming is not None and stage.streaming.caches for stage in result.stages)
+    assert chosen > 30 and kept > 20 and 10 < cached < chosen - 10, (chosen, kept, cached)
 
 
 def test_where_few_cuts_are_counted_the_gap_is_still_sound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,15 +287,15 @@ def test_where_few_cuts_are_counted_the_gap_is_still_sound(monkeypatch: pytest.M
     assert checked > 25 and best >= 0.9 * checked
 
 
-def test_tables_keep_the_layers_that_the_agents_keep() -> None:
-    """The same bytes as `choose_residency` of each stage, with the budget that the plan gives it."""
+def test_tables_keep_what_the_agents_keep() -> None:
+    """The same bytes as by the agents' rules for each stage, with the budget that the plan gives it."""
     random = np.random.default_rng(13)
-    streamed = 0
+    streamed = cached = 0
     for _ in range(60):
         problem = _problem(random)
         costs = Costs(problem)
         tables, load = StreamTables(costs), Load()
-        read, _ = tables.streamed(load)
+        read = tables.streamed(load).streamed
         for cut in _cuts(len(costs.nodes), problem.model.layer_count):
             if not all(isfinite(read[node, first, end]) for node, first, end in stages(cut)):
                 continue
@@ -245,12 +304,20 @@ def test_tables_keep_the_layers_that_the_agents_keep() -> None:
                     continue
                 sizes = [block.weight_bytes(problem.dtype) for block in problem.model.blocks[first:end]]
                 others = costs.memory(load, cut)[index].weights - sum(sizes)
+                assert one.weight_bytes == sum(sizes) + others
+                experts = [s for block in problem.model.blocks[first:end] for s in block.expert_bytes(problem.dtype)]
+                room = room_for_experts(one.weight_bytes - sum(experts), experts, one.budget_bytes)
+                assert one.caches == (room is not None)
+                if room is not None:
+                    assert one.expert_bytes == sum(in_disk_blocks(size) for size in experts)
+                    assert one.streamed_bytes == one.expert_bytes - room
+                    cached += 1
+                    continue
                 kept = choose_residency(sizes, others, one.budget_bytes)
                 assert kept.streamed_bytes == one.streamed_bytes
                 assert kept.resident_bytes <= one.budget_bytes
-                assert one.weight_bytes == sum(sizes) + others
                 streamed += 1
-    assert streamed > 50
+    assert streamed > 50 and cached > 50
 
 
 def test_nothing_streams_unless_it_is_allowed_but_it_is_offered() -> None:
