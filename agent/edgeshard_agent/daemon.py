@@ -139,6 +139,7 @@ async def serve(settings: AgentSettings) -> None:
         # An accelerator computes whatever the processor's cores do.
         OthersWatch(threads).share if facts.kind == "cpu" else lambda: 0.0,
         machine.condition,
+        lambda: cache.packed.ids,
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
     around = HostServices(

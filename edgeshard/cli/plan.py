@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of
 from edgeshard.cli.output import Output, OutputOption
 from edgeshard.domain.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from edgeshard.planning.problem import PlanProblem
 
 
 def plan(  # noqa: PLR0913 - one parameter for each option
@@ -152,6 +156,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         problem, notes = online_problem(connect_of(context), asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+    problem = _of_a_site(problem, what_would_be=bool(sweep or compare or simulate or what_if))
     with_changes = changed(problem, asked.what_if)
     if sweep is not None:
         show_sweep(with_changes, sweep, plot, output)
@@ -164,3 +169,8 @@ def plan(  # noqa: PLR0913 - one parameter for each option
             raise typer.Exit(1)
     elif not show_plan(with_changes, problem if what_if else None, explain, output):
         raise typer.Exit(1)
+
+
+def _of_a_site(problem: PlanProblem, *, what_would_be: bool) -> PlanProblem:
+    """With what the boxes hold now, unless the question is about other boxes, links, loads or strategies."""
+    return replace(problem, held={}) if what_would_be else problem

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeshard.architectures import parse_config
+from edgeshard.architectures.unit_forms import UnitForm, held_of
 from edgeshard.cli.connect import Connect, run
 from edgeshard.cli.output import human_rate, human_seconds
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.packed import NOTHING_HELD, Held
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 from edgeshard.planning.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.measured import doubtful, doubts_line
@@ -123,10 +127,23 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
         exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
         dtype=dtype,
         kv_dtype=asked.cache_dtype(None),
+        held=_held(site, asked, dtype),
         **_of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic))),
     )
     problem.check()
     return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
+
+
+def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
+    """What each box keeps packed of the model in the form that is asked for."""
+    if not site.packed:
+        return {}
+    names = {node.node_id: str(node.name) for node in site.nodes}
+    form = UnitForm(Digest(site.manifest_digest), dtype, asked.quantisation, parse_config(site.config))
+    found = {
+        names[on.node_id]: held_of(form, site.config, frozenset(on.ids)) for on in site.packed if on.node_id in names
+    }
+    return {name: held for name, held in found.items() if held != NOTHING_HELD}
 
 
 def _seen_workload(traffic: Traffic) -> Workload:

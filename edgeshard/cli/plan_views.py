@@ -20,7 +20,7 @@ from edgeshard.cli.output import (
     visible,
 )
 from edgeshard.domain.dtypes import weights_text
-from edgeshard.planning.explain import bottleneck, explain
+from edgeshard.planning.explain import bottleneck, explain, locality_words
 from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
 from edgeshard.planning.problem import PlanProblem
@@ -88,7 +88,7 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
     if result.feasible:
         if with_explanation:
             typer.echo("\n".join((*explain(result), *(f"Streaming: {line}." for line in streaming_words(result)))))
-            if words := _advice(result):
+            for words in filter(None, (locality_words(result), _advice(result))):
                 typer.echo(f"{words[0].upper()}{words[1:]}.")
         typer.echo()
         stdout_console().print(table(result.stages, visible(STAGE_COLUMNS, output)))
@@ -134,6 +134,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these boxes alone"
     if result.streams:
         fields |= {"streaming": "; ".join(speed_words(result)), "disk": "; ".join(daily_words(result))}
+    if words := locality_words(result):
+        fields["packed"] = words
     if words := _advice(result):
         fields["advice"] = words
     measured, estimated = _measured_nodes(result)
@@ -206,6 +208,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
         **_figures(result),
         "gap": result.gap,
         "gap_objective": result.gap_objective,
+        "locality": plain(result.locality),
         "bottleneck": bottleneck(result),
         "stages": stages,
         "alternatives": alternatives,

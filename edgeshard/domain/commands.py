@@ -61,7 +61,8 @@ NO_TERM = Term()
 class Heartbeat:
     """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
     tell. `others_share` is the processor time that others took from the cores the box computes on, as a part of
-    theirs. On the wire only the first one of a control stream is whole (`edgeshard.domain.heartbeats`)."""
+    theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
+    stream is whole (`edgeshard.domain.heartbeats`)."""
 
     node_id: NodeId
     incarnation: str
@@ -69,6 +70,7 @@ class Heartbeat:
     memory_available_bytes: int
     huge_pages: HugePages | None = None
     others_share: float = 0.0
+    packed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class HeartbeatChange:
     huge_pages: HugePages | None = None
     others_share: float | None = None
     urgent: bool = False
+    packed: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ IDLE_INTERVAL_S = 1.8
 quiet connection, which then never sends a ping."""
 MOST_STAGES = 4096
 """Stages of one box. A box with memory for a few layers holds a few; more are a fault or an attack."""
+MOST_PACKED = 1 << 16
+"""Packed units of which a box tells, and the coordinator listens: those of 1,000 dense models."""
 MEMORY_NOTICED = 1 / 32
 """Free memory is told again when it differs by this part of what was told."""
 SHARE_NOTICED = 0.01
@@ -50,6 +52,7 @@ def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
         memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
         huge_pages=now.huge_pages if now.huge_pages != told.huge_pages else None,
         others_share=share if abs(share - told.others_share) > SHARE_NOTICED else None,
+        packed=now.packed if now.packed != told.packed else None,
         urgent=bool(removed) or any(_is_news(before.get(stage.key), stage) for stage in changed),
     )
 
@@ -81,4 +84,5 @@ def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
         told.memory_available_bytes if memory is None else memory,
         told.huge_pages if change.huge_pages is None else change.huge_pages,
         told.others_share if share is None else share,
+        told.packed if change.packed is None else change.packed,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.ids import OperationId
+from edgeshard.domain.ids import NodeId, OperationId
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,26 @@ class PackedUnit:
     size_bytes: int
     in_use: bool
     model_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOn:
+    """The ids, as numbers, of the units that a box keeps packed."""
+
+    node_id: NodeId
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What of one model a box keeps packed, in the form that a deployment wants: loading it is reading it."""
+
+    layers: frozenset[int] = frozenset()
+    embedding: bool = False
+    head: bool = False
+
+
+NOTHING_HELD = Held()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.packed import PackedOn
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 
@@ -171,6 +172,9 @@ class Site:
     traffic: Traffic = NO_TRAFFIC
     coordinator: Condition | None = None
     """What the coordinator says of its own machine."""
+    manifest_digest: str = ""
+    packed: tuple[PackedOn, ...] = ()
+    """What boxes keep packed of any model; like the digest of this one's manifest, for a plan that makes use of it."""
 
     def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
         """Each box's with weights kept so."""

@@ -134,7 +134,7 @@ class Costs:
         """Memory of each stage with its parts."""
         model, item = self.problem.model, self.problem.dtype.itemsize
         ways = self.problem.dtype, self.problem.quantisation
-        held, head, shared = self._block_bytes(), model.head_bytes(*ways), model.shared_bytes(*ways)
+        held, head, shared = self.block_bytes(), model.head_bytes(*ways), model.shared_bytes(*ways)
         kv = load.requests * self.sequence_kv_bytes()
         uses = []
         for index, (node, first, end) in enumerate(stages(cut)):
@@ -200,7 +200,7 @@ class Costs:
             )
         return self._rooflines[id(node.device)]
 
-    def _block_bytes(self) -> list[int]:
+    def block_bytes(self) -> list[int]:
         """Weights of each block."""
         problem = self.problem
         return [block.weight_bytes(problem.dtype, problem.quantisation) for block in problem.model.blocks]
@@ -208,7 +208,7 @@ class Costs:
     def _layer_bytes(self, load: Load) -> Floats:
         """[N] weights of each block and the KV of all requests in it."""
         kv = load.requests * self.sequence_kv_bytes()
-        return np.array([float(weights + kv) for weights in self._block_bytes()])
+        return np.array([float(weights + kv) for weights in self.block_bytes()])
 
     def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         layers = self.problem.model.layer_count

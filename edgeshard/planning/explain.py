@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.packed import NOTHING_HELD
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Score
 from edgeshard.planning.measured import doubtful, doubts_line
@@ -12,7 +13,7 @@ from edgeshard.planning.plan import CutPrediction, PlanResult
 from edgeshard.planning.problem import Objective
 from edgeshard.planning.prompt_time import PromptTimes
 from edgeshard.planning.scoring import score
-from edgeshard.planning.shortage import GIB
+from edgeshard.planning.shortage import GIB, gibibytes
 
 _SMALL_SHARE = 0.02
 
@@ -39,6 +40,33 @@ def _bottleneck(result: PlanResult) -> str:
     name, seconds = longest_part(prediction.decode, [stage.node for stage in result.stages])
     share = seconds / prediction.decode.round_s
     return f"{name} takes {_ms(seconds)} of the {_ms(prediction.decode.round_s)} a token needs ({100 * share:.0f} %)"
+
+
+def locality_words(result: PlanResult) -> str:
+    """Why a plan that is not the best was taken, and what that costs; "" where the plan is simply the best."""
+    locality, problem = result.locality, result.problem
+    if locality is None:
+        return ""
+    holds = []
+    for stage in result.stages:
+        held = problem.held.get(stage.node, NOTHING_HELD).layers
+        if found := sorted(held & frozenset(range(stage.layers.first, stage.layers.end))):
+            holds.append(f"{stage.node} holds layers {_ranges(found)} packed")
+    more = "more energy" if problem.goal is Objective.ENERGY else "slower"
+    costs = f"{100 * locality.slower:.1f} % {more}" if locality.slower >= 0.0005 else "as good"
+    saved = gibibytes(locality.saved_bytes)
+    return f"{', '.join(holds)}: chosen over {locality.best}, {costs}, {saved} less to fetch and pack"
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """`0:4 and 6:9` of layers that rise."""
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if ranges and ranges[-1][1] == layer:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([layer, layer + 1])
+    return " and ".join(f"{first}:{end}" for first, end in ranges)
 
 
 def is_saturated(prediction: CutPrediction) -> bool:

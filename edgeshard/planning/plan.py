@@ -29,6 +29,7 @@ from edgeshard.planning.costs import Costs, Load, MemoryUse
 from edgeshard.planning.energy import Power, energy_j, power_of, without_power
 from edgeshard.planning.energy_search import search_energy
 from edgeshard.planning.instance import Cut, Score, Solution
+from edgeshard.planning.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.problem import Objective, PlanProblem
 from edgeshard.planning.request_search import prompt_and_tokens, search_request
 from edgeshard.planning.scoring import score, stages, violations
@@ -36,7 +37,7 @@ from edgeshard.planning.search import search_rate
 from edgeshard.planning.shortage import Shortage, shortage_of, too_slow
 from edgeshard.planning.site import listed
 from edgeshard.planning.solvers import solve_latency, solve_throughput
-from edgeshard.planning.solvers.problem import equal_kinds
+from edgeshard.planning.solvers.problem import INFINITY, equal_kinds
 from edgeshard.planning.tiers.joint import StreamedLoad, StreamSearch
 from edgeshard.planning.tiers.streams import Streaming, StreamTables
 
@@ -141,7 +142,8 @@ class PlanResult:
     """A plan, or why there is none (`shortage`). Every figure is of this placement under this load.
 
     `gap` is how much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best.
-    `offer` is what streaming would give where nothing fits and it was not allowed.
+    `offer` is what streaming would give where nothing fits and it was not allowed. `locality` says that what boxes hold
+    decided, None where the plan is simply the best.
     """
 
     problem: PlanProblem
@@ -152,6 +154,7 @@ class PlanResult:
     alternatives: tuple[Alternative, ...] = ()
     shortage: Shortage | None = None
     offer: PlanResult | None = None
+    locality: Locality | None = None
 
     @property
     def streams(self) -> bool:
@@ -196,6 +199,7 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
         result = _better(result, streaming_result(costs))
     elif result.shortage is not None and result.shortage.constraint in OFFERED:
         result = replace(result, offer=streaming_result(costs))
+    result = _nearest(costs, result)
     if result.prediction is None or result.streams or alternatives < 1:
         return result
     return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
@@ -295,6 +299,31 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
     gap = 1.0 - bound / best if best > 0 else 0.0
     chosen = streaming if costs[1] < costs[0] * (1 - _SAME_ENERGY) else resident
     return replace(chosen, gap=gap if gap > _SAME_ENERGY else 0.0)
+
+
+def _nearest(costs: Costs, result: PlanResult) -> PlanResult:
+    """The plan for which least is fetched and packed, of those nearly as good. Boxes that stream stay as they are."""
+    best, problem = result.prediction, costs.problem
+    if best is None or result.streams or not problem.held:
+        return result
+    limit = problem.max_time_per_token_s
+
+    def cost(cut: Cut) -> float:
+        figures = predict(costs, best.load, cut)
+        in_time = limit is None or figures.time_per_token_s <= limit
+        return figures.cost(problem.goal) if in_time else INFINITY
+
+    cut, lacking = nearest_cut(costs, best.load, best.cut, cost), Lacking(costs)
+    left = lacking.of(cut)
+    if left >= lacking.of(best.cut):
+        return result
+    chosen = predict(costs, best.load, cut)
+    least, most = best.cost(problem.goal), chosen.cost(problem.goal)
+    gap = 1.0 - least * (1.0 - (result.gap or 0.0)) / most
+    return replace(
+        result_of(costs, chosen, gap if gap > _SAME_ENERGY else 0.0, result.gap_objective),
+        locality=Locality(result.placement, max(0.0, most / least - 1.0), lacking.of(best.cut) - left, left),
+    )
 
 
 def _latency(costs: Costs) -> PlanResult:

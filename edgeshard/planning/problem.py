@@ -12,6 +12,7 @@ from edgeshard.architectures import check_quantisation
 from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.model import attended_pairs
+from edgeshard.domain.packed import Held
 from edgeshard.planning.devices import Cluster
 from edgeshard.planning.fields import check_count, check_number, invalid
 from edgeshard.planning.shapes import BlockSpec, ModelSpec
@@ -111,6 +112,7 @@ class PlanProblem:
     sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
                           `STEP_TOKENS`, each of which passes all stages before the next begins
     times                 measured boxes by name; the others are estimated from their figures
+    held                  what of the model boxes keep packed on their disks, by box (`planning.locality`)
     """
 
     model: ModelSpec
@@ -138,6 +140,7 @@ class PlanProblem:
     allow_streaming: bool = False
     sliced: bool = True
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def default_batch(self) -> int:

@@ -32,7 +32,7 @@ from edgeshard.domain.commands import (
 )
 from edgeshard.domain.condition import Condition
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.heartbeats import check_stage_count
+from edgeshard.domain.heartbeats import MOST_PACKED, check_stage_count
 from edgeshard.domain.ids import (
     DeploymentName,
     Epoch,
@@ -45,6 +45,7 @@ from edgeshard.domain.ids import (
 )
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.trace import check_seconds
+from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.common import (
     condition_from_wire,
@@ -111,6 +112,7 @@ def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
         memory_available_bytes=heartbeat.memory_available_bytes,
         huge_pages=huge_pages_to_wire(heartbeat.huge_pages) if heartbeat.huge_pages is not None else None,
         others_share=heartbeat.others_share,
+        packed=common_pb2.PackedIds(ids=heartbeat.packed) if heartbeat.packed else None,
     )
 
 
@@ -124,6 +126,7 @@ def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
         memory_available_bytes=message.memory_available_bytes,
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
         others_share=message.others_share,
+        packed=tuple(message.packed.ids[:MOST_PACKED]),
     )
 
 
@@ -135,6 +138,7 @@ def heartbeat_change_to_wire(change: HeartbeatChange) -> pb.HeartbeatChange:
         huge_pages=huge_pages_to_wire(change.huge_pages) if change.huge_pages is not None else None,
         others_share=change.others_share,
         urgent=change.urgent,
+        packed=None if change.packed is None else common_pb2.PackedIds(ids=change.packed),
     )
 
 
@@ -156,6 +160,7 @@ def heartbeat_change_from_wire(message: pb.HeartbeatChange) -> HeartbeatChange:
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
         others_share=message.others_share if message.HasField("others_share") else None,
         urgent=message.urgent,
+        packed=tuple(message.packed.ids[:MOST_PACKED]) if message.HasField("packed") else None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId, check_id
+from edgeshard.domain.packed import PackedOn
 from edgeshard.domain.site import (
     MeasureRequest,
     NodeDetails,
@@ -21,7 +22,7 @@ from edgeshard.domain.site import (
     UnknownProfile,
 )
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.proto.v1 import inference_pb2, profile_pb2
+from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2
 from edgeshard.wire.common import (
     condition_from_wire,
     condition_to_wire,
@@ -166,6 +167,8 @@ def site_to_wire(site: Site) -> pb.GetSiteResponse:
         config_json=json.dumps(dict(site.config)).encode() if site.config else b"",
         traffic=traffic_to_wire(site.traffic),
         coordinator=condition_to_wire(site.coordinator) if site.coordinator is not None else None,
+        manifest_digest=site.manifest_digest,
+        packed=[packed_on_to_wire(packed) for packed in site.packed],
     )
 
 
@@ -178,7 +181,17 @@ def site_from_wire(message: pb.GetSiteResponse) -> Site:
         config=_config_from_wire(message.config_json),
         traffic=traffic_from_wire(message.traffic),
         coordinator=condition_from_wire(message.coordinator) if message.HasField("coordinator") else None,
+        manifest_digest=message.manifest_digest,
+        packed=tuple(packed_on_from_wire(packed) for packed in message.packed),
     )
+
+
+def packed_on_to_wire(packed: PackedOn) -> pb.PackedOnNode:
+    return pb.PackedOnNode(node_id=packed.node_id, units=common_pb2.PackedIds(ids=packed.ids))
+
+
+def packed_on_from_wire(message: pb.PackedOnNode) -> PackedOn:
+    return PackedOn(NodeId(message.node_id), tuple(message.units.ids))
 
 
 def _config_from_wire(text: bytes) -> dict[str, Any]:

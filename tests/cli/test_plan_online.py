@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from edgeshard.architectures import parse_config
+from edgeshard.architectures.unit_forms import UnitForm
+from edgeshard.architectures.units import layer_unit
 from edgeshard.cli.main import app
-from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.packed import PackedOn
 from edgeshard.domain.traffic import NO_TRAFFIC
+from edgeshard.planning.locality import LOCALITY_MARGIN
 from edgeshard.proto.v1 import admin_pb2
 
 
@@ -83,6 +89,22 @@ def test_what_if_there_were_another_box(measured: Any, plan: Any, data: Any) -> 
         data("--what-if", "-b", "--what-if", "+1 a")["time_per_token_s"] == data("--exclude", "b")["time_per_token_s"]
     )
     assert data("--what-if", "-b")["placement"] == "a=0:12"
+
+
+def test_what_boxes_hold_decides_where_it_costs_little_and_the_plan_says_so(
+    measured: Any, plan: Any, data: Any
+) -> None:
+    assert data()["locality"] is None and "packed:" not in plan().stdout
+    form = UnitForm(Digest("d" * 64), DType.BFLOAT16, None, parse_config(measured.config))
+    ids = (int(form.id(layer_unit(layer)), 16) for layer in (0, 1))
+    measured.packed_on = [PackedOn(measured.nodes[0].node_id, tuple(ids))]
+    near = data("--objective", "latency")
+    assert near["placement"] == "a=0:2,b=2:12" and near["locality"]["best"] == "a=0:1,b=1:12"
+    assert 0 < near["locality"]["slower"] <= LOCALITY_MARGIN
+    words = "a holds layers 0:2 packed: chosen over a=0:1,b=1:12, "
+    assert f"packed:              {words}" in plan("--objective", "latency").stdout
+    assert words in plan("--objective", "latency", "--explain").stdout.replace("\n", " ").replace("A holds", "a holds")
+    assert data("--dtype", "bfloat16", "--what-if", "+1 h200")["before"]["placement"] == "a=0:1,b=1:12", "what would be"
 
 
 def test_a_box_nobody_measured_is_named_with_the_command_that_measures_it(site: Any, plan: Any, data: Any) -> None:

@@ -39,11 +39,14 @@ STAGES = st.lists(
     unique_by=lambda status: status.key,
 )
 BEATS = st.builds(
-    lambda stages, memory, share, pages: beat(*stages, memory=memory, share=share, pages=pages),
+    lambda stages, memory, share, pages, packed: replace(
+        beat(*stages, memory=memory, share=share, pages=pages), packed=packed
+    ),
     STAGES,
     st.integers(0, 100),
     st.floats(0, 1),
     st.builds(HugePages, st.integers(0, 1), st.integers(0, 1)),
+    st.sampled_from([(), (1,), (1, 1 << 63)]),
 )
 
 
@@ -57,7 +60,7 @@ def test_whatever_is_said_as_changes_is_whole_again(said: list[Heartbeat]) -> No
             MEMORY_NOTICED * heard.memory_available_bytes
         )
         assert abs(heard.others_share - now.others_share) <= SHARE_NOTICED
-        assert heard.huge_pages == now.huge_pages
+        assert heard.huge_pages == now.huge_pages and heard.packed == now.packed
 
 
 def test_of_a_box_that_rests_nothing_is_said() -> None:

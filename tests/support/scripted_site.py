@@ -31,7 +31,7 @@ from edgeshard.domain.generation import (
 )
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.model import LayerRange
-from edgeshard.domain.packed import PackedUnit
+from edgeshard.domain.packed import PackedOn, PackedUnit
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.domain.profile import (
     ComputeProfile,
@@ -66,7 +66,7 @@ from edgeshard.wire.deployment import (
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.packed import packed_unit_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
-from edgeshard.wire.site import stored_link_to_wire, unknown_figures_to_wire
+from edgeshard.wire.site import packed_on_to_wire, stored_link_to_wire, unknown_figures_to_wire
 from edgeshard.wire.site_event import site_event_to_wire
 from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
 from edgeshard.wire.trace import trace_to_wire
@@ -170,6 +170,7 @@ class ScriptedSite:
     progress: list[Any] = field(default_factory=list)
     traces: list[StageTrace] = field(default_factory=list)
     packed: list[PackedUnit] = field(default_factory=list)
+    packed_on: list[PackedOn] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
     events: list[SiteEvent] = field(default_factory=list)
@@ -306,6 +307,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
             profiles=self.site.profiles if request.model else [],
             config_json=json.dumps(self.site.config).encode() if request.model else b"",
             traffic=traffic_to_wire(self.site.traffic),
+            manifest_digest="d" * 64 if request.model else "",
+            packed=[packed_on_to_wire(on) for on in self.site.packed_on],
         )
 
     def Profile(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:

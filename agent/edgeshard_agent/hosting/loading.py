@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from edgeshard.architectures import ModelShape, canonical_name, held_bytes, parse_config, stage_tensors, unit_of
+from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.device import StageFilling
@@ -42,7 +43,6 @@ from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.store.cache import BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_agent.store.packed import PACKED_DAMAGED
-from edgeshard_agent.store.packed_units import UnitForm
 
 log = structlog.get_logger()
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
+from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
 from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
@@ -37,7 +38,7 @@ from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.direct import ALIGNMENT, ChunkReader
 from edgeshard_agent.store.packed import PackedFile
-from edgeshard_agent.store.packed_units import PackedUnits, UnitForm
+from edgeshard_agent.store.packed_units import PackedUnits
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from edgeshard.domain.commands import (
 from edgeshard.domain.condition import Condition
 from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, change_between, with_change
+from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, MOST_PACKED, change_between, with_change
 from edgeshard.domain.ids import OperationId
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
@@ -95,6 +95,7 @@ class ControlClient:
         on_lost: Callable[[], None] = lambda: None,
         others_share: Callable[[], float] = lambda: 0.0,
         condition: Callable[[], Condition] | None = None,
+        packed: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self._stub = CoordinatorServiceStub(channel)
         self._target = target
@@ -106,6 +107,7 @@ class ControlClient:
         self._on_lost = on_lost
         self._others_share = others_share
         self._condition = condition
+        self._packed = packed
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -277,7 +279,13 @@ class ControlClient:
     def _heartbeat(self, huge_pages: HugePages | None) -> Heartbeat:
         node_id, incarnation = self._registration.node_id, self._registration.incarnation
         return Heartbeat(
-            node_id, incarnation, self._statuses(), self._available_bytes(), huge_pages, self._others_share()
+            node_id,
+            incarnation,
+            self._statuses(),
+            self._available_bytes(),
+            huge_pages,
+            self._others_share(),
+            self._packed()[:MOST_PACKED],
         )
 
 

@@ -87,6 +87,7 @@ class BlobCache:
     async def start(self) -> None:
         """Take up what an earlier process left: its blobs and partial downloads, in the order of their last use."""
         self._sizes = await in_thread(self._scan)
+        await in_thread(self.packed.files)
         self.used_bytes = sum(self._sizes.values())
         async with self._making_room:
             await self._evict_until(self.limit_bytes)

@@ -19,13 +19,12 @@ from pathlib import Path
 
 import google_crc32c
 
+from edgeshard.architectures.unit_forms import LAYOUT
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.residency import in_disk_blocks
 from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync
 from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader
 
-LAYOUT = 1
-"""Version of the files and of the kernels' layout in them; a file of another one is made again."""
 SUFFIX = ".packed"
 PACKED_DAMAGED = "PACKED_DAMAGED"
 """Reason of the error for a file that is not as it was written; it is gone, and is made again by the next load."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import threading
@@ -14,58 +12,15 @@ from pathlib import Path
 
 import structlog
 
-from edgeshard.architectures import ModelShape
-from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, place_of_expert
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
-from edgeshard.domain.ids import Digest
 from edgeshard.domain.packed import PackedUnit
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed import LAYOUT, SUFFIX, PackedEntry, PackedFile, write_packed
+from edgeshard_agent.store.packed import SUFFIX, PackedEntry, PackedFile, write_packed
 
 log = structlog.get_logger()
 
 _NAME = re.compile(r"([0-9a-f]{12})-(.+)-([a-z0-9]+)-([0-9a-f]{16})")
 """As `UnitForm.name` makes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitForm:
-    """How the units of a stage are packed; a packed file serves only what has the same. `model` is a manifest."""
-
-    model: Digest
-    dtype: DType
-    quantisation: Quantisation | None
-    shape: ModelShape
-
-    def key(self, unit: str) -> str:
-        """What must be equal for a file to serve as this unit."""
-        return json.dumps(
-            {
-                "model": self.model,
-                "unit": unit,
-                "dtype": str(self.dtype),
-                "integers": self._integers(unit),
-                "layout": LAYOUT,
-            },
-            sort_keys=True,
-        )
-
-    def name(self, unit: str) -> str:
-        """Of the unit's file: readable in its beginning, unique in its end."""
-        form = self._integers(unit).partition("/")[0] or self.dtype
-        return f"{self.model[:12]}-{unit}-{form}-{hashlib.sha256(self.key(unit).encode()).hexdigest()[:16]}"
-
-    def _width(self, unit: str) -> IntegerFormat | None:
-        """Of an expert that has one of its own."""
-        place = place_of_expert(unit)
-        return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
-
-    def _integers(self, unit: str) -> str:
-        if self.quantisation is None or unit == EMBEDDING_UNIT:
-            return ""
-        chosen = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks
-        return "" if chosen is None else f"{chosen}/{self.shape.group_of(chosen)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +46,43 @@ class PackedUnits:
         self._lock = threading.Lock()
         self._pins: Counter[str] = Counter()
         self._room = 0
-        self._used: int | None = None
+        self._sizes: dict[str, int] | None = None
+        self._ids: tuple[int, ...] | None = None
         for stray in directory.glob("*" + TEMPORARY):
             stray.unlink()
 
     @property
     def used_bytes(self) -> int:
-        """Of all packed files; looked at once, and counted from then on."""
+        """Of all packed files; looked at once (`files`), and counted from then on."""
+        return sum(self._known().values())
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
+        known = self._known()
         with self._lock:
-            if self._used is None:
-                self._used = sum(info.size for info in self.files())
-            return self._used
+            if self._ids is None:
+                found = (_NAME.fullmatch(name) for name in known)
+                self._ids = tuple(sorted({int(parts[4], 16) for parts in found if parts}))
+            return self._ids
+
+    def _known(self) -> dict[str, int]:
+        """Sizes by name, which others do not change."""
+        with self._lock:
+            if self._sizes is not None:
+                return self._sizes
+        self.files()
+        return self._known()
+
+    def _note(self, name: str, size: int | None) -> None:
+        """A file is there, or None: it is gone."""
+        with self._lock:
+            if self._sizes is None or self._sizes.get(name) == size:
+                return
+            self._sizes = {known: held for known, held in self._sizes.items() if known != name}
+            if size is not None:
+                self._sizes[name] = size
+            self._ids = None
 
     def files(self) -> list[PackedInfo]:
         """All packed files, least recently used first."""
@@ -113,6 +94,8 @@ class PackedUnits:
                 continue
             name = path.name.removesuffix(SUFFIX)
             found.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
+        with self._lock:
+            self._sizes, self._ids = {info.name: info.size for info in found}, None
         return sorted(found, key=lambda info: info.used_ns)
 
     def units(self) -> tuple[PackedUnit, ...]:
@@ -144,7 +127,7 @@ class PackedUnits:
             if self._pins[name] > 0:
                 return False
             self._path(name).unlink(missing_ok=True)
-            self._used = None
+        self._note(name, None)
         log.info("packed_file_dropped", file=name)
         return True
 
@@ -155,7 +138,7 @@ class PackedUnits:
         """
         path = self._path(name)
         try:
-            if not path.exists():
+            if not self.has(name):
                 return None
             found = PackedFile(path, key)
             os.utime(path)
@@ -164,11 +147,14 @@ class PackedUnits:
             return None
         except DataLossError:
             path.unlink(missing_ok=True)
-            self._forget_size()
+            self._note(name, None)
             raise
 
     def has(self, name: str) -> bool:
-        return self._path(name).exists()
+        there = self._path(name).exists()
+        if not there:
+            self._note(name, None)  # what damaged it, or who removed it, did not say so
+        return there
 
     def allow(self, size: int) -> None:
         """So many bytes may be written from now on."""
@@ -194,13 +180,8 @@ class PackedUnits:
         except ResourceExhaustedError as error:
             log.warning("packed_file_not_written", file=name, why=error.message)
             return None
-        finally:
-            self._forget_size()
+        self._note(name, self._path(name).stat().st_size)
         return PackedFile(self._path(name), key)
-
-    def _forget_size(self) -> None:
-        with self._lock:
-            self._used = None
 
     def pin(self, names: Iterable[str]) -> None:
         """Do not drop these while they are in use; once for each `unpin`."""
@@ -218,7 +199,7 @@ class PackedUnits:
         try:
             size = path.stat().st_size
             path.unlink()
-            self._forget_size()
+            self._note(name, None)
         except FileNotFoundError:
             raise NotFoundError(f"there is no packed file {name!r}", field="packed") from None
         return size

@@ -188,9 +188,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
         spec = spec_from_wire(request.spec)
-        manifest, _ = self._models.get(spec.model)
+        manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        return pb.PlanResponse(placement=placement_to_wire(await self._planner.place(self._loop.state, spec, manifest)))
+        placement = await self._planner.place(self._loop.state, spec, manifest, digest)
+        return pb.PlanResponse(placement=placement_to_wire(placement))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
         spec = spec_from_wire(request.spec)
@@ -293,7 +294,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 )
             manifest, digest = self._models.get(spec.model)
             spec = self._as_stored(spec, manifest)
-            placement = await self._planner.place(state, spec, manifest)
+            placement = await self._planner.place(state, spec, manifest, digest)
             record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
             response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
             done = replace(operation, outcome=response.SerializeToString())

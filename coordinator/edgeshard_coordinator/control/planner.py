@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, ModelName, NodeId, NodeName
+from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.placement import Placement
@@ -18,8 +18,9 @@ from edgeshard_coordinator.control.solver import Solver
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.afresh import planned_afresh
 from edgeshard_coordinator.core.lengths import typical_request
+from edgeshard_coordinator.core.locality import with_held
 from edgeshard_coordinator.core.losses import Repaired, loss_of
-from edgeshard_coordinator.core.placing import Placer, checked_shape, sizes_of
+from edgeshard_coordinator.core.placing import Candidate, Placer, checked_shape, sizes_of
 from edgeshard_coordinator.core.repair import Lost, without_most
 from edgeshard_coordinator.core.sources import place_from_any
 from edgeshard_coordinator.core.standby import choose
@@ -36,14 +37,18 @@ class Planner:
         self._traffic = traffic
         self._solver = Solver()
 
-    async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest) -> Placement:
-        """A placement, from any source that is best where the spec names none."""
-        traffic, candidates = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model)), state.candidates()
+    async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest) -> Placement:
+        """A placement, from any source that is best where the spec names none. `digest` is the manifest's."""
+        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
 
-        def place(sourced: DeploymentSpec) -> Placement:
-            return self._placer.place(sourced, manifest, candidates, state.measured, traffic)
+        def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
+            return self._placer.place(sourced, manifest, nodes, state.measured, traffic)
 
-        return await self._solver.run(lambda: place(spec) if spec.source else place_from_any(spec, candidates, place))
+        def placed() -> Placement:
+            candidates = with_held(state.candidates(), spec, manifest, digest)
+            return place(spec, candidates) if spec.source else place_from_any(spec, candidates, place)
+
+        return await self._solver.run(placed)
 
     async def afresh(self, state: State, record: DeploymentRecord) -> Replan:
         """The placement of a deployment beside the best one for the boxes of `state`."""
@@ -54,7 +59,7 @@ class Planner:
                 self._placer,
                 record.spec,
                 manifest,
-                state.candidates(record.name),
+                _candidates(state, record, manifest),
                 state.measured,
                 traffic,
                 record.placement,
@@ -66,7 +71,12 @@ class Planner:
         manifest, _ = self._models.get(record.manifest_digest)
         return await self._solver.run(
             lambda: self._placer.outlook(
-                record.spec, manifest, state.candidates(record.name), state.measured, traffic, record.placement
+                record.spec,
+                manifest,
+                _candidates(state, record, manifest),
+                state.measured,
+                traffic,
+                record.placement,
             )
         )
 
@@ -74,10 +84,10 @@ class Planner:
         """What the death of each of its boxes would cost. Each is planned for as if it had happened."""
         state = self._state()
         manifest, _ = self._models.get(record.manifest_digest)
-        candidates, spec, placement = state.candidates(record.name), record.spec, record.placement
+        spec, placement = record.spec, record.placement
         typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
 
-        def repaired(node_id: NodeId, name: NodeName) -> Repaired:
+        def repaired(node_id: NodeId, name: NodeName, candidates: Sequence[Candidate]) -> Repaired:
             began = time.monotonic()
             lost = Lost(frozenset({node_id}), frozenset(state.bad_links))
             found: Placement | EdgeShardError
@@ -87,12 +97,14 @@ class Planner:
                 found = error
             return Repaired(name, found, time.monotonic() - began)
 
-        return await self._solver.run(
-            lambda: tuple(
-                loss_of(state, record, repaired(stage.node_id, stage.node_name), candidates, typical)
+        def weighed() -> tuple[Loss, ...]:
+            nodes = _candidates(state, record, manifest)
+            return tuple(
+                loss_of(state, record, repaired(stage.node_id, stage.node_name, nodes), nodes, typical)
                 for stage in placement.stages
             )
-        )
+
+        return await self._solver.run(weighed)
 
     async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
         """The boxes that are to keep weights of others' layers."""
@@ -116,14 +128,23 @@ class Planner:
         """
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
-        candidates = state.candidates(record.name)
         broken, avoided = record.placement, record.avoided
         if record.former is not None:
             broken = record.former
             avoided -= {stage.node_id for stage in broken.stages}
 
-        def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
-            lost = Lost(avoided, frozenset(links))
-            return self._placer.repair(record.spec, manifest, candidates, state.measured, traffic, broken, lost)
+        def repaired() -> Placement:
+            candidates = _candidates(state, record, manifest)
 
-        return await self._solver.run(lambda: without_most(without, state.bad_links))
+            def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
+                lost = Lost(avoided, frozenset(links))
+                return self._placer.repair(record.spec, manifest, candidates, state.measured, traffic, broken, lost)
+
+            return without_most(without, state.bad_links)
+
+        return await self._solver.run(repaired)
+
+
+def _candidates(state: State, record: DeploymentRecord, manifest: ModelManifest) -> tuple[Candidate, ...]:
+    """The boxes for a deployment, with its own memory counted as free, and what they hold of its model."""
+    return with_held(state.candidates(record.name), record.spec, manifest, record.manifest_digest)

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeshard.domain.device import Node
 from edgeshard.domain.ids import ModelName, NodeId
+from edgeshard.domain.packed import PackedOn
 from edgeshard.domain.profile import MeasuredLink, config_hash
 from edgeshard.domain.site import NodeDetails, Site, StoredLink, StoredProfile, UnknownFigures, UnknownProfile
 from edgeshard_coordinator.control.models import Models
@@ -55,8 +56,10 @@ def site_details(state: State, models: Models, model: str, now: float) -> Site:
     nodes = node_views(state, now)
     profiles: tuple[StoredProfile, ...] = ()
     config: Mapping[str, Any] = {}
+    digest, packed = "", tuple[PackedOn, ...]()
     if model:
-        manifest, _ = models.get(model)
+        manifest, digest = models.get(model)
+        packed = tuple(PackedOn(node.node_id, node.packed) for node in state.nodes.values() if node.packed)
         config = manifest.config
         shape = config_hash(config)
         profiles = _profiles(state, [node.node_id for node in nodes], models, lambda key: key[0] == shape, now)
@@ -65,6 +68,8 @@ def site_details(state: State, models: Models, model: str, now: float) -> Site:
         links=_links(state, lambda link: True, now),
         profiles=profiles,
         config=config,
+        manifest_digest=digest,
+        packed=packed,
     )
 
 

@@ -9,9 +9,11 @@ from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.packed import NOTHING_HELD
 from edgeshard.domain.placement import ExplicitStage, Placement, Prediction
 from edgeshard.domain.replan import Replan, ReplanReason
 from edgeshard.domain.traffic import WORTH_SAYING, Traffic
+from edgeshard_coordinator.core.locality import without_held
 from edgeshard_coordinator.core.measurements import Measurements
 from edgeshard_coordinator.core.placing import Candidate, Placer
 from edgeshard_coordinator.core.repair import moved_bits
@@ -34,7 +36,6 @@ def planned_afresh(
     is_there = any(node.name == spec.source and node.placeable for node in candidates)
     anew = spec if is_there else spec.model_copy(update={"source": head.node_name})
     found = placer.place(anew, manifest, candidates, measured, traffic)
-    found = replace(found, note=f"{found.note} {moved_bits(current, found, candidates)}".strip())
     held = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in current.stages)
     here = spec.model_copy(update={"layers": held, "source": head.node_name})
     expected, note = current.predicted, ""
@@ -45,6 +46,12 @@ def planned_afresh(
         # Such as a pool for all requests that does not fit: what was predicted when it was planned stands.
         note = error.message
     gain = _gain(expected, found.predicted)
+    if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
+        # What boxes hold decides where to move, not whether.
+        best = placer.place(anew, manifest, without_held(candidates), measured, traffic)
+        if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
+            found, gain = best, more
+    found = replace(found, note=f"{found.note} {moved_bits(current, found, candidates)}".strip())
     if gain is None and found.predicted is None:
         note = found.note
     plan = Replan(current, found, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")

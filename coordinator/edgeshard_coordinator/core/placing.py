@@ -24,6 +24,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
+from edgeshard.domain.packed import NOTHING_HELD, Held
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
 from edgeshard.domain.residency import choose_residency, in_disk_blocks, room_for_experts
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
@@ -44,7 +45,8 @@ class Candidate:
     """A box as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there.
 
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
-    of the deployment in question in memory.
+    of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the
+    model and the form in question, where somebody looked (`core.locality`).
     """
 
     node_id: NodeId
@@ -55,6 +57,8 @@ class Candidate:
     facts: DeviceFacts
     starting: bool = False
     warm: LayerRange | None = None
+    packed: tuple[int, ...] = ()
+    held: Held = NOTHING_HELD
 
     @property
     def placeable(self) -> bool:

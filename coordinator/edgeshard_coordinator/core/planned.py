@@ -23,6 +23,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.packed import NOTHING_HELD
 from edgeshard.domain.placement import ExplicitStage, LengthsFrom, Placement, Prediction
 from edgeshard.domain.profile import config_hash
 from edgeshard.domain.traffic import NO_TRAFFIC, WORTH_SAYING, Outlook, Traffic
@@ -42,6 +43,7 @@ from edgeshard.planning.tiers.joint import StreamedLoad, stream_loads
 from edgeshard.planning.tiers.step_costs import streaming_costs
 from edgeshard.planning.tiers.words import advice_without_streaming, offer_words, streaming_words
 from edgeshard_coordinator.core.lengths import typical_request
+from edgeshard_coordinator.core.locality import nearest, without_held
 from edgeshard_coordinator.core.measurements import Measurements, links_of, profiles_for
 from edgeshard_coordinator.core.placing import (
     Candidate,
@@ -97,6 +99,12 @@ class PlanningPlacer:
 
         try:
             here, best = with_layers(held), with_layers(())
+            if here.predicted is not None and best.predicted is not None:
+                # What boxes hold decides where to move, not whether.
+                small = here.predicted.gain_of(best.predicted) < WORTH_SAYING
+                if small and any(node.held != NOTHING_HELD for node in candidates):
+                    candidates = without_held(candidates)
+                    best = with_layers(())
         except EdgeShardError as error:
             return Outlook(note=f"It cannot be weighed against other placements: {error.message}.")
         if here.predicted is None or best.predicted is None:
@@ -129,10 +137,11 @@ class PlanningPlacer:
                 placement = _Site(here, manifest, usable, measured, traffic).kept(broken)
                 if not lost.crosses([stage.node_id for stage in placement.stages]):
                     found.append(placement)
-        # Weights that are in memory come before a better pace; and of those without figures the first, which touch the
-        # fewest boxes.
-        best = min(found, key=lambda placement: _cost(placement, broken, candidates), default=None)
-        if best is None:
+        # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
+        # of those without figures the first, which touch the fewest boxes.
+        if found:
+            best = nearest(found, lambda placement: _cost(placement, broken, candidates), candidates)
+        else:
             best = self._without(spec, manifest, usable, _without_links(measured, lost), traffic, lost)
         return replace(best, note=f"{best.note} {moved_bits(broken, best, candidates)}".strip())
 
@@ -275,7 +284,8 @@ class _Site:
             return self._streaming(site, result, costs)
         if spec.micro_batches:
             load = self._load(costs, cut) or Load(1, spec.micro_batches)
-            result = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
+            micro = result_of(costs, predict(costs, load, cut), None, GAP_OF_LATENCY)
+            result = replace(micro, locality=result.locality)
         elif problem.goal.is_single:
             load = self._load(costs, cut) or load
         stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
@@ -372,6 +382,7 @@ class _Site:
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
             "reserve": {name: float(size) for name in site.cluster.names if (size := spec.reserve_of(name))},
+            "held": {node.name: node.held for node in self._nodes.values() if node.held != NOTHING_HELD},
         }
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 
@@ -487,6 +498,8 @@ def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests:
         parts.append(f"Doubtful figures of {doubts_line(found)}.")
     if not spec.layers:
         parts.append(_unused(site))
+    if words := explain.locality_words(result):
+        parts.append(f"{words[0].upper()}{words[1:]}.")
     if spec.mode == "bubbles" and figures.load.micro_batches > 1:
         parts.append("The figures are those of the mode no-bubbles.")
     return " ".join(part for part in parts if part)

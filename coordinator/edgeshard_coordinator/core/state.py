@@ -93,6 +93,8 @@ class KnownNode:
     reported: bool = False
     """Whether it has said over this connection what it holds."""
     huge_pages: HugePages | None = None
+    packed: tuple[int, ...] = ()
+    """Ids of the units that it keeps packed. Not on disk."""
     saved: bool = False
     released: frozenset[HeldStage] = frozenset()
     """What this connection was told to release and the box still names: it was sent before, or is under way."""
@@ -390,6 +392,7 @@ class State:
                 facts=node.facts,
                 starting=node.starting,
                 warm=warm.get(node.node_id),
+                packed=node.packed,
             )
             for node in ordered
         )

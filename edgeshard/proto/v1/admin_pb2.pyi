@@ -109,20 +109,32 @@ class GetSiteRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetSiteResponse(_message.Message):
-    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic", "coordinator")
+    __slots__ = ("nodes", "links", "profiles", "config_json", "traffic", "coordinator", "manifest_digest", "packed")
     NODES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PROFILES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]
     links: _containers.RepeatedCompositeFieldContainer[_profile_pb2.MeasuredLink]
     profiles: _containers.RepeatedCompositeFieldContainer[StoredProfile]
     config_json: bytes
     traffic: _common_pb2.Traffic
     coordinator: _common_pb2.Condition
-    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., coordinator: _Optional[_Union[_common_pb2.Condition, _Mapping]] = ...) -> None: ...
+    manifest_digest: str
+    packed: _containers.RepeatedCompositeFieldContainer[PackedOnNode]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[_common_pb2.Node, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[_profile_pb2.MeasuredLink, _Mapping]]] = ..., profiles: _Optional[_Iterable[_Union[StoredProfile, _Mapping]]] = ..., config_json: _Optional[bytes] = ..., traffic: _Optional[_Union[_common_pb2.Traffic, _Mapping]] = ..., coordinator: _Optional[_Union[_common_pb2.Condition, _Mapping]] = ..., manifest_digest: _Optional[str] = ..., packed: _Optional[_Iterable[_Union[PackedOnNode, _Mapping]]] = ...) -> None: ...
+
+class PackedOnNode(_message.Message):
+    __slots__ = ("node_id", "units")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    units: _common_pb2.PackedIds
+    def __init__(self, node_id: _Optional[str] = ..., units: _Optional[_Union[_common_pb2.PackedIds, _Mapping]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
     __slots__ = ("operation_id", "model", "dtype", "nodes", "quick", "again", "quantisation")

@@ -251,6 +251,12 @@ class PackedUnit(_message.Message):
     model_name: str
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., unit: _Optional[str] = ..., form: _Optional[str] = ..., size_bytes: _Optional[int] = ..., in_use: _Optional[bool] = ..., model_name: _Optional[str] = ...) -> None: ...
 
+class PackedIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class StageStatus(_message.Message):
     __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling", "experts", "swap")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]

@@ -247,36 +247,40 @@ class DropPacked(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes", "huge_pages", "others_share")
+    __slots__ = ("node_id", "incarnation", "stages", "memory_available_bytes", "huge_pages", "others_share", "packed")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
     memory_available_bytes: int
     huge_pages: _common_pb2.HugePages
     others_share: float
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ...) -> None: ...
+    packed: _common_pb2.PackedIds
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ..., packed: _Optional[_Union[_common_pb2.PackedIds, _Mapping]] = ...) -> None: ...
 
 class HeartbeatChange(_message.Message):
-    __slots__ = ("stages", "removed", "memory_available_bytes", "huge_pages", "others_share", "urgent")
+    __slots__ = ("stages", "removed", "memory_available_bytes", "huge_pages", "others_share", "urgent", "packed")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HUGE_PAGES_FIELD_NUMBER: _ClassVar[int]
     OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
     URGENT_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageStatus]
     removed: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageKey]
     memory_available_bytes: int
     huge_pages: _common_pb2.HugePages
     others_share: float
     urgent: bool
-    def __init__(self, stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[_common_pb2.StageKey, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ..., urgent: _Optional[bool] = ...) -> None: ...
+    packed: _common_pb2.PackedIds
+    def __init__(self, stages: _Optional[_Iterable[_Union[_common_pb2.StageStatus, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[_common_pb2.StageKey, _Mapping]]] = ..., memory_available_bytes: _Optional[int] = ..., huge_pages: _Optional[_Union[_common_pb2.HugePages, _Mapping]] = ..., others_share: _Optional[float] = ..., urgent: _Optional[bool] = ..., packed: _Optional[_Union[_common_pb2.PackedIds, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("known",)

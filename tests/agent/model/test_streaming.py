@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from edgeshard.architectures.unit_forms import UnitForm, held_of
 from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.packed import NOTHING_HELD
 from edgeshard.domain.step import StepPlan
 from edgeshard.process.clock import SystemClock
 
@@ -97,6 +100,11 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
         with pytest.raises(FailedPreconditionError, match="cannot be streamed"):
             load(checkpoint, Packing(units, MODEL, budget=1))
         return
+    every = frozenset(range(_layer_count(checkpoint)))
+    form = UnitForm(MODEL, first.dtype, None, first.shape)
+    held = held_of(form, checkpoint.config, frozenset(units.ids))
+    assert held.layers == every and held.head, "by the ids of its files, others know what this box has"
+    assert held_of(replace(form, dtype=DType.FLOAT16), checkpoint.config, frozenset(units.ids)) == NOTHING_HELD
     nothing = NothingLeft(SafetensorsDirectory(checkpoint.path))
     again = load(checkpoint, Packing(units, MODEL), source=nothing)
     assert again.parameter_bytes == plain.parameter_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.store.packed_units import PackedUnits
 
-from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.packed import PackedUnit
 
 MODEL = "0123456789ab"
@@ -51,3 +51,23 @@ def test_none_goes_where_one_is_not_there(packed: PackedUnits) -> None:
     with pytest.raises(NotFoundError, match="feed") as refused:
         packed.drop_units([f"{1:016x}", "feed"])
     assert refused.value.field == "ids" and len(packed.units()) == 4
+
+
+def test_what_is_there_is_counted_as_it_comes_and_goes_without_a_look_at_the_disk(
+    packed: PackedUnits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(packed.ids) == [0, 1, 2, 3] and packed.used_bytes == 406, "a file without a name of a unit has no id"
+    monkeypatch.setattr(Path, "glob", None)
+    packed.allow(1 << 20)
+    form = name("layer-3", 7)
+    written = packed.write(form, "key", [], bytes(10), [memoryview(bytes(4096))], 4096)
+    assert written is not None and list(packed.ids) == [0, 1, 2, 3, 7]
+    assert packed.used_bytes == 406 + written.path.stat().st_size
+    assert packed.drop(name("layer-2", 1)) == 101 and list(packed.ids) == [0, 2, 3, 7]
+    (tmp_path / f"{name('embedding', 2)}.packed").unlink()
+    assert list(packed.ids) == [0, 2, 3, 7], "nobody said so"
+    assert not packed.has(name("embedding", 2)) and list(packed.ids) == [0, 3, 7]
+    written.path.write_bytes(b"x")
+    with pytest.raises(DataLossError):
+        packed.find(form, "key")
+    assert list(packed.ids) == [0, 3] and packed.used_bytes == 100 + 103

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange
+from edgeshard.domain.packed import Held
 from edgeshard.domain.placement import PlacedStage, Placement, Prediction
 
 SPEC = parse_spec({"name": "tale", "model": "tiny"})
@@ -31,7 +33,7 @@ class Planner:
         self.seconds = seconds
         self.asked: list[str] = []
 
-    def place(self, spec: DeploymentSpec) -> Placement:
+    def place(self, spec: DeploymentSpec, candidates: Sequence[Candidate] = ()) -> Placement:
         self.asked.append(spec.source)
         if spec.source not in self.seconds:
             raise ResourceExhaustedError(f"{spec.source} is full")
@@ -82,3 +84,17 @@ def test_what_is_recorded_names_the_source() -> None:
     placement = place_from_any(SPEC, [box("a")], Planner(a=1.0).place)
     assert with_source(SPEC, placement).source == "a"
     assert with_source(SPEC.model_copy(update={"source": "z"}), placement).source == "z"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "source"),
+    [((1.0, 1.0), "b"), ((1.0, 1.04), "b"), ((1.0, 1.06), "a"), ((1.04, 1.0), "b"), ((1.0, None), "a")],
+)
+def test_the_box_that_holds_the_model_is_the_source_where_that_is_nearly_as_good(
+    seconds: tuple[float, float | None], source: str
+) -> None:
+    holder = replace(box("b"), held=Held(frozenset(range(12)), embedding=True, head=True))
+    planner = Planner(a=seconds[0], b=seconds[1])
+    assert chosen(planner, box("a"), holder) == source
+    note = place_from_any(SPEC, [box("a"), holder], planner.place).note
+    assert ("has less to fetch and pack than that of a" in note) == (source == "b" and seconds != (1.04, 1.0))

@@ -1,0 +1,79 @@
+"""How a unit of a model is packed, and by what name and id its file goes: what boxes and the coordinator agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, place_of_expert, tensors_of_units
+from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import LayerRange
+from edgeshard.domain.packed import NOTHING_HELD, Held
+
+LAYOUT = 1
+"""Version of packed files and of the kernels' layout in them; a file of another one is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitForm:
+    """How the units of a stage are packed; a packed file serves only what has the same. `model` is a manifest."""
+
+    model: Digest
+    dtype: DType
+    quantisation: Quantisation | None
+    shape: ModelShape
+
+    def key(self, unit: str) -> str:
+        """What must be equal for a file to serve as this unit."""
+        return json.dumps(
+            {
+                "model": self.model,
+                "unit": unit,
+                "dtype": str(self.dtype),
+                "integers": self._integers(unit),
+                "layout": LAYOUT,
+            },
+            sort_keys=True,
+        )
+
+    def name(self, unit: str) -> str:
+        """Of the unit's file: readable in its beginning, unique in its end."""
+        form = self._integers(unit).partition("/")[0] or self.dtype
+        return f"{self.model[:12]}-{unit}-{form}-{self.id(unit)}"
+
+    def id(self, unit: str) -> str:
+        """Of the unit's file: 16 hexadecimal digits, of the key."""
+        return hashlib.sha256(self.key(unit).encode()).hexdigest()[:16]
+
+    def _width(self, unit: str) -> IntegerFormat | None:
+        """Of an expert that has one of its own."""
+        place = place_of_expert(unit)
+        return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
+
+    def _integers(self, unit: str) -> str:
+        if self.quantisation is None or unit == EMBEDDING_UNIT:
+            return ""
+        chosen = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks
+        return "" if chosen is None else f"{chosen}/{self.shape.group_of(chosen)}"
+
+
+def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> Held:
+    """What of a model lies packed on a box that has the files of these ids: of a mixture, layers with all experts.
+
+    `config` is the decoded config.json of the model of `form`. Raises as `tensors_of_units` does.
+    """
+    if not ids:
+        return NOTHING_HELD
+    lacking, layer_count = set[int](), form.shape.layer_count
+    units = tensors_of_units(config, LayerRange(0, layer_count), form.quantisation)
+    for unit in units:
+        _, _, place = unit.partition("layer-")
+        if place and int(form.id(unit), 16) not in ids:
+            lacking.add(int(place.partition("-")[0]))
+    embedding, head = (int(form.id(unit), 16) in ids for unit in (EMBEDDING_UNIT, HEAD_UNIT))
+    return Held(frozenset(range(layer_count)) - lacking, embedding, head)

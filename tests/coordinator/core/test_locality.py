@@ -1,0 +1,170 @@
+"""What boxes keep packed: found by the ids of its files, weighed by the planner, and never a reason to move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from edgeshard_coordinator.core.afresh import planned_afresh
+from edgeshard_coordinator.core.apply import apply
+from edgeshard_coordinator.core.events import HeartbeatsReceived, NodeConnected, NodeRegistered
+from edgeshard_coordinator.core.locality import nearest, with_held
+from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
+from edgeshard_coordinator.core.placing import Candidate
+from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.repair import Lost
+from edgeshard_coordinator.core.state import State
+
+from edgeshard.architectures import parse_config
+from edgeshard.architectures.unit_forms import UnitForm
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, layer_unit
+from edgeshard.domain.commands import Heartbeat
+from edgeshard.domain.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.ids import Digest, NodeId, NodeName
+from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.packed import NOTHING_HELD, Held
+from edgeshard.domain.placement import Placement
+from edgeshard.domain.profile import LinkProfile
+from edgeshard.domain.replan import ReplanReason
+from edgeshard.domain.traffic import NO_TRAFFIC
+
+DIGEST = Digest("d" * 64)
+MIB = 1 << 20
+SLOW_S = 2e-2
+"""Of a source that had better compute one layer only."""
+
+
+def spec_of(**changes: Any) -> DeploymentSpec:
+    return parse_spec(
+        {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "objective": "latency", **changes}
+    )
+
+
+def box(name: str, held: Held = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
+    facts = DeviceFacts("cpu", "some CPU", 2, 1024 * MIB, 1024 * MIB, False, "test")
+    node = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, held=held)
+    return replace(node, **changes)
+
+
+def layers(first: int, end: int) -> Held:
+    return Held(frozenset(range(first, end)))
+
+
+@pytest.fixture(scope="module")
+def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
+    return make_manifest()
+
+
+@pytest.fixture(scope="module")
+def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mapping[NodeId, Measurements]]:
+    """Blocks of so many seconds by box, and links between all."""
+
+    def make(**block_s: float) -> Mapping[NodeId, Measurements]:
+        known = {}
+        for name, seconds in block_s.items():
+            profile = make_profile(manifest.config, seconds, DType.FLOAT32)
+            links = {
+                NodeId(f"id-{other}"): Reported(LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20), 0.0)
+                for other in block_s
+                if other != name
+            }
+            known[NodeId(f"id-{name}")] = Measurements({key_of(profile): Reported(profile, 0.0)}, links)
+        return known
+
+    return make
+
+
+def cuts(placement: Placement) -> str:
+    return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
+
+
+def ids_of(form: UnitForm, *units: str) -> tuple[int, ...]:
+    return tuple(sorted(int(form.id(unit), 16) for unit in units))
+
+
+def test_what_is_held_counts_in_the_form_that_is_wanted(manifest: ModelManifest) -> None:
+    shape = parse_config(manifest.config)
+    plain = UnitForm(DIGEST, DType.FLOAT32, None, shape)
+    small = UnitForm(DIGEST, DType.FLOAT32, Quantisation.INT8, shape)
+    nodes = [
+        box("a", packed=ids_of(plain, layer_unit(0), layer_unit(3), EMBEDDING_UNIT)),
+        box("b", packed=ids_of(small, layer_unit(5), HEAD_UNIT)),
+        box("c"),
+    ]
+    found = with_held(nodes, spec_of(), manifest, DIGEST)
+    assert [node.held for node in found] == [Held(frozenset({0, 3}), embedding=True), NOTHING_HELD, NOTHING_HELD]
+    found = with_held(nodes, spec_of(quantisation={"*": "int8"}), manifest, DIGEST)
+    assert [node.held for node in found] == [Held(embedding=True), Held(frozenset({5}), head=True), NOTHING_HELD]
+    found = with_held(nodes, spec_of(dtype="bfloat16"), manifest, DIGEST)
+    assert [node.held for node in found] == [NOTHING_HELD] * 3
+    assert with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].held == NOTHING_HELD, "of another model"
+
+
+def test_a_box_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_registration: Any) -> None:
+    state = apply(State(instance="test"), NodeRegistered(make_registration("a"), now=0.0))
+    state = apply(state, NodeConnected(NodeId("id-a"), "i1", 1, now=0.0))
+    assert state.candidates()[0].packed == ()
+    version = state.version
+    for packed in ((3, 9), (9,)):
+        beat = Heartbeat(NodeId("id-a"), "i1", (), 0, packed=packed)
+        state = apply(state, HeartbeatsReceived((beat,), now=1.0))
+        assert state.candidates()[0].packed == packed
+    state = apply(state, NodeRegistered(make_registration("a"), now=2.0))
+    assert state.candidates()[0].packed == (9,) and state.version == version, "no placement is outdated by it"
+
+
+@pytest.mark.parametrize(("block_s", "chosen"), [(5e-3, "c"), (5.15e-3, "c"), (5.6e-3, "b")])
+def test_a_placement_takes_the_box_that_holds_the_layers_within_the_margin(
+    manifest: ModelManifest, measured: Any, block_s: float, chosen: str
+) -> None:
+    nodes = [box("a"), box("b"), box("c", layers(0, 12))]
+    known = measured(a=SLOW_S, b=5e-3, c=block_s)
+    plain = PlanningPlacer().place(spec_of(), manifest, [*nodes[:2], box("c")], known)
+    assert plain.stages[-1].node_name == "b" and not plain.note
+    placement = PlanningPlacer().place(spec_of(), manifest, nodes, known)
+    assert placement.stages[-1].node_name == chosen
+    assert ("holds layers" in placement.note and "chosen over a=" in placement.note) == (chosen == "c")
+
+
+def test_a_lost_stage_goes_to_the_box_that_holds_its_layers(manifest: ModelManifest, measured: Any) -> None:
+    nodes = [box("a"), box("b"), box("c"), box("d", layers(4, 12))]
+    known = measured(a=SLOW_S, b=5e-3, c=5e-3, d=5.1e-3)
+    broken = PlanningPlacer().place(spec_of(layers="a=0:4,b=4:12"), manifest, nodes[:2], known)
+    lost = Lost(frozenset({NodeId("id-b")}))
+    found = PlanningPlacer().repair(spec_of(), manifest, nodes, known, NO_TRAFFIC, broken, lost)
+    assert cuts(found) == "a=0:4,d=4:12"
+    slow = measured(a=SLOW_S, b=5e-3, c=5e-3, d=6e-3)
+    found = PlanningPlacer().repair(spec_of(), manifest, nodes, slow, NO_TRAFFIC, broken, lost)
+    assert cuts(found) == "a=0:4,c=4:12"
+
+
+def test_of_placements_the_nearest_is_within_the_margin_of_the_best(manifest: ModelManifest, measured: Any) -> None:
+    known = measured(a=5e-3, b=5e-3, c=5e-3)
+    nodes = [box("a"), box("b"), box("c", layers(6, 12))]
+    found = [
+        PlanningPlacer().place(spec_of(layers=text), manifest, nodes, known)
+        for text in ("a=0:6,b=6:12", "a=0:6,c=6:12")
+    ]
+    for costs, chosen in (((1.0, 1.05), 1), ((1.0, 1.06), 0), ((-1.05, -1.0), 1), ((-1.06, -1.0), 0), ((0.0, 0.0), 1)):
+        rank = dict(zip(map(cuts, found), costs, strict=True))
+        assert nearest(found, lambda one, rank=rank: (False, rank[cuts(one)]), nodes) is found[chosen], costs  # type: ignore[misc]
+    amiss = {cuts(found[0]): (False, 1.0), cuts(found[1]): (True, 1.0)}
+    assert nearest(found, lambda one: amiss[cuts(one)], nodes) is found[0], "what is in memory comes first"
+
+
+def test_what_boxes_hold_decides_where_to_move_and_not_whether(manifest: ModelManifest, measured: Any) -> None:
+    """On b it is more than 5 % faster than on c, where it runs; on d, which holds the layers, 3 %."""
+    known = measured(a=SLOW_S, b=5e-3, c=5.4e-3, d=5.2e-3)
+    nodes = [box("a"), box("b"), box("c"), box("d", layers(1, 12))]
+    placer = PlanningPlacer()
+    current = placer.place(spec_of(layers="a=0:1,c=1:12"), manifest, nodes, known)
+    near = placer.place(spec_of(), manifest, nodes, known)
+    assert cuts(near) == "a=0:1,d=1:12"
+    found = planned_afresh(placer, spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
+    assert found.reason is ReplanReason.WOULD_MOVE and found.found.stages[-1].node_name == "b"
+    outlook = placer.outlook(spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
+    assert outlook.layers and outlook.layers[-1].node == "b"

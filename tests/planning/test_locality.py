@@ -1,0 +1,123 @@
+"""What boxes hold decides among plans that are nearly as good, and only among these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.instances import random_problem
+from edgeshard.domain.dtypes import DType
+from edgeshard.domain.packed import NOTHING_HELD, Held
+from edgeshard.planning.catalogue import DeviceSpec
+from edgeshard.planning.costs import Costs
+from edgeshard.planning.devices import Cluster, ClusterNode, Link
+from edgeshard.planning.explain import locality_words
+from edgeshard.planning.locality import LOCALITY_MARGIN, Lacking
+from edgeshard.planning.plan import plan, predict
+from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.scoring import violations
+from edgeshard.planning.shapes import built_in_model
+
+GB = 1e9
+LAYERS = 32
+
+
+def box(name: str, speed: float = 1.0, memory: float = 10 * GB) -> ClusterNode:
+    flops = dict.fromkeys(DType, 1e12 * speed)
+    return ClusterNode(name, DeviceSpec("test", memory, 0.0, 100 * GB * speed, flops, False, "made up"), name)
+
+
+def problem_of(held: dict[str, Held], *nodes: ClusterNode, **changes: object) -> PlanProblem:
+    """Llama2-7B in float16 needs two boxes of these."""
+    cluster = Cluster(nodes, Link(1e9, 1e-3), source="a")
+    model = built_in_model("llama2-7b")
+    assert model is not None
+    problem = PlanProblem(model, cluster, Objective.REQUEST, dtype=DType.FLOAT16, held=held)
+    return replace(problem, **changes)  # type: ignore[arg-type]
+
+
+def layers(first: int, end: int, **ends: bool) -> Held:
+    return Held(frozenset(range(first, end)), **ends)
+
+
+def test_of_boxes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> None:
+    nodes = (box("a"), box("b"), box("c"), box("d"))
+    best = plan(problem_of({}, *nodes))
+    assert [stage.node for stage in best.stages] == ["a", "b"] and best.locality is None and not locality_words(best)
+    first = best.stages[0].layers.end
+    near = plan(problem_of({"d": layers(first, LAYERS, head=True)}, *nodes))
+    assert near.placement == best.placement.replace("b=", "d=") and near.locality is not None
+    assert near.locality.slower == pytest.approx(0.0) and near.gap == pytest.approx(best.gap)
+    assert locality_words(near) == (
+        f"d holds layers {first}:32 packed: chosen over {best.placement}, as good, "
+        f"{near.locality.saved_bytes / 2**30:.1f} GiB less to fetch and pack"
+    )
+
+
+def test_a_cut_moves_to_where_the_layers_are_and_says_what_that_costs() -> None:
+    nodes = (box("a"), box("b", 1.02))
+    best = plan(problem_of({}, *nodes))
+    end = best.stages[0].layers.end
+    held = {"a": layers(0, end + 5, embedding=True), "b": layers(end + 5, LAYERS, head=True)}
+    near = plan(problem_of(held, *nodes))
+    assert near.placement == f"a=0:{end + 5},b={end + 5}:32" and near.locality is not None
+    assert near.locality.lacking_bytes == 0 and 0 < near.locality.slower <= LOCALITY_MARGIN
+    assert f", {100 * near.locality.slower:.1f} % slower, " in locality_words(near)
+    assert near.gap is not None and near.gap >= near.locality.slower / (1 + near.locality.slower) - 1e-9
+
+
+@pytest.mark.parametrize(("speed", "name"), [(1.0 / 1.04, "c"), (1.0 / 1.2, "b")])
+def test_a_box_that_is_too_slow_is_not_taken_for_what_it_holds(speed: float, name: str) -> None:
+    nodes = (box("a", memory=4 * GB), box("b", memory=30 * GB), box("c", speed, memory=30 * GB))
+    found = plan(problem_of({"c": layers(0, LAYERS, embedding=True, head=True)}, *nodes, max_nodes=2))
+    assert found.stages[-1].node == name and (found.locality is None) == (name == "b")
+
+
+def test_a_promised_time_comes_before_what_is_held() -> None:
+    nodes = (box("a", memory=4 * GB), box("b", memory=30 * GB), box("c", 1.0 / 1.03, memory=30 * GB))
+    held = {"c": layers(0, LAYERS, head=True)}
+    free = plan(problem_of(held, *nodes, max_nodes=2))
+    assert free.stages[-1].node == "c" and free.prediction is not None
+    promised = plan(problem_of(held, *nodes, max_nodes=2, max_time_per_token_s=0.99 * free.prediction.time_per_token_s))
+    assert promised.stages[-1].node == "b" and promised.locality is None
+
+
+@pytest.mark.parametrize(
+    "objective", [Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.THROUGHPUT, Objective.AUTO]
+)
+@pytest.mark.parametrize("seed", range(25))
+def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Objective) -> None:
+    problem = random_problem(seed, objective)
+    best = plan(problem, alternatives=0)
+    nobody = dict.fromkeys(problem.cluster.names, NOTHING_HELD)
+    assert plan(replace(problem, held=nobody), alternatives=0) == replace(best, problem=replace(problem, held=nobody))
+    random = np.random.default_rng(seed)
+    count = problem.model.layer_count
+    held = {
+        name: Held(
+            frozenset(np.flatnonzero(random.random(count) < random.random()).tolist()), bool(random.random() < 0.5)
+        )
+        for name in problem.cluster.names
+        if random.random() < 0.7
+    }
+    wanted = replace(problem, held=held)
+    near = plan(wanted, alternatives=0)
+    assert (near.prediction is None) == (best.prediction is None)
+    if near.prediction is None or best.prediction is None:
+        return
+    costs, goal = Costs(wanted), problem.goal
+    assert not violations(costs.decode(near.prediction.load), near.prediction.cut)
+    assert near.prediction == predict(costs, near.prediction.load, near.prediction.cut)
+    limit = problem.max_time_per_token_s
+    assert limit is None or near.prediction.time_per_token_s <= limit * (1 + 1e-9)
+    least, cost = best.prediction.cost(goal), near.prediction.cost(goal)
+    assert cost <= least * (1 + LOCALITY_MARGIN) * (1 + 1e-9)
+    lacking = Lacking(costs)
+    assert lacking.of(near.prediction.cut) <= lacking.of(best.prediction.cut)
+    assert near.gap is not None and best.gap is not None
+    assert cost * (1 - near.gap) == pytest.approx(least * (1 - best.gap), rel=1e-6)
+    if near.locality is not None:
+        assert near.locality.slower == pytest.approx(cost / least - 1, abs=1e-9)
+        assert near.locality.best == best.placement and near.locality.lacking_bytes == lacking.of(near.prediction.cut)
