@@ -20,6 +20,7 @@ import edgeshard_coordinator.core.reconcile
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
 from edgeshard_agent.net.attach import HeadStream
+from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.scheduler import Scheduler
 from edgeshard_coordinator.control.admin_service import AdminServicer
 from edgeshard_coordinator.control.requests import Attachment, RequestFront
@@ -29,6 +30,7 @@ from edgeshard.domain.errors import AlreadyExistsError
 from edgeshard.domain.generation import Token
 from edgeshard.domain.head import HeadMessage, StartRequest
 from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.step import KvGrant, StepPlan
 from tests.simulator.setup import collected, say, steady, work_alone
 
 Broken = Callable[[], Any]
@@ -144,6 +146,18 @@ def head_goes_on_a_token_too_far() -> Any:
     return mock.patch.object(Head, "_follow", follow)
 
 
+def swapped_request_comes_back_as_a_new_one() -> Any:
+    """The stages grant it blocks and leave what they kept of it aside."""
+    plan = Draft.plan
+
+    def telling(
+        self: Draft, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
+    ) -> StepPlan:
+        return plan(self, frees, swap_outs, tuple(replace(grant, swapped=False) for grant in swap_ins))
+
+    return mock.patch.object(Draft, "plan", telling)
+
+
 ALL: dict[str, Broken] = {
     function.__name__: function
     for function in (
@@ -156,6 +170,7 @@ ALL: dict[str, Broken] = {
         replay_counts_anew,
         acknowledged_before_it_is_on_disk,
         head_goes_on_a_token_too_far,
+        swapped_request_comes_back_as_a_new_one,
     )
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from edgeshard_agent.engine.worker import step_hangs
@@ -25,12 +25,15 @@ from edgeshard_agent.scheduler.text import TextStream
 from edgeshard.architectures import expected_tensors, parse_config
 from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import InternalError, NotFoundError
+from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.generation import FinishReason, Generation, Sampling
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.step import SampledToken, StepPlan
 from tests.simulator.loop import Process
+
+if TYPE_CHECKING:
+    from tests.simulator.watch import Watch
 
 VOCABULARY = 97
 END = 96
@@ -146,9 +149,9 @@ def answer(generation: Generation) -> Answer:
 
 
 class SimModel:
-    """What `StageModel` is for a stage: `violate` hears of a step that needs what the stage has not."""
+    """What `StageModel` is for a stage: `watch` hears of a step that needs what the stage has not, and of swaps."""
 
-    def __init__(self, prepare: PrepareStage, violate: Callable[[str], None]) -> None:
+    def __init__(self, prepare: PrepareStage, watch: Watch) -> None:
         placement, layers = prepare.placement, prepare.placed.layers
         self.shape = parse_config(manifest().config)
         self.layers = layers
@@ -159,7 +162,7 @@ class SimModel:
         self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
         self.pool.swap = SwapSpace(swapping(prepare).blocks)
         self._kept: dict[int, list[int]] = {}
-        self._violate = violate
+        self._watch, self._violate = watch, watch.violate
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
         self.released = False
@@ -226,13 +229,29 @@ class SimModel:
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
 
     def _commit(self, plan: StepPlan) -> None:
-        draft = self.pool.check(plan)
+        try:
+            draft = self.pool.check(plan)
+        except EdgeShardError as error:
+            self._violate(f"a stage of layers {self.layers} refused a step: {error.message}")
+            raise
+        for request in self._kept.keys() & set(plan.frees):
+            del self._kept[request]
         for request, table in draft.swap_outs.items():
             self._kept[request] = [self._slots[slot] for slot in self._slots_of(request, table.length)]
+            self._watch.met["swap", "held", "put aside"] = 1
         self.pool.commit(draft)
         for request in draft.swap_ins:
             for slot, history in zip(self._slots_of(request, 1 << 30), self._kept.pop(request), strict=False):
                 self._slots[slot] = history
+            self._watch.met["swap", "kept aside", "taken back"] = 1
+        told = self.pool.swapped
+        counted = self.pool.swap.swapped_out - self.pool.swap.swapped_in
+        self._watch.hold(
+            self._kept.keys() == self.pool.swap.requests
+            and counted >= len(self._kept)
+            and (told is None or told.kept_bytes <= told.capacity_bytes),
+            f"a stage of layers {self.layers} keeps KV aside that is not of the requests that were swapped out",
+        )
 
     def _slots_of(self, request: int, end: int) -> list[int]:
         size = self.pool.block_tokens
@@ -265,8 +284,8 @@ class SimPin:
         pass
 
 
-def loaded(prepare: PrepareStage, violate: Callable[[str], None]) -> LoadedModel:
-    model: Any = SimModel(prepare, violate)
+def loaded(prepare: PrepareStage, watch: Watch) -> LoadedModel:
+    model: Any = SimModel(prepare, watch)
     pin: Any = SimPin()
     tokenizer: Any = SimTokenizer()
     for_head = ForHead(tokenizer, frozenset({END})) if prepare.stage == 0 else None

@@ -41,7 +41,8 @@ class Application:
         self.open = requests
         at = 0.0
         for number in range(requests):
-            at += 0.0 if world.fates.wants("AttachRequest tokens") else dice.choice((0.0, 0.2, 1.5, 3.0))
+            at_once = world.crowded or world.fates.wants("AttachRequest tokens")
+            at += 0.0 if at_once else dice.choice((0.0, 0.2, 1.5, 3.0))
             process.call_later(at, self._begin, number)
 
     def _begin(self, number: int) -> None:
@@ -51,22 +52,21 @@ class Application:
         dice, world = self._dice, self.world
         wrong = dice.random() < (0.7 if world.fates.wants("AttachRequest failed") else 0.06)
         prompt: str | tuple[int, ...] = tuple(
-            dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((1, 3, 20, 40)))
+            dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((20, 40) if world.crowded else (1, 3, 20, 40)))
         )
         if wrong:
             prompt = (VOCABULARY + 5,)
         elif dice.random() < 0.4:
             prompt = "".join(dice.choice("abcdefgh ") for _ in range(dice.choice((1, 5, 30))))
-        new = dice.choice((1, 4, 12, 25, 40))
+        new = 40 if world.crowded else dice.choice((1, 4, 12, 25, 40))
         stop = (chr(48 + dice.randrange(64)),) if dice.random() < 0.3 else ()
         seed = dice.randrange(1000)
         generation = Generation(prompt, new, Sampling(seed=seed), (), stop)
         wanted = None if wrong else answer(generation)
         limit = dice.choice((None, None, None, 0.8, 6.0))
         leaves_behind = dice.randrange(new) if dice.random() < 0.12 else None
-        cancels = dice.random() < (
-            0.9 if world.fates.wants("Cancel", "AttachResponse cancel", "AttachRequest finished") else 0.1
-        )
+        calls = world.fates.wants("Cancel", "AttachResponse cancel", "AttachRequest finished")
+        cancels = dice.random() < (0.9 if calls else 0.4 if world.crowded else 0.1)
         for attempt in range(400):
             request_id = RequestId(f"{self.name}-{number}-{attempt}")
             if wanted is not None:
@@ -75,7 +75,7 @@ class Application:
                 "max_new_tokens": new, "stop": stop, "request_id": request_id, "seed": seed, "timeout_s": limit,
             }  # fmt: skip
             if cancels:
-                self.process.call_later(dice.uniform(0.01, 0.4), self._cancel, request_id)
+                self.process.call_later(dice.uniform(0.01, 2.0 if world.crowded else 0.4), self._cancel, request_id)
             try:
                 if await self._listen(request_id, prompt, options, leaves_behind, wrong):
                     break

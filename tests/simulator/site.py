@@ -150,7 +150,7 @@ class Box:
         await asyncio.sleep(self._dice.choice((0.01, 0.2)))
         if self._troubles.load_fails():
             raise DataLossError("a tensor does not match its digest", field="tensors")
-        return loaded(prepare, self._watch.violate)
+        return loaded(prepare, self._watch)
 
     async def _load_standby(
         self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, _: Sequence[HeldWeights]

@@ -71,6 +71,8 @@ class World:
         self.specs: list[dict[str, Any]] = []
         self.names: tuple[str, ...] = ()
         self.quiet = quiet
+        self.crowded = False
+        """Whether many long requests come at once, so that some give way."""
         self._acknowledged: dict[DeploymentName, Epoch] = {}
 
     def note(self, what: str) -> None:
@@ -187,6 +189,10 @@ class World:
         self.specs = [{**tale, "prefix_cache": dice.random() < 0.3, "kv_overcommit": dice.random() < 0.3}]
         swaps = random.Random(f"swaps {self.seed}")
         self.specs[0] |= {"kv_swap_bytes": swaps.choice((0, 1 << 14, 1 << 17)), "kv_swap_on_disk": swaps.random() < 0.5}
+        self.crowded = swaps.random() < 0.12
+        if self.crowded:
+            kept = swaps.choice((1 << 14, 1 << 17))
+            self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_overcommit": True, "kv_swap_bytes": kept}
         if planned:
             del self.specs[0]["layers"]
         if dice.random() < 0.15:
@@ -199,7 +205,8 @@ class World:
         apps = 3 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 2, 3))
         for number in range(apps):
             asks = random.Random(f"app {self.seed} {number}")
-            self.apps.append(Application(self, f"app{number}", asks, dice.choice((1, 2, 3, 4))))
+            requests = dice.choice((1, 2, 3, 4))
+            self.apps.append(Application(self, f"app{number}", asks, 4 if self.crowded else requests))
         looked_at = ("Plan", "List", "Node", "Site", "Models", "Trace", "trace", "Dump", "dump")
         if dice.random() < (1.0 if self.fates.wants(*looked_at) else 0.1):
             self.apps.append(Visitor(self, random.Random(f"visitor {self.seed}")))

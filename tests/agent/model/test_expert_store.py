@@ -18,6 +18,7 @@ from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import EXPERT_WIDTHS
+from edgeshard.domain.device import StageFilling
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.generation import Sampling
@@ -185,10 +186,9 @@ def test_loading_counts_experts_once_however_they_come(tmp_path: Path) -> None:
     plain, kept = load(PLAIN, None), units(tmp_path / "packed")
     budget = budget_of(plain, 0.0)
     for _ in range(2):
-        told: list[int] = []
-        stage = load(
-            PLAIN, Packing(kept, MODEL, budget=budget), progress=lambda filling: told.append(filling.done_bytes)
-        )
+        said: list[StageFilling] = []
+        stage = load(PLAIN, Packing(kept, MODEL, budget=budget), progress=said.append)
+        told = [filling.done_bytes for filling in said]
         assert told == sorted(told) and plain.parameter_bytes <= told[-1] <= 1.1 * plain.parameter_bytes
         assert stage.parameter_bytes == plain.parameter_bytes
         stage.weights.close()
