@@ -29,6 +29,7 @@ class PlacedStage:
     memory it takes beside these while it works. A stage with `streamed_bytes` of its weights on its disk has
     `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0. Every step reads
     all of them, or of a mixture's experts those that it needs.
+    Where KV may be put aside on its disk, that reads and takes so many bytes a second; 0 where it was not measured.
     """
 
     index: int
@@ -41,6 +42,8 @@ class PlacedStage:
     workspace_bytes: int = 0
     weight_budget_bytes: int = 0
     streamed_bytes: int = 0
+    disk_read_bytes_per_s: float = 0.0
+    disk_write_bytes_per_s: float = 0.0
 
 
 class LengthsFrom(StrEnum):

@@ -99,10 +99,14 @@ class EnergyProfile:
 
 @dataclass(frozen=True, slots=True)
 class DiskProfile:
-    """The disk of the agent's state: bytes a second read one after the other past the page cache, and bytes free."""
+    """The disk of the agent's state: bytes a second read one after the other past the page cache, and bytes free.
+
+    It takes `write_bytes_per_s` bytes a second, flushed; 0 where that was not measured.
+    """
 
     read_bytes_per_s: AboveZero
     free_bytes: Count
+    write_bytes_per_s: NotNegative = 0.0
 
 
 @dataclass(frozen=True, slots=True)

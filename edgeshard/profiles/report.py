@@ -28,8 +28,9 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     if profile.disk is None:
         yield "disk: could not be read past the page cache"
     else:
-        rate, free = profile.disk.read_bytes_per_s, _size(profile.disk.free_bytes)
-        yield f"disk: reads {rate / 1e9:.2f} GB/s past the page cache, {free} free"
+        disk, free = profile.disk, _size(profile.disk.free_bytes)
+        written = f", writes {disk.write_bytes_per_s / 1e9:.2f} GB/s flushed" if disk.write_bytes_per_s else ""
+        yield f"disk: reads {disk.read_bytes_per_s / 1e9:.2f} GB/s past the page cache{written}, {free} free"
     energy = profile.energy
     if energy is None:
         yield "power: no sensor could be read"

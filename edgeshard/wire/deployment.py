@@ -63,6 +63,8 @@ def placement_to_wire(placement: Placement) -> pb.Placement:
             workspace_bytes=stage.workspace_bytes,
             weight_budget_bytes=stage.weight_budget_bytes,
             streamed_bytes=stage.streamed_bytes,
+            disk_read_bytes_per_s=stage.disk_read_bytes_per_s,
+            disk_write_bytes_per_s=stage.disk_write_bytes_per_s,
         )
         for stage in placement.stages
     ]
@@ -139,6 +141,8 @@ def placement_from_wire(message: pb.Placement) -> Placement:
             workspace_bytes=stage.workspace_bytes,
             weight_budget_bytes=stage.weight_budget_bytes,
             streamed_bytes=stage.streamed_bytes,
+            disk_read_bytes_per_s=stage.disk_read_bytes_per_s,
+            disk_write_bytes_per_s=stage.disk_write_bytes_per_s,
         )
         for stage in message.stages
     )

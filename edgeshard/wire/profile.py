@@ -55,7 +55,11 @@ def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
         quantisation=quantisation_to_wire(profile.quantisation),
         others_share=profile.others_share,
         disk=(
-            pb.DiskProfile(read_bytes_per_s=disk.read_bytes_per_s, free_bytes=disk.free_bytes)
+            pb.DiskProfile(
+                read_bytes_per_s=disk.read_bytes_per_s,
+                free_bytes=disk.free_bytes,
+                write_bytes_per_s=disk.write_bytes_per_s,
+            )
             if disk is not None
             else None
         ),
@@ -175,7 +179,11 @@ def _energy_from_wire(message: pb.EnergyProfile) -> EnergyProfile:
 
 
 def _disk_from_wire(message: pb.DiskProfile) -> DiskProfile:
-    return DiskProfile(_above_zero(message.read_bytes_per_s, "disk.read_bytes_per_s"), message.free_bytes)
+    return DiskProfile(
+        _above_zero(message.read_bytes_per_s, "disk.read_bytes_per_s"),
+        message.free_bytes,
+        _measure(message.write_bytes_per_s, "disk.write_bytes_per_s"),
+    )
 
 
 def _measure(value: float, field: str) -> float:

@@ -80,6 +80,8 @@ def test_the_disk_is_told_where_it_could_be_read(profile: ComputeProfile) -> Non
     assert "disk: could not be read past the page cache" in list(profile_lines(profile))
     told = list(profile_lines(replace(profile, disk=DiskProfile(2.1e9, 300 << 30))))
     assert "disk: reads 2.10 GB/s past the page cache, 300.00 GiB free" in told
+    told = list(profile_lines(replace(profile, disk=DiskProfile(2.1e9, 300 << 30, 0.9e9))))
+    assert "disk: reads 2.10 GB/s past the page cache, writes 0.90 GB/s flushed, 300.00 GiB free" in told
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.5, "1.50 s"), (0.0123, "12.30 ms"), (45e-6, "45 us")])

@@ -51,7 +51,7 @@ PROFILE = ComputeProfile(
     quick=True,
     processor_share=0.9,
     energy=EnergyProfile(3.5, 11.0, "ina3221"),
-    disk=DiskProfile(2.1e9, 300 << 30),
+    disk=DiskProfile(2.1e9, 300 << 30, 0.9e9),
 )
 LINK = MeasuredLink(NodeId("id-a"), NodeId("id-b"), LinkProfile(0.002, 1e8, 0.05, 30, 4 << 20))
 REPORT = ProfileReport(
@@ -90,6 +90,7 @@ def test_a_link_that_cannot_be_is_refused(wrong: MeasuredLink, field: str) -> No
         (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, math.inf),)),)), "samples.seconds"),
         (replace(PROFILE, overhead=StepOverhead(-1.0)), "overhead.seconds"),
         (replace(PROFILE, disk=DiskProfile(0.0, 1)), "disk.read_bytes_per_s"),
+        (replace(PROFILE, disk=DiskProfile(1.0, 1, -1.0)), "disk.write_bytes_per_s"),
         (replace(PROFILE, energy=EnergyProfile(math.nan, 1.0, "nvml")), "energy.idle_w"),
     ],
 )

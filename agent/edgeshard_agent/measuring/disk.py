@@ -1,4 +1,4 @@
-"""How fast a directory's disk is read, one piece after the other and past the page cache.
+"""How fast a directory's disk is read, one piece after the other and past the page cache, and written, flushed.
 
 The file read is one that was just written and flushed: no other file may be read at will, and what is in the page cache
 would be as fast as memory. Writing ends as reading does, after so many bytes or so much time, whichever is first.
@@ -43,20 +43,25 @@ def measure_disk(directory: Path, effort: Effort = FULL) -> DiskProfile | None:
         return None
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".disk-") as file:
-            written = _write(file.fileno(), most_bytes, longest_s, piece_bytes)
+            written, write_rate = _write(file.fileno(), most_bytes, longest_s, piece_bytes)
             rate = _read(Path(file.name), written, longest_s, piece_bytes)
     except OSError:  # no such directory, a full disk, or a file system without direct reading
         return None
-    return None if rate is None else DiskProfile(rate, free)
+    return None if rate is None else DiskProfile(rate, free, write_rate)
 
 
-def _write(descriptor: int, most_bytes: int, longest_s: float, piece_bytes: int) -> int:
-    """Bytes written and flushed; at least one piece. They are random, so that no disk has them packed."""
-    written, ends = 0, time.monotonic() + longest_s
+def _write(descriptor: int, most_bytes: int, longest_s: float, piece_bytes: int) -> tuple[int, float]:
+    """Bytes written and flushed, at least one piece, and how many a second.
+
+    They are random, so that no disk has them packed; making them does not count.
+    """
+    written, seconds, ends = 0, 0.0, time.monotonic() + longest_s
     while written < most_bytes and (not written or time.monotonic() < ends):
-        written += os.write(descriptor, os.urandom(piece_bytes))
+        piece, began = os.urandom(piece_bytes), time.monotonic()
+        written += os.write(descriptor, piece)
         os.fsync(descriptor)  # else the page cache takes all of it in no time
-    return written // piece_bytes * piece_bytes
+        seconds += time.monotonic() - began
+    return written // piece_bytes * piece_bytes, written / seconds if seconds > 0 else 0.0
 
 
 def _read(path: Path, size: int, longest_s: float, piece_bytes: int) -> float | None:

@@ -6,6 +6,7 @@ from functools import partial
 
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.mode import Mode
+from edgeshard.domain.placement import PlacedStage
 from edgeshard.domain.step import MAX_STEP_TOKENS
 from edgeshard.domain.step_cost import compute_s, inter_token_s
 from edgeshard.planning.pace import step_tokens
@@ -51,11 +52,20 @@ def swapping(prepare: PrepareStage) -> Swapping:
     block_bytes = max((stage.kv_bytes // placement.kv_blocks for stage in placement.stages), default=0)
     if not (spec.kv_swap_bytes and block_bytes):
         return Swapping()
+    rates = [_rates(stage) if spec.kv_swap_on_disk else (MEMORY_BPS, MEMORY_BPS) for stage in placement.stages]
     return Swapping(
         blocks=spec.kv_swap_bytes // block_bytes,
-        block_s=2 * block_bytes / (DISK_BPS if spec.kv_swap_on_disk else MEMORY_BPS),
+        block_s=max(
+            stage.kv_bytes / placement.kv_blocks * (1 / out + 1 / back)
+            for stage, (out, back) in zip(placement.stages, rates, strict=True)
+        ),
         compute_s=partial(compute_s, placement.costs) if placement.costs else None,
     )
+
+
+def _rates(stage: PlacedStage) -> tuple[float, float]:
+    """Bytes a second that go to a box's disk, and come back: those measured, where there are any."""
+    return stage.disk_write_bytes_per_s or DISK_BPS, stage.disk_read_bytes_per_s or DISK_BPS
 
 
 def make_slices(prepare: PrepareStage) -> PromptSlices | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from edgeshard.domain.step_cost import Piece
 
 MEMORY_BPS = 2e9
-"""Bytes a second at which a box copies blocks within its memory."""
+"""Bytes a second at which a box is taken to copy blocks within its memory: no box measures that."""
 DISK_BPS = 2e8
+"""The same for a disk that was not measured, reading as well as writing."""
 
 ComputeSeconds = Callable[[Sequence[Piece]], float]
 

@@ -10,7 +10,7 @@ from edgeshard.domain.commands import MeasureCompute, ProfileReport
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
+from edgeshard.domain.profile import ComputeProfile, DiskProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
 from edgeshard.profiles.fit import fit_profile
 
 ValueT = TypeVar("ValueT")
@@ -76,6 +76,13 @@ def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> di
     """The profiles of one model with one sort of weights, by box."""
     found = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
     return {node_id: profile.value for node_id, profile in found.items() if profile is not None}
+
+
+def disk_of(known: Measurements | None) -> DiskProfile | None:
+    """A box's disk, as the newest of its profiles with one has it."""
+    profiles = () if known is None else known.profiles.values()
+    newest = max((p for p in profiles if p.value.disk is not None), key=lambda p: p.reported_at, default=None)
+    return None if newest is None else newest.value.disk
 
 
 def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:

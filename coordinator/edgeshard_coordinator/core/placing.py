@@ -26,6 +26,7 @@ from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.packed import NOTHING_HELD, Held
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.profile import DiskProfile
 from edgeshard.domain.residency import choose_residency, in_disk_blocks, room_for_experts
 from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.planning.costs import Load
@@ -46,7 +47,7 @@ class Candidate:
 
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
     of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the
-    model and the form in question, where somebody looked (`core.locality`).
+    model and the form in question, where somebody looked (`core.locality`). `disk` is None where nobody measured it.
     """
 
     node_id: NodeId
@@ -59,6 +60,7 @@ class Candidate:
     warm: LayerRange | None = None
     packed: tuple[int, ...] = ()
     held: Held = NOTHING_HELD
+    disk: DiskProfile | None = None
 
     @property
     def placeable(self) -> bool:
@@ -407,6 +409,7 @@ def _placed(
         except ResourceExhaustedError:
             raise _short(stage.node, stage.layers, sizes, room) from None
         parameter_bytes = budget
+    disk = node.disk if spec.kv_swap_bytes and spec.kv_swap_on_disk else None
     return PlacedStage(
         index=index,
         node_id=node.node_id,
@@ -418,6 +421,8 @@ def _placed(
         workspace_bytes=sizes.workspace_bytes(stage.layers),
         weight_budget_bytes=budget,
         streamed_bytes=streamed,
+        disk_read_bytes_per_s=disk.read_bytes_per_s if disk is not None else 0.0,
+        disk_write_bytes_per_s=disk.write_bytes_per_s if disk is not None else 0.0,
     )
 
 

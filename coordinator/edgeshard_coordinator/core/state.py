@@ -14,7 +14,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeI
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard_coordinator.core.jobs import Job, Measured, ProbeTry, Retake
-from edgeshard_coordinator.core.measurements import Measurements, ProfileKey
+from edgeshard_coordinator.core.measurements import Measurements, ProfileKey, disk_of
 from edgeshard_coordinator.core.placing import Candidate, held_bytes
 
 NO_EPOCH = Epoch(0)
@@ -393,6 +393,7 @@ class State:
                 starting=node.starting,
                 warm=warm.get(node.node_id),
                 packed=node.packed,
+                disk=disk_of(self.measured.get(node.node_id)),
             )
             for node in ordered
         )

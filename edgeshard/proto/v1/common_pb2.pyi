@@ -468,7 +468,7 @@ class Traffic(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ..., at_once: _Optional[float] = ...) -> None: ...
 
 class PlacedStage(_message.Message):
-    __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes", "weight_budget_bytes", "streamed_bytes")
+    __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes", "weight_budget_bytes", "streamed_bytes", "disk_read_bytes_per_s", "disk_write_bytes_per_s")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -479,6 +479,8 @@ class PlacedStage(_message.Message):
     WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     STREAMED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DISK_WRITE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     index: int
     node_id: str
     node_name: str
@@ -489,7 +491,9 @@ class PlacedStage(_message.Message):
     workspace_bytes: int
     weight_budget_bytes: int
     streamed_bytes: int
-    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., weight_budget_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ...) -> None: ...
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., weight_budget_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ..., disk_read_bytes_per_s: _Optional[float] = ..., disk_write_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
     __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk")

@@ -104,12 +104,14 @@ class EnergyProfile(_message.Message):
     def __init__(self, idle_w: _Optional[float] = ..., busy_w: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
 
 class DiskProfile(_message.Message):
-    __slots__ = ("read_bytes_per_s", "free_bytes")
+    __slots__ = ("read_bytes_per_s", "free_bytes", "write_bytes_per_s")
     READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     read_bytes_per_s: float
     free_bytes: int
-    def __init__(self, read_bytes_per_s: _Optional[float] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+    write_bytes_per_s: float
+    def __init__(self, read_bytes_per_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., write_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class LinkProfile(_message.Message):
     __slots__ = ("latency_s", "bandwidth_bps", "spread", "samples", "largest_bytes")

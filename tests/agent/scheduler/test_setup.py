@@ -11,7 +11,9 @@ from edgeshard_agent.scheduler.setup import (
     batching,
     make_scheduler,
     make_slices,
+    swapping,
 )
+from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS
 
 from edgeshard.domain.commands import PrepareStage
 from edgeshard.domain.deployment import DeploymentSpec
@@ -87,3 +89,22 @@ def test_a_new_scheduler_has_the_placements_pool_and_nothing_to_do() -> None:
     scheduler = make_scheduler(prepared(costs=True), 256, frozenset(), None)
     assert scheduler.idle and scheduler.next_step() is None
     assert scheduler.stats.kv_blocks_free == 64
+
+
+def swapped(*rates: tuple[float, float], **options: Any) -> float:
+    """Seconds that a block of 1000 bytes on each stage takes there and back; `rates` are those of its disks."""
+    prepare = prepared(stages=len(rates), kv_swap_bytes=1 << 20, **options)
+    stages = tuple(
+        replace(stage, kv_bytes=64_000, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write)
+        for stage, (read, write) in zip(prepare.placement.stages, rates, strict=True)
+    )
+    found = swapping(replace(prepare, placement=replace(prepare.placement, stages=stages)))
+    assert found.blocks == (1 << 20) // 1000
+    return found.block_s
+
+
+def test_swapping_takes_what_the_slowest_disk_takes_as_measured() -> None:
+    assert swapped((1e9, 5e8), (1e8, 5e7), kv_swap_on_disk=True) == pytest.approx(1000 * (1e-8 + 2e-8))
+    assert swapped((1e9, 0.0), kv_swap_on_disk=True) == pytest.approx(1000 * (1e-9 + 1 / DISK_BPS))
+    assert swapped((0.0, 0.0), (1e9, 5e8), kv_swap_on_disk=True) == pytest.approx(2000 / DISK_BPS)
+    assert swapped((1e3, 1e3)) == pytest.approx(2000 / MEMORY_BPS), "in memory, whatever the disk"

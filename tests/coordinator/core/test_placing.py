@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import Placement
+from edgeshard.domain.profile import DiskProfile
 from tests.support.sizes import parameter_bytes
 
 MIB = 1 << 20
@@ -44,6 +46,19 @@ def place(make_manifest: Callable[..., Any]) -> Callable[..., Placement]:
         return SimplePlacer().place(parse_spec(values), manifest, nodes)
 
     return run
+
+
+def test_stages_have_the_rates_of_disks_that_kv_may_go_to(place: Any) -> None:
+    boxes = (replace(node("a"), disk=DiskProfile(2e9, 1 << 40, 9e8)), node("b"))
+    halves = "a=0:6,b=6:12"
+    for changes, first in (
+        ({"kv_swap_bytes": 1 << 20, "kv_swap_on_disk": True}, (2e9, 9e8)),
+        ({"kv_swap_bytes": 1 << 20}, (0.0, 0.0)),
+        ({}, (0.0, 0.0)),
+    ):
+        stages = place(*boxes, layers=halves, **changes).stages
+        found = [(stage.disk_read_bytes_per_s, stage.disk_write_bytes_per_s) for stage in stages]
+        assert found == [first, (0.0, 0.0)]
 
 
 def test_micro_batches_are_one_for_each_stage_or_what_the_spec_says(place: Any) -> None:

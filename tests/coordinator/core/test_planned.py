@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
+from edgeshard_coordinator.core.measurements import Measurements, Reported, disk_of, key_of
 from edgeshard_coordinator.core.placing import KV_BLOCK_TOKENS, Candidate, SimplePlacer, held_bytes
 from edgeshard_coordinator.core.planned import PlanningPlacer
 from hypothesis import given, settings
@@ -399,6 +399,16 @@ def with_disks(known: Measured, **rates: float) -> Measured:
         profile = replace(reported.value, disk=DiskProfile(rate, 1 << 40))
         found[node_id] = replace(found[node_id], profiles={key: Reported(profile, 0.0)})
     return found
+
+
+def test_a_boxs_disk_is_as_its_newest_profile_has_it(measured: Any) -> None:
+    known = with_disks(measured(a=1e-2), a=1e9)[NodeId("id-a")]
+    ((key, reported),) = known.profiles.items()
+    assert disk_of(None) is None and disk_of(replace(known, profiles={})) is None
+    newer = Reported(replace(reported.value, disk=DiskProfile(2e9, 1, 5e8)), 7.0)
+    without = Reported(replace(reported.value, disk=None), 9.0)
+    both = replace(known, profiles={key: newer, (key[0], DType.FLOAT16, None): reported, ("x", key[1], None): without})
+    assert disk_of(known) == reported.value.disk and disk_of(both) == newer.value.disk
 
 
 @pytest.fixture(scope="module")
