@@ -3,7 +3,8 @@
 The demo model's validation text is scored by one stage that holds all layers, with float32, bf16, int8 and int4
 weights, the last two with the LM head whole, as int8 and as int4; every scored token sees at least half a context.
 Fewer bits are better. `perplexity` is of a token, `perplexity_per_byte` 2 to the bits of a byte.
-`perplexity_over_whole_head` compares with the same blocks under a head in bf16.
+`perplexity_over_whole_head` compares with the same blocks under a head in bf16, `perplexity_of_kv_int4_over_whole` the
+same weights with keys and values of 4 bits and in bf16.
 
     python -m bench.quantisation [--bytes 60000]    JSON on stdout
 """
@@ -105,6 +106,9 @@ def main() -> int:
                 "parameter_bytes": stage.parameter_bytes,
             }
         )
+        if scheme != "float32":
+            small = perplexity(demo_stage(scheme, KvFormat.INT4), text)
+            rows[-1]["perplexity_of_kv_int4_over_whole"] = round(small / math.exp(nats / tokens) - 1, 5)
         print(f"{scheme}: {bits:.4f} bits per byte", file=sys.stderr)
     for row in rows:
         row["bits_over_bf16"] = round(row["bits_per_byte"] - rows[1]["bits_per_byte"], 4)
