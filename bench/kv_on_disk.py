@@ -42,7 +42,7 @@ from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.stage import StageModel
 
-from bench.capped import capped
+from bench.cgroups import capped
 from bench.random_llama import CONFIG, RandomWeights
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.generation import Sampling
