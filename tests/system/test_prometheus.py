@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,15 @@ class Prometheus:
         )
 
     def api(self, path: str, **query: str) -> Any:
-        """None while it does not listen yet."""
+        """None while it does not listen yet, or reads its own files."""
         try:
             with urllib.request.urlopen(
                 f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30
             ) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                return None
             raise AssertionError(f"{query}: {error.read().decode()}") from None
         except (urllib.error.URLError, ConnectionError):
             return None
