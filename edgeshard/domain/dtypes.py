@@ -27,6 +27,12 @@ class DType(StrEnum):
             raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
 
 
+INT4_KV_STEP = 16
+"""So many numbers of a head are read at once where keys and values are of 4 bits."""
+UNSUPPORTED_KV_DTYPE = "UNSUPPORTED_KV_DTYPE"
+"""Reason of the error for keys and values that cannot be kept as is asked."""
+
+
 class KvFormat(StrEnum):
     """How keys and values are kept: as numbers of a dtype, or of 4 bits in groups.
 
@@ -51,6 +57,16 @@ class KvFormat(StrEnum):
     def group(head_dim: int) -> int:
         """Numbers that share a minimum and a step where they are of 4 bits."""
         return 16 if head_dim % 32 else 32
+
+    def check_heads(self, head_dim: int) -> None:
+        """Raise InvalidArgumentError where the kernels do not read keys and values of heads of this width kept so."""
+        if self is KvFormat.INT4 and head_dim % INT4_KV_STEP:
+            raise InvalidArgumentError(
+                f"kv_dtype: int4 takes heads whose width is a multiple of {INT4_KV_STEP}; this model's is {head_dim}; "
+                "use bfloat16",
+                field="kv_dtype",
+                reason=UNSUPPORTED_KV_DTYPE,
+            )
 
     def head_bytes(self, head_dim: int) -> int:
         """Bytes of a token's keys, or of its values, in one head."""

@@ -281,6 +281,15 @@ def test_absurd_numbers_of_a_config_exit_2_and_are_named(config: Path, key: str)
     assert result.exit_code == 2 and key in result.stderr
 
 
+def test_keys_and_values_of_4_bits_for_heads_that_kernels_do_not_read_exit_2(config: Path) -> None:
+    path = config / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"head_dim": 72}))
+    assert run("--model", str(config)).exit_code == 0
+    result = run("--model", str(config), "--kv-dtype", "int4")
+    assert result.exit_code == 2 and "kv_dtype: int4 takes heads whose width is a multiple of 16" in result.stderr
+    assert "this model's is 72; use bfloat16" in result.stderr and result.stdout == ""
+
+
 def test_a_cluster_file_with_a_number_of_5000_digits_exits_2(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text("source = " + "9" * 5000)

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from edgeshard.domain.dtypes import KvFormat
+from edgeshard.domain.dtypes import UNSUPPORTED_KV_DTYPE, KvFormat
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.huge_pages import mapped
@@ -137,15 +137,14 @@ NativeArena = PanelArena | Int4Arena
 
 def check_int4(head_dim: int, block_tokens: int, device: str) -> None:
     """Raise InvalidArgumentError unless keys and values of these heads, blocks and device can be of 4 bits."""
+    KvFormat.INT4.check_heads(head_dim)
     if torch.device(device).type != "cpu":
         what = f"runs on the CPU, not on {device}"
-    elif head_dim % _VECTOR:
-        what = f"takes heads whose width is a multiple of {_VECTOR}; this model's is {head_dim}"
     elif block_tokens % PAGE:
         what = f"takes blocks of whole pages of {PAGE} tokens, not of {block_tokens}"
     else:
         return
-    raise InvalidArgumentError(f"kv_dtype: int4 {what}; use bfloat16", field="kv_dtype", reason="UNSUPPORTED_KV_DTYPE")
+    raise InvalidArgumentError(f"kv_dtype: int4 {what}; use bfloat16", field="kv_dtype", reason=UNSUPPORTED_KV_DTYPE)
 
 
 def make_arena(

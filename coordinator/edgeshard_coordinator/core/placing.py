@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import WHOLE_HEAD, DType, Quantisation
+from edgeshard.domain.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -232,7 +232,7 @@ class SimplePlacer:
 
 
 def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
-    """The model's shape; raises InvalidArgumentError for a context that is beyond it."""
+    """The model's shape; raises InvalidArgumentError for a context that is beyond it, or KV that it cannot have."""
     shape = parse_config(manifest.config)
     if spec.max_context > shape.max_context:
         raise InvalidArgumentError(
@@ -242,6 +242,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
         )
     if set(spec.quantisation.values()) - {WHOLE_HEAD}:
         check_quantisation(shape.architecture)
+    spec.effective_kv_dtype.check_heads(shape.head_dim)
     return shape
 
 
@@ -399,6 +400,12 @@ def _placed(
     spec: DeploymentSpec, sizes: StageSizes, index: int, stage: ExplicitStage, nodes: Mapping[NodeName, Candidate]
 ) -> PlacedStage:
     node = nodes[stage.node]
+    if spec.effective_kv_dtype is KvFormat.INT4 and node.facts.kind != "cpu":
+        raise InvalidArgumentError(
+            f"kv_dtype: int4 runs on the CPU, not on the {node.facts.kind} of {node.name}; use bfloat16, or exclude it",
+            field="kv_dtype",
+            reason=UNSUPPORTED_KV_DTYPE,
+        )
     room = _room(spec, node)
     parameter_bytes, budget, streamed = sizes.parameter_bytes(stage.layers, stage.node), 0, 0
     if sizes.needed_bytes(stage.layers, stage.node) > room:

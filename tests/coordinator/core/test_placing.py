@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
 from edgeshard_coordinator.core.placing import held_bytes as placed_bytes
+from edgeshard_coordinator.core.planned import PlanningPlacer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,6 +153,27 @@ def test_a_list_that_cannot_be(place: Any, layers: str, reason: str) -> None:
         place(*ABC, layers=layers)
     assert info.value.reason == reason
     assert info.value.field == ("source" if reason == "SOURCE_NOT_FIRST" else "layers")
+
+
+@pytest.mark.parametrize("layers", ["", "a=0:4,b=4:12"])
+@pytest.mark.parametrize(
+    ("head_dim", "kind", "what"),
+    [(24, "cpu", "multiple of 16; this model's is 24"), (16, "cuda", "not on the cuda of b")],
+)
+def test_keys_and_values_of_4_bits_are_refused_before_anything_is_placed(
+    make_manifest: Any, layers: str, head_dim: int, kind: str, what: str
+) -> None:
+    manifest = make_manifest()
+    manifest = replace(manifest, config_json=json.dumps(manifest.config | {"head_dim": head_dim}))
+    nodes = [node("a"), replace(node("b"), facts=replace(FACTS, kind=kind))]
+    values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "kv_dtype": "int4"}
+    spec = parse_spec(values | ({"layers": layers} if layers else {}))
+    with pytest.raises(InvalidArgumentError, match=what) as refused:
+        SimplePlacer().place(spec, manifest, nodes)
+    assert (refused.value.field, refused.value.reason) == ("kv_dtype", "UNSUPPORTED_KV_DTYPE")
+    assert "use bfloat16" in refused.value.message
+    with pytest.raises(InvalidArgumentError, match=what):
+        PlanningPlacer().place(spec, manifest, nodes, {})
 
 
 def test_boxes_that_cannot_serve(place: Any) -> None:
