@@ -33,7 +33,9 @@ CONTEXT = 192
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Three boxes that say all there is to say in their logs."""
     said = ("--log-level", "debug")
-    cluster = LocalCluster(tmp_path_factory.mktemp("swap"), agent_arguments=said, coordinator_arguments=said)
+    cluster = LocalCluster(
+        tmp_path_factory.mktemp("swap"), agent_arguments=said, coordinator_arguments=said, startup_timeout_s=180
+    )
     async with cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "fairy-tales")
         yield Site(cluster, client)
