@@ -42,7 +42,10 @@ async def site(tmp_path_factory: pytest.TempPathFactory, make_profile: Any) -> A
     """Three boxes that say to have measured what nobody measured, so that every run plans the same."""
     directory = tmp_path_factory.mktemp("locality")
     config = json.loads((DEMO_MODEL / "config.json").read_text())
-    async with LocalCluster(directory, ("a", "b", "c"), threads=1) as cluster, Client(cluster.address) as client:
+    async with (
+        LocalCluster(directory, ("a", "b", "c"), threads=1, startup_timeout_s=180) as cluster,
+        Client(cluster.address) as client,
+    ):
         await client.add_model(DEMO_MODEL, "tales")
         nodes = {str(node.name): node.node_id for node in await client.nodes()}
         channel = open_channel(cluster.address, None)

@@ -47,6 +47,7 @@ class PackedUnits:
         self._pins: Counter[str] = Counter()
         self._room = 0
         self._sizes: dict[str, int] | None = None
+        self._changes = 0
         self._ids: tuple[int, ...] | None = None
         for stray in directory.glob("*" + TEMPORARY):
             stray.unlink()
@@ -77,6 +78,7 @@ class PackedUnits:
     def _note(self, name: str, size: int | None) -> None:
         """A file is there, or None: it is gone."""
         with self._lock:
+            self._changes += 1
             if self._sizes is None or self._sizes.get(name) == size:
                 return
             self._sizes = {known: held for known, held in self._sizes.items() if known != name}
@@ -86,7 +88,7 @@ class PackedUnits:
 
     def files(self) -> list[PackedInfo]:
         """All packed files, least recently used first."""
-        found = []
+        found, changes = [], self._changes
         for path in self._directory.glob("*" + SUFFIX):
             try:
                 status = path.stat()
@@ -95,7 +97,8 @@ class PackedUnits:
             name = path.name.removesuffix(SUFFIX)
             found.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
         with self._lock:
-            self._sizes, self._ids = {info.name: info.size for info in found}, None
+            if self._changes == changes:  # else a look that was slower than a write would forget what was written
+                self._sizes, self._ids = {info.name: info.size for info in found}, None
         return sorted(found, key=lambda info: info.used_ns)
 
     def units(self) -> tuple[PackedUnit, ...]:
