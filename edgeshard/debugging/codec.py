@@ -82,7 +82,7 @@ class _Forms:
         if isinstance(origin, type) and issubclass(origin, Mapping):
             return self._mapping(arguments[0], arguments[1], where)
         if origin is Literal:
-            return _checked(type(arguments[0]))
+            return _literal(arguments)
         if kind is Any:
             return _Form(_json, _same)
         if kind is float:
@@ -259,6 +259,11 @@ def _is_text(kind: Any) -> bool:
     while isinstance(kind, NewType):
         kind = kind.__supertype__
     return isinstance(kind, type) and issubclass(kind, str)
+
+
+def _literal(allowed: tuple[Any, ...]) -> _Form:
+    plain = {value: value.value if isinstance(value, Enum) else value for value in allowed}
+    return _Form(plain.__getitem__, {written: value for value, written in plain.items()}.__getitem__)
 
 
 def _checked(kind: type) -> _Form:
