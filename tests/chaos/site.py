@@ -235,6 +235,8 @@ class ChaosSite:
         """Its command line; starts its proxy."""
         listen = f"127.0.0.1:{port}"
         arguments = ["--failpoints", str(self.directory), "--step-tokens", str(STEP_TOKENS)]
+        # Cases say which box takes over; one that keeps layers packed from an earlier case would be preferred.
+        arguments += ["--pack", "never"]
         arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB", "--plaintext"]
         arguments += self._options

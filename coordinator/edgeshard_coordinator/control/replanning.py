@@ -107,7 +107,9 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
 
 
 def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
-    return _Planned(record.uid, state.candidates(record.name), state.measured, plan)
+    # What boxes keep packed says where a deployment moves to, not whether; a disk's figures are never twice the same.
+    boxes = tuple(replace(box, packed=(), disk=None) for box in state.candidates(record.name))
+    return _Planned(record.uid, boxes, state.measured, plan)
 
 
 def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:
