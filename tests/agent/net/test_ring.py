@@ -278,7 +278,7 @@ async def test_a_stage_that_cannot_run_a_step_breaks_its_epoch_and_its_requests_
         def refuse(*_: Any) -> Any:
             raise EdgeShardError("out of order")
 
-        monkeypatch.setattr(ring.stages[0].loaded.model, "execute", refuse)
+        monkeypatch.setattr(ring.stages[0].loaded.model, "execute_sweep", refuse)
         head = ring.stages[0].head
         assert head is not None
         ended = ring.front.start("r", [3])
