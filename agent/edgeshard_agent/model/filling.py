@@ -36,7 +36,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
-from edgeshard_agent.store.direct import ALIGNMENT, ChunkReader
+from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
@@ -329,12 +329,9 @@ class _Filling:
         """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""
         self._meter.begin(FillingWork.READING)
         memory = unit_memory(file.header.data_bytes)
-        self._reading.append(_UnitRead(unit, file, memory, self._reads.submit(self._read_into, file, memory)))
+        done = self._reads.submit(file.read_whole, self.reader, memory.numpy().data)
+        self._reading.append(_UnitRead(unit, file, memory, done))
         self._settle(1)
-
-    def _read_into(self, file: PackedFile, memory: torch.Tensor) -> None:
-        memory[::ALIGNMENT].fill_(0)  # the system gives its pages now, while the unit before is read
-        file.read_whole(self.reader, memory.numpy().data)
 
     def _settle(self, left: int) -> None:
         """Place units that were read, until so many are on their way."""
