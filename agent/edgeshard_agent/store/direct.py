@@ -112,14 +112,7 @@ class ChunkReader:
                             return
                         index, (place, size) = item
                         chunk = into[place : place + size]
-                        most = _PIECE_BYTES if wanted is not None else max(1, size)
-                        for at in range(0, size, most):
-                            piece = chunk[at : at + most]
-                            if wanted is not None and not wanted():
-                                raise ReadAbandonedError
-                            if self._pace is not None:
-                                self._pace(len(piece))
-                            _fill(file, piece, offset + place + at)
+                        self._read_chunk(file, chunk, offset + place, wanted)
                         arrived(index, chunk)
                 except BaseException:
                     stopped = True
@@ -132,6 +125,17 @@ class ChunkReader:
                     os.posix_fadvise(file, offset, len(into), os.POSIX_FADV_DONTNEED)
             if errors:
                 raise errors[0]
+
+    def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Callable[[], bool] | None) -> None:
+        """In one read, or where somebody may not want it any more in pieces, and none after that."""
+        most = _PIECE_BYTES if wanted is not None else max(1, len(chunk))
+        for at in range(0, len(chunk), most):
+            if wanted is not None and not wanted():
+                raise ReadAbandonedError
+            piece = chunk[at : at + most]
+            if self._pace is not None:
+                self._pace(len(piece))
+            _fill(file, piece, offset + at)
 
 
 def _fill(file: int, chunk: memoryview, offset: int) -> None:
