@@ -36,6 +36,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
@@ -168,15 +169,19 @@ class _Filling:
             self._fill_with_cache(ends, layers, room)
             return self._filled
         residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
-        streamed: list[tuple[int, list[AdoptedUnit]]] = []
         self._fill_ends(ends)
+        streamed = []
+        # Those that leave memory again come first, and leave nothing of theirs in the chunks of those that stay.
+        WEIGHTS.part()
+        for place, group in enumerate(layers):
+            if not residency.resident[place]:
+                adopted = [self._stream_unit(unit) for unit in group]
+                streamed.append((self._modules.context.layers.first + place, adopted))
+        WEIGHTS.part()
         for place, group in enumerate(layers):
             if residency.resident[place]:
                 for unit in group:
                     self._fill_unit(unit)
-            else:
-                adopted = [self._stream_unit(unit) for unit in group]
-                streamed.append((self._modules.context.layers.first + place, adopted))
         self._settle(0)
         self._loader.load(self._left)
         self._filled.residency = residency
@@ -208,7 +213,9 @@ class _Filling:
         self._fill_ends(ends)
         for group in layers:
             self._fill_unit(group[0])
+        WEIGHTS.part()
         adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
+        WEIGHTS.part()
         self._settle(0)
         self._loader.load(self._left)
         sizes = np.array([[in_disk_blocks(unit.large_bytes) for unit in group] for group in adopted], np.int64)

@@ -14,7 +14,7 @@ from edgeshard.domain.errors import DataLossError
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.ops import PackedForm, PackedLinear
 from edgeshard_agent.ops.checksum import crc32c
-from edgeshard_agent.ops.huge_pages import HUGE_PAGE, WEIGHTS, mapped
+from edgeshard_agent.ops.huge_pages import HUGE_PAGE, SMALL_WEIGHTS, mapped
 from edgeshard_agent.store.packed import PackedEntry, PackedFile, checksum, laid_out
 
 SMALL_TENSOR_BYTES = 64 << 10
@@ -135,7 +135,7 @@ def _dtype(name: str) -> torch.dtype:
 
 def unit_memory(size: int) -> torch.Tensor:
     """Memory for so many bytes of a unit, aligned to whole blocks; in huge pages of its own where there are any."""
-    return mapped((size,), torch.uint8) if size >= HUGE_PAGE else WEIGHTS.take((size,), torch.uint8, 4096)
+    return mapped((size,), torch.uint8) if size >= HUGE_PAGE else SMALL_WEIGHTS.take((size,), torch.uint8, 4096)
 
 
 def unit_checksum(data: memoryview) -> int:

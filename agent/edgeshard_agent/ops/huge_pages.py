@@ -53,9 +53,16 @@ class Arena:
             self._next = offset + rounded
         return _tensor(chunk, offset, shape, dtype)
 
+    def part(self) -> None:
+        """Have what is taken from now on share no chunk with what was taken before, so that the two go separately."""
+        with self._lock:
+            self._chunk = None
+
 
 WEIGHTS = Arena()
 """For the weights of every stage in this process."""
+SMALL_WEIGHTS = Arena()
+"""For those that stay when the large ones beside them leave memory, and would hold whole chunks back."""
 
 
 def mapped(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +19,7 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel, StageOutput
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops import huge_pages, native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures.unit_forms import UnitForm, held_of
@@ -244,6 +246,36 @@ def test_without_room_a_stage_loads_and_packs_nothing(checkpoint: Any, tmp_path:
     assert stage.weights.packed_files == () and units.files() == []
     with pytest.raises(ResourceExhaustedError, match="no room on the disk to pack layer-0"):
         load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 0), prefetched=0))
+
+
+@pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
+def test_packing_what_streams_leaves_nothing_of_it_in_memory(
+    checkpoint: Any, tmp_path: Path, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of a few bytes would hold the chunk in which its layer was packed, and all chunks are the model."""
+    taken, mapping = list[tuple[weakref.ref[Any], int]](), huge_pages._mapping
+
+    def noting(size: int) -> Any:
+        memory, start = mapping(size)
+        taken.append((weakref.ref(memory), size))
+        return memory, start
+
+    units = _packed(tmp_path)
+    budget = _least_budget(checkpoint, units, 0)
+    wanted = list(logits(load(checkpoint, None), checkpoint, tiny_head))
+    monkeypatch.setattr(huge_pages, "_mapping", noting)
+    held = []
+    for _ in ("packed now", "packed already"):
+        for arena in (huge_pages.WEIGHTS, huge_pages.SMALL_WEIGHTS):
+            monkeypatch.setattr(arena, "_chunk_bytes", 32 << 10)
+            arena.part()
+        taken.clear()
+        stage = load(checkpoint, Packing(units, MODEL, budget=budget, prefetched=0))
+        gc.collect()
+        held.append(sum(size for memory, size in taken if memory() is not None))
+        assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
+        stage.release()
+    assert held[0] <= held[1] + (32 << 10)
 
 
 @pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
