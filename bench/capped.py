@@ -50,8 +50,9 @@ async def run(options: argparse.Namespace, state: Path, groups: dict[str, Path |
         idle = {name: most_resident(pid) for name, pid in pids.items() if pid}
         print("idle agents:", ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in idle.items()))
         await client.add_model(options.directory / "deep", "big")
-        async for _ in client.profile("big", dtype=DType.BFLOAT16, quick=True):
-            pass
+        for name in groups:  # one after the other: they share a disk and cores
+            async for _ in client.profile("big", [name], dtype=DType.BFLOAT16, quick=True):
+                pass
         await measured(options, client)
         for name, pid in pids.items():
             group = groups[name]

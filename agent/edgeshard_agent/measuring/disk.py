@@ -22,8 +22,8 @@ from edgeshard_agent.store.direct import CHUNK_BYTES, ChunkReader
 
 PIECE_BYTES = 8 << 20
 """Written and flushed at once."""
-UNIT_BYTES = 64 << 20
-"""The most that is read at once, as a layer is."""
+UNIT_BYTES = 16 << 20
+"""The most that is read before the next begins, as layers are; of larger ones, more chunks are on their way."""
 LEFT_FREE = 8
 """A disk with less than so many times what would be written free is not written to for this."""
 
