@@ -3,11 +3,12 @@
     python -m tools.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve, writes config.json
     python -m tools.measure_experts table MODEL --text TEXT                         writes edgeshard_experts.json
 
-`widths` follows EdgeMoE. With all matrices int4 it sets each expert alone to int2 and measures the loss on the text.
-Then the experts that cost least are int2 together, as many as the tolerance allows; the number is found by bisection.
-What int2 costs is paid for by int8 in the experts that gain most by it: several numbers of those are tried, and the
-fewest bits win. The loss that must not be passed is that of all int4, plus the tolerance. Judge the result by another
-text.
+`widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and to int8, and measures
+the loss on the text; an expert's part in that is as large as its share of the layer's tokens. (What one expert alone
+costs is less than 20,000 tokens can tell from chance: experts chosen by it made the loss of other texts larger.) Then
+the experts that cost least are int2 together, as many as the tolerance allows; the number is found by bisection. What
+int2 costs is paid for by int8 in the experts that gain most by it: several numbers of those are tried, and the fewest
+bits win. The loss that must not be passed is that of all int4, plus the tolerance. Judge the result by another text.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from edgeshard_agent.model.blocks import GatedMlp
 
@@ -53,9 +55,13 @@ class Widths:
             kinds[kind] = [list(layer.experts) for layer in mixture.mixtures()]
         return cls(mixture, ids, kinds)  # type: ignore[arg-type]
 
-    @property
-    def experts(self) -> list[Expert]:
-        return [(layer, expert) for layer, some in enumerate(self.kinds[MIDDLE]) for expert in range(len(some))]
+    def shares(self) -> list[list[float]]:
+        """Of each layer, the share of the text's choices that each expert has."""
+        choices = self.mixture.routing(self.ids)
+        return [
+            (np.bincount(choices[:, layer].ravel(), minlength=len(experts)) / choices[:, layer].size).tolist()
+            for layer, experts in enumerate(self.kinds[MIDDLE])
+        ]
 
     def loss(self, chosen: dict[Expert, IntegerFormat]) -> float:
         """Nats per token with these experts in these widths and all others int4."""
@@ -92,20 +98,26 @@ def choose_widths(widths: Widths, tolerance: float) -> dict[Expert, IntegerForma
     """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have it."""
     plain = widths.loss({})
     limit = plain + tolerance
-    cost = {expert: widths.loss({expert: LOW}) - plain for expert in widths.experts}
-    gain = {expert: plain - widths.loss({expert: HIGH}) for expert in widths.experts}
     print(f"all int4: {plain:.4f} nats per token")
-    print("expert: nats per token that int2 costs, that int8 gains")
-    for expert in sorted(cost, key=lambda expert: cost[expert]):
-        print(f"  layer {expert[0]} expert {expert[1]:3d}: {cost[expert]:+.5f} {gain[expert]:+.5f}")
+    shares = widths.shares()
+    cost, gain = dict[Expert, float](), dict[Expert, float]()
+    print("layer: nats per token that int2 costs, that int8 gains; least and most of its tokens that an expert has")
+    for layer, of_layer in enumerate(shares):
+        every = [(layer, expert) for expert in range(len(of_layer))]
+        costs = widths.loss(dict.fromkeys(every, LOW)) - plain
+        gains = plain - widths.loss(dict.fromkeys(every, HIGH))
+        print(f"  layer {layer}: {costs:+.5f} {gains:+.5f}; {min(of_layer):.4f} {max(of_layer):.4f}", flush=True)
+        # What int4 loses is a sixteenth of what int2 loses, as its steps are a quarter: that is surer than the gain.
+        cost |= {expert: costs * share for expert, share in zip(every, of_layer, strict=True)}
+        gain |= {expert: costs / 16 * share for expert, share in zip(every, of_layer, strict=True)}
     best: dict[Expert, IntegerFormat] = {}
-    total = len(widths.experts)
+    total = len(cost)
     fewest = MIDDLE.bits * total
     # An expert at int8 costs what two at int2 save.
-    for high in range(0, total // 3 + 1, max(1, total // 16)):
+    for high in (0, *(total // part for part in (64, 32, 16, 8, 4) if total >= part)):
         raised = dict.fromkeys(sorted(gain, key=lambda expert: -gain[expert])[:high], HIGH)
         order = [expert for expert in sorted(cost, key=lambda expert: cost[expert]) if expert not in raised]
-        print(f"{high} experts at int8:")
+        print(f"{high} experts at int8:", flush=True)
         count = most_within(order, lambda some, raised=raised: widths.loss(raised | dict.fromkeys(some, LOW)), limit)  # type: ignore[misc]
         bits = MIDDLE.bits * total + (HIGH.bits - MIDDLE.bits) * high - (MIDDLE.bits - LOW.bits) * count
         print(f"  {count} at int2, {bits / total:.3f} bits an expert's weight without scales")

@@ -47,7 +47,7 @@ def cached_share(path: Path) -> float:
                 refused = _mincore()(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
             finally:
                 del anchor
-            return 0.0 if refused else int((np.frombuffer(found, np.uint8) & 1).sum()) / count
+            return 0.0 if refused else int((np.frombuffer(bytes(found), np.uint8) & 1).sum()) / count
 
 
 def _mincore() -> Callable[..., int]:
