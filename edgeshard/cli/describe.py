@@ -88,19 +88,8 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     needed them; of boxes that may keep KV aside what they do, and how many requests' went there and came back. While it
     is ready: how long requests would stand still if a box died, and what would take its place.
     """
-    from edgeshard.cli.views import (
-        EXPERT_COLUMNS,
-        LOSS_COLUMNS,
-        PLACED_COLUMNS,
-        RUNNING_COLUMNS,
-        STREAMING_COLUMNS,
-        SWAP_COLUMNS,
-        deployment_fields,
-        expert_stages,
-        running_stages,
-        streaming_stages,
-        swapping_stages,
-    )
+    from edgeshard.cli.tier_views import tier_tables
+    from edgeshard.cli.views import LOSS_COLUMNS, PLACED_COLUMNS, RUNNING_COLUMNS, deployment_fields, running_stages
 
     async def work() -> None:
         async with connect_of(context).client() as client:
@@ -113,9 +102,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
             [
                 (found.placement.stages, PLACED_COLUMNS),
                 (running_stages(found), RUNNING_COLUMNS),
-                (streaming_stages(found), STREAMING_COLUMNS),
-                (expert_stages(found), EXPERT_COLUMNS),
-                (swapping_stages(found), SWAP_COLUMNS),
+                *tier_tables(found),
                 (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
             ],
         )

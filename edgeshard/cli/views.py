@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.deployment import Deployment
-from edgeshard.domain.device import Node, StageExperts, StagePhase, StageStatus, StageStreaming, StageSwap
+from edgeshard.domain.device import Node, StagePhase, StageStatus
 from edgeshard.domain.loss import Loss
 from edgeshard.domain.packed import PackedUnit
 from edgeshard.domain.placement import LengthsFrom, PlacedStage, Placement, Prediction
@@ -141,70 +141,6 @@ RUNNING_COLUMNS: list[Column[RunningStage]] = [
     Column("QUEUE", lambda stage: str(stage.status.steps_waiting), right=True),
     Column("KV IN USE", lambda stage: _kv_text(stage.status), right=True),
 ]
-
-
-STREAMING_COLUMNS: list[Column[RunningStage]] = [
-    Column("BOX", lambda stage: stage.node),
-    Column("IN MEMORY", lambda stage: human_bytes(_streaming(stage).resident_bytes), right=True),
-    Column("FROM DISK", lambda stage: human_bytes(_streaming(stage).streamed_bytes), right=True),
-    Column("READ", lambda stage: human_bytes(_streaming(stage).read_bytes), right=True),
-    Column("WAITED", lambda stage: human_seconds(_streaming(stage).waited_s), right=True),
-]
-"""Of weights: what stays, what each sweep reads, what was read so far, and how long steps waited for it."""
-
-
-def _streaming(stage: RunningStage) -> StageStreaming:
-    assert stage.status.streaming is not None
-    return stage.status.streaming
-
-
-def streaming_stages(deployment: Deployment) -> list[RunningStage]:
-    """The stages that stream layers from their disks."""
-    return [stage for stage in running_stages(deployment) if stage.status.streaming is not None]
-
-
-EXPERT_COLUMNS: list[Column[RunningStage]] = [
-    Column("BOX", lambda stage: stage.node),
-    Column("EXPERTS", lambda stage: human_bytes(_experts(stage).total_bytes), right=True),
-    Column("CACHED", lambda stage: human_bytes(_experts(stage).cached_bytes), right=True),
-    Column("ROOM", lambda stage: human_bytes(_experts(stage).room_bytes), right=True),
-    Column("HITS", lambda stage: str(_experts(stage).hits), right=True),
-    Column("MISSES", lambda stage: str(_experts(stage).misses), right=True),
-    Column("HIT RATE", lambda stage: percent(_experts(stage).hit_rate), right=True),
-    Column("READ", lambda stage: human_bytes(_experts(stage).read_bytes), right=True),
-    Column("WAITED", lambda stage: human_seconds(_experts(stage).waited_s), right=True),
-]
-"""Of experts on the disk: all of them, those in memory and their room, what steps found there, and what they read."""
-
-
-def _experts(stage: RunningStage) -> StageExperts:
-    assert stage.status.experts is not None
-    return stage.status.experts
-
-
-def expert_stages(deployment: Deployment) -> list[RunningStage]:
-    """The stages with experts on their disks."""
-    return [stage for stage in running_stages(deployment) if stage.status.experts is not None]
-
-
-SWAP_COLUMNS: list[Column[RunningStage]] = [
-    Column("BOX", lambda stage: stage.node),
-    Column("KV ASIDE", lambda stage: human_bytes(_swap(stage).kept_bytes), right=True),
-    Column("OF AT MOST", lambda stage: human_bytes(_swap(stage).capacity_bytes), right=True),
-    Column("SWAPPED OUT", lambda stage: str(_swap(stage).swapped_out), right=True),
-    Column("BACK IN", lambda stage: str(_swap(stage).swapped_in), right=True),
-]
-"""Of requests that were set back: the KV kept of them, and how many had theirs put aside, and got it back."""
-
-
-def _swap(stage: RunningStage) -> StageSwap:
-    assert stage.status.swap is not None
-    return stage.status.swap
-
-
-def swapping_stages(deployment: Deployment) -> list[RunningStage]:
-    """The stages that may keep KV aside."""
-    return [stage for stage in running_stages(deployment) if stage.status.swap is not None]
 
 
 LOSS_COLUMNS: list[Column[Loss]] = [

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.device import StageStreaming, StageSwap
-from edgeshard.metrics.experts import expert_metrics
 from edgeshard.metrics.families import counter, gauge, histogram
+from edgeshard.metrics.tiers import EXPERTS, STREAMING, SWAP, Part
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import SchedulerStats
 from edgeshard_agent.store.cache import BlobCache
 
 if TYPE_CHECKING:
     from edgeshard_agent.hosting.hosted_stage import HostedStage
+    from edgeshard_agent.model.stage import StageModel
 
 _STAGE = ("deployment", "stage")
 _HOP = ("deployment", "from_stage", "to_stage")
@@ -25,24 +25,6 @@ _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
     ("prefix_hit_tokens", "Positions that the prefix cache had.", lambda stats: stats.prefix_hit_tokens),
     ("preemptions", "Requests that were set back for memory.", lambda stats: stats.preemptions),
     ("swaps", "Requests set back whose KV was kept aside.", lambda stats: stats.swaps),
-)
-_Streamed = tuple[tuple[str, str, Callable[[StageStreaming], float]], ...]
-_STREAMING_GAUGES: _Streamed = (
-    ("resident_bytes", "Weights of a streaming stage that stay in memory.", lambda found: found.resident_bytes),
-    ("streamed_bytes", "Weights that each sweep reads from the disk.", lambda found: found.streamed_bytes),
-)
-_STREAMING_COUNTERS: _Streamed = (
-    ("read_bytes", "Weights that were read from the disk.", lambda found: found.read_bytes),
-    ("wait_seconds", "How long steps waited for weights.", lambda found: found.waited_s),
-)
-_Swapped = tuple[tuple[str, str, Callable[[StageSwap], float]], ...]
-_SWAP_GAUGES: _Swapped = (
-    ("capacity_bytes", "KV that a stage may keep aside.", lambda found: found.capacity_bytes),
-    ("kept_bytes", "KV that it keeps aside now.", lambda found: found.kept_bytes),
-)
-_SWAP_COUNTERS: _Swapped = (
-    ("out", "Requests whose KV was put aside.", lambda found: found.swapped_out),
-    ("in", "Requests whose KV came back.", lambda found: found.swapped_in),
 )
 
 
@@ -66,9 +48,7 @@ class AgentMetrics:
         yield gauge("edgeshard_packed_bytes", "Packed units on the disk.", (), [((), packed)])
         stages = self._hosting.stages()
         yield from _steps(stages)
-        yield from _weights(stages)
-        yield from _experts(stages)
-        yield from _swaps(stages)
+        yield from _tiers(stages)
         yield from _links(stages)
         heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
         for name, meaning, figure in _HEAD:
@@ -95,40 +75,21 @@ def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
     )
 
 
-def _weights(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    """Of stages that stream layers; no others have them."""
-    told = [
-        ((stage.prepare.deployment, str(stage.prepare.stage)), streaming)
+def _tiers(stages: Sequence[HostedStage]) -> Iterator[Metric]:
+    """Of stages whose weights, experts or KV are not all in memory; no others have them."""
+    yield from STREAMING.metrics("edgeshard_weights", _STAGE, _parts(stages, lambda model: model.streaming))
+    yield from EXPERTS.metrics("edgeshard_experts", _STAGE, _parts(stages, lambda model: model.experts))
+    yield from SWAP.metrics("edgeshard_kv", _STAGE, _parts(stages, lambda model: model.pool.swapped))
+
+
+def _parts(
+    stages: Iterable[HostedStage], part: Callable[[StageModel], Part | None]
+) -> list[tuple[tuple[str, str], Part]]:
+    return [
+        ((stage.prepare.deployment, str(stage.prepare.stage)), found)
         for stage in stages
-        if (streaming := stage.loaded.model.streaming) is not None
+        if (found := part(stage.loaded.model)) is not None
     ]
-    for name, meaning, figure in _STREAMING_GAUGES:
-        yield gauge(f"edgeshard_weights_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
-    for name, meaning, figure in _STREAMING_COUNTERS:
-        yield counter(f"edgeshard_weights_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
-
-
-def _experts(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    """Of stages with experts on their disk."""
-    told = [
-        ((stage.prepare.deployment, str(stage.prepare.stage)), experts)
-        for stage in stages
-        if (experts := stage.loaded.model.experts) is not None
-    ]
-    yield from expert_metrics("edgeshard_experts", _STAGE, told)
-
-
-def _swaps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
-    """Of stages that may keep KV aside; no others have them."""
-    told = [
-        ((stage.prepare.deployment, str(stage.prepare.stage)), swapped)
-        for stage in stages
-        if (swapped := stage.loaded.model.pool.swapped) is not None
-    ]
-    for name, meaning, figure in _SWAP_GAUGES:
-        yield gauge(f"edgeshard_kv_swap_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
-    for name, meaning, figure in _SWAP_COUNTERS:
-        yield counter(f"edgeshard_kv_swaps_{name}", meaning, _STAGE, [(of, figure(found)) for of, found in told])
 
 
 def _links(stages: Iterable[HostedStage]) -> Iterator[Metric]:

@@ -17,9 +17,9 @@ from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.ids import DeploymentName, NodeName
 from edgeshard.domain.placement import Placement
 from edgeshard.domain.profile import LinkProfile
-from edgeshard.metrics.experts import expert_metrics
 from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard.metrics.histogram import Histogram
+from edgeshard.metrics.tiers import EXPERTS
 from edgeshard_coordinator.control.conditions import Conditions
 from edgeshard_coordinator.control.models import Models
 from edgeshard_coordinator.control.request_meter import DeploymentCounts
@@ -285,7 +285,7 @@ def _stages(state: State) -> Iterator[Metric]:
     for name, meaning, figure in _DONE_BY_STAGE:
         yield counter(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
     experts = [(labels, stage.experts) for labels, stage in held if stage.experts is not None]
-    yield from expert_metrics("edgeshard_stage_experts", _STAGE, experts)
+    yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
 
 
 def _measured_hops(state: State, placement: Placement) -> Iterator[tuple[tuple[int, int], LinkProfile]]:
