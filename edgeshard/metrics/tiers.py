@@ -31,7 +31,7 @@ class TierFigures(Generic[Part]):
                 yield family(f"{prefix}_{name}", meaning, labels, [(of, figure(part)) for of, part in told])
 
 
-STREAMING = TierFigures[StageStreaming](
+STREAMING: TierFigures[StageStreaming] = TierFigures(
     now=(
         ("resident_bytes", "Weights of a streaming stage that stay in memory.", lambda part: part.resident_bytes),
         ("streamed_bytes", "Weights that each sweep reads from the disk.", lambda part: part.streamed_bytes),
@@ -41,7 +41,7 @@ STREAMING = TierFigures[StageStreaming](
         ("wait_seconds", "How long steps waited for weights.", lambda part: part.waited_s),
     ),
 )
-EXPERTS = TierFigures[StageExperts](
+EXPERTS: TierFigures[StageExperts] = TierFigures(
     now=(
         ("cached_bytes", "Experts in memory, of a stage with experts on its disk.", lambda part: part.cached_bytes),
         ("room_bytes", "What those in memory may take.", lambda part: part.room_bytes),
@@ -54,7 +54,7 @@ EXPERTS = TierFigures[StageExperts](
         ("wait_seconds", "How long steps waited for experts.", lambda part: part.waited_s),
     ),
 )
-SWAP = TierFigures[StageSwap](
+SWAP: TierFigures[StageSwap] = TierFigures(
     now=(
         ("swap_capacity_bytes", "KV that a stage may keep aside.", lambda part: part.capacity_bytes),
         ("swap_kept_bytes", "KV that it keeps aside now.", lambda part: part.kept_bytes),
