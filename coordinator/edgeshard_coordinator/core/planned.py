@@ -24,13 +24,11 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.model import ModelManifest
 from edgeshard.domain.packed import NOTHING_HELD
-from edgeshard.domain.placement import ExplicitStage, LengthsFrom, Placement, Prediction
+from edgeshard.domain.placement import ExplicitStage, Placement
 from edgeshard.domain.profile import config_hash
 from edgeshard.domain.traffic import NO_TRAFFIC, WORTH_SAYING, Outlook, Traffic
-from edgeshard.planning import explain
 from edgeshard.planning.costs import Costs, Load
 from edgeshard.planning.instance import Cut
-from edgeshard.planning.measured import doubtful, doubts_line
 from edgeshard.planning.pace import stage_costs
 from edgeshard.planning.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
 from edgeshard.planning.problem import Objective, PlanProblem
@@ -38,7 +36,7 @@ from edgeshard.planning.scoring import violations
 from edgeshard.planning.search import loads
 from edgeshard.planning.shapes import model_from_config
 from edgeshard.planning.shortage import Shortage
-from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, profile_command, site_cluster, site_problem
+from edgeshard.planning.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
 from edgeshard.planning.tiers.joint import StreamedLoad, stream_loads
 from edgeshard.planning.tiers.step_costs import streaming_costs
 from edgeshard.planning.tiers.words import advice_without_streaming, offer_words, streaming_words
@@ -53,6 +51,14 @@ from edgeshard_coordinator.core.placing import (
     place_stages,
     sizes_of,
     usable_nodes,
+)
+from edgeshard_coordinator.core.planned_words import (
+    links_are,
+    mixed_bits,
+    not_planned,
+    placed_note,
+    prediction_of,
+    unused_links,
 )
 from edgeshard_coordinator.core.repair import MOST_SPARES, Lost, cold_layers, moved_bits, survivors, ways
 
@@ -80,7 +86,7 @@ class PlanningPlacer:
 
     def _noted(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
         placement = self._with_starting(spec, site, candidates)
-        return replace(placement, note=f"{placement.note} {_mixed_bits(placement, candidates)}".strip())
+        return replace(placement, note=f"{placement.note} {mixed_bits(placement, candidates)}".strip())
 
     def outlook(
         self,
@@ -185,13 +191,13 @@ class PlanningPlacer:
 
     def _placed(self, spec: DeploymentSpec, site: _Site) -> Placement:
         if len(site.formats) > 1:
-            return replace(site.by_memory(), note=_not_planned(spec, _MIXED))
+            return replace(site.by_memory(), note=not_planned(spec, _MIXED))
         try:
             return site.predicted_by_hand() if spec.layers else site.planned()
         except FailedPreconditionError as error:
             if error.reason != NOT_MEASURED:
                 raise
-            return replace(site.by_memory(), note=_not_planned(spec, error.message))
+            return replace(site.by_memory(), note=not_planned(spec, error.message))
 
 
 def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> tuple[bool, float]:
@@ -260,14 +266,14 @@ class _Site:
         if not isfinite(figures.time_per_token_s):
             pairs = zip(spec.layers, (*spec.layers[1:], spec.layers[0]), strict=True)
             missing = [(a.node, b.node) for a, b in pairs if (a.node, b.node) in site.unmeasured]
-            return replace(placement, note=f"Not predicted: {_links(missing)} not measured yet.")
+            return replace(placement, note=f"Not predicted: {links_are(missing)} not measured yet.")
         result = result_of(costs, figures, None, GAP_OF_LATENCY)
         return replace(
             placement,
             micro_batch=load.batch,
             micro_batches=load.micro_batches,
-            predicted=_prediction(result, self._typical.source),
-            note=_note(spec, site, result, spec.concurrency),
+            predicted=prediction_of(result, self._typical.source),
+            note=placed_note(spec, site, result, spec.concurrency),
             costs=stage_costs(costs, cut),
         )
 
@@ -295,8 +301,8 @@ class _Site:
             requests, placement = load.requests, self._with_pool(stages, load, load.requests)
         return replace(
             placement,
-            predicted=_prediction(result, self._typical.source),
-            note=_note(spec, site, result, requests),
+            predicted=prediction_of(result, self._typical.source),
+            note=placed_note(spec, site, result, requests),
             costs=stage_costs(costs, cut),
         )
 
@@ -314,8 +320,8 @@ class _Site:
             told.append(f"{words[0].upper()}{words[1:]}.")
         return replace(
             self._with_pool(stages, load, load.requests),
-            predicted=_prediction(result, self._typical.source),
-            note=" ".join([*told, _note(self._spec, site, result, load.requests)]).rstrip(),
+            predicted=prediction_of(result, self._typical.source),
+            note=" ".join([*told, placed_note(self._spec, site, result, load.requests)]).rstrip(),
             costs=streaming_costs(costs, result),
             sweep=result.prediction.sweep,
         )
@@ -343,8 +349,8 @@ class _Site:
             placement,
             micro_batch=best.prediction.load.batch,
             micro_batches=best.prediction.load.micro_batches,
-            predicted=_prediction(best, self._typical.source),
-            note=f"{told} {_note(self._spec, site, best, self._spec.concurrency)}".rstrip(),
+            predicted=prediction_of(best, self._typical.source),
+            note=f"{told} {placed_note(self._spec, site, best, self._spec.concurrency)}".rstrip(),
             costs=streaming_costs(costs, best),
             sweep=best.prediction.sweep,
         )
@@ -418,25 +424,12 @@ class _Site:
             text = f"no placement fits: {shortage.text}" + (f"; {offer}" if offer else "")
             raise ResourceExhaustedError(text, field=error.field, reason=error.reason) from None
         note = f"Placed by memory, since nothing can be planned: {shortage.text}."
-        return replace(placement, note=f"{note} {_unused(site)}".rstrip())
+        return replace(placement, note=f"{note} {unused_links(site)}".rstrip())
 
 
 def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:
     """The boxes that would be considered if they were done with starting."""
     return tuple(n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude)
-
-
-def _mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
-    """Says that the chosen boxes compute different bits; nothing where all compute the same."""
-    facts = {candidate.node_id: candidate.facts for candidate in candidates}
-    prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
-    if len(set(prints.values())) < 2:
-        return ""
-    told = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
-    return (
-        f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
-        "where two are nearly equally likely."
-    )
 
 
 def _token_cost(result: PlanResult) -> float:
@@ -458,64 +451,3 @@ def _objective(spec: DeploymentSpec) -> Objective:
     objective = Objective(spec.objective)
     one = objective.is_single or objective is Objective.ENERGY
     return objective if one or spec.mode != "sequential" else Objective.REQUEST
-
-
-def _prediction(result: PlanResult, lengths: LengthsFrom) -> Prediction:
-    figures = result.prediction
-    assert figures is not None
-    return Prediction(
-        time_to_first_token_s=figures.ttft_s,
-        time_per_token_s=figures.time_per_token_s,
-        throughput_tps=figures.throughput_tps,
-        bottleneck=explain.bottleneck(result),
-        gap=result.gap,
-        objective=result.problem.goal.value,
-        requests=figures.load.requests,
-        prompt_tokens=result.problem.prompt_tokens,
-        new_tokens=result.problem.new_tokens,
-        lengths=lengths,
-        request_s=figures.request_s,
-        joules_per_token=figures.joules_per_token,
-    )
-
-
-def _note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests: int) -> str:
-    """How the placement was chosen, and the sources of its figures; `requests` of full length fit the KV pool."""
-    figures, problem = result.prediction, result.problem
-    assert figures is not None
-    parts = ["Placed by hand."] if spec.layers else []
-    if requests < spec.concurrency:
-        parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at their longest; others may wait.")
-    limit = spec.max_time_per_token_s
-    if limit is not None and figures.time_per_token_s > limit:
-        parts.append(f"It does not keep max_time_per_token_s {limit:g}.")
-    if site.estimated:
-        parts.append(
-            f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
-            f"`{profile_command(spec.model, spec.dtype, problem.quantisation)}`."
-        )
-    if found := doubtful(problem):
-        parts.append(f"Doubtful figures of {doubts_line(found)}.")
-    if not spec.layers:
-        parts.append(_unused(site))
-    if words := explain.locality_words(result):
-        parts.append(f"{words[0].upper()}{words[1:]}.")
-    if spec.mode == "bubbles" and figures.load.micro_batches > 1:
-        parts.append("The figures are those of the mode no-bubbles.")
-    return " ".join(part for part in parts if part)
-
-
-def _unused(site: SiteCluster) -> str:
-    return f"Not used: {_links(site.unmeasured)} not measured yet." if site.unmeasured else ""
-
-
-def _not_planned(spec: DeploymentSpec, why: str) -> str:
-    text = f"{'Not predicted' if spec.layers else 'Placed by memory'}: {why}."
-    if spec.max_time_per_token_s is not None:
-        text += " Whether max_time_per_token_s is kept is not known."
-    return text
-
-
-def _links(pairs: Sequence[tuple[str, str]]) -> str:
-    names = [f"{sender} -> {receiver}" for sender, receiver in pairs]
-    return f"the link {names[0]} is" if len(names) == 1 else f"the links {listed(names)} are"
