@@ -4,7 +4,8 @@ Weights are read past the page cache, in chunks by several threads, and their ch
 after the other was a third of what stages then had, and made streaming look three times as slow as it is.
 
 The file read is one that was just written and flushed: no other file may be read at will, and what is in the page cache
-would be as fast as memory. Writing ends as reading does, after so many bytes or so much time, whichever is first.
+would be as fast as memory. Writing ends after so many bytes or so much time, whichever is first; then the file is read
+again and again for as long.
 """
 
 from __future__ import annotations
