@@ -1,6 +1,7 @@
 """Agents, each capped by a cgroup, run a model several times as large as what they may hold, as their plan said.
 
     python -m bench.capped DIR [--agents a b] [--cap 700] [--memory 380] [--tokens 64] [--requests 1]
+        [--quantise int4]
 
 DIR takes the checkpoint of 2.3 GB with random weights. It needs a memory controller of cgroup v1 that this user may
 make groups in; `--cap 0` does without. The site is on loopback and its state goes with it. Printed are the plan, as it
@@ -24,7 +25,7 @@ from bench.cgroups import capped, most_bytes
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import Token
 
 
@@ -50,15 +51,17 @@ async def run(options: argparse.Namespace, state: Path, groups: dict[str, Path |
         idle = {name: most_resident(pid) for name, pid in pids.items() if pid}
         print("idle agents:", ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in idle.items()))
         await client.add_model(options.directory / "deep", "big")
+        kind = Quantisation(options.quantise) if options.quantise else None
         for name in groups:  # one after the other: they share a disk and cores
-            async for _ in client.profile("big", [name], dtype=DType.BFLOAT16, quick=True):
+            async for _ in client.profile("big", [name], dtype=DType.BFLOAT16, quick=True, quantisation=kind):
                 pass
         await measured(options, client)
         for name, pid in pids.items():
             group = groups[name]
             assert pid
             of_group = "" if group is None else f", group at most {most_bytes(group) / 1e6:.0f} MB"
-            print(f"{name}: resident at most {most_resident(pid) / 1e6:.0f} MB{of_group}")
+            above, allowed = (most_resident(pid) - idle[name]) / 1e6, options.memory * 1.048576
+            print(f"{name}: resident at most {above:.0f} MB above idle, of {allowed:.0f} that stages may use{of_group}")
 
 
 async def measured(options: argparse.Namespace, client: Client) -> None:
@@ -72,6 +75,7 @@ async def measured(options: argparse.Namespace, client: Client) -> None:
             "prompt_tokens": 8,
             "new_tokens": options.tokens,
             "allow_streaming": True,
+            **({"quantisation": {name: options.quantise for name in options.agents}} if options.quantise else {}),
         }
     )
     print((await client.plan(spec)).note)
@@ -118,6 +122,7 @@ def main() -> None:
     parser.add_argument("--cap", type=int, default=700, help="MB of each agent's group; 0 for no group")
     parser.add_argument("--memory", type=int, default=380, help="MiB that stages may use")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--quantise", default="")
     parser.add_argument("--requests", type=int, default=1, help="at once")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

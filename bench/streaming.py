@@ -7,6 +7,9 @@ one with all weights in memory says what a sweep computes, and one for each budg
 long a sweep takes, how long its reads take alone, what `/proc/self/io` says was read, and what memory the process has
 above what it had before it loaded. The tokens must be those of the stage in memory. With `--capped` each budget's
 process is in a memory cgroup (v1) that allows what an idle one had, the budget, the KV and 64 MB.
+
+Reading takes processor time, too, which computing then lacks. So each sweep stands beside what computing alone would
+take with the cores that reading leaves it, which is the processor time of both divided by the cores (`shared`), too.
 """
 
 from __future__ import annotations
@@ -110,14 +113,16 @@ def case(options: argparse.Namespace) -> None:
     requests = Requests(options.requests, options.sweep, options.steps + 1)
     quantisation = Quantisation(options.quantise) if options.quantise else None
     stage = load(options.directory, options.budget, quantisation, requests.kv_blocks)
-    seconds, io = [], []
+    seconds, io, busy = [], [], []
     for _ in range(options.steps + 1):
-        steps, read, began = requests.steps(), read_bytes(), time.perf_counter()
+        steps, read, began, used = requests.steps(), read_bytes(), time.perf_counter(), time.process_time()
         requests.take(stage.execute_sweep(steps))
         seconds.append(time.perf_counter() - began)
+        busy.append(time.process_time() - used)
         io.append(read_bytes() - read)
     seen: dict[str, Any] = {
         "sweep_s": statistics.median(seconds[1:]),
+        "busy_s": statistics.median(busy[1:]),
         "read": statistics.mean(io[1:]),
         "memory": resident_bytes() - before,
         "before": before,
@@ -127,13 +132,13 @@ def case(options: argparse.Namespace) -> None:
     }
     if (store := stage.weights.store) is not None and stage.weights.residency is not None:
         seen |= {"streamed": store.streamed_bytes, "held": stage.weights.residency.resident_bytes}
-        layers = [store.counts.layers_read, time.perf_counter()]
+        began, used = time.perf_counter(), time.process_time()
         for _ in range(3):  # rounds of reads with nothing computed
             for layer in range(BIG_CONFIG["num_hidden_layers"]):
                 if store.streams(layer):
                     store.acquire(layer)
                     store.release(layer)
-        seen["read_s"] = (time.perf_counter() - layers[1]) / 3
+        seen["read_s"], seen["read_busy_s"] = (time.perf_counter() - began) / 3, (time.process_time() - used) / 3
     stage.release()
     print(json.dumps(seen))
 
@@ -178,13 +183,15 @@ def main() -> None:
             with capped("streaming", limit) if options.capped else nullcontext() as group:
                 seen = measured(options, budget, sweep, group)
                 of_group = f"; group at most {most_bytes(group) / 1e6:.0f} MB of {limit / 1e6:.0f}" if group else ""
+            shared = (plain["busy_s"] + seen["read_busy_s"]) / options.threads
             bound = max(seen["read_s"], plain["sweep_s"])
             rate = seen["streamed"] / seen["read_s"] / 1e9
             of_it = seen["read"] / seen["streamed"]
             print(
                 f"  budget {percent} % ({budget / 1e6:.0f} MB): streams {seen['streamed'] / 1e9:.2f} GB, "
                 f"sweep {seen['sweep_s']:.3f} s, read alone {seen['read_s']:.3f} s ({rate:.2f} GB/s): "
-                f"{seen['sweep_s'] / bound:.2f} of the larger; {of_it:.3f} of that read a sweep; "
+                f"{seen['sweep_s'] / bound:.2f} of the larger, {seen['sweep_s'] / max(bound, shared):.2f} with "
+                f"{shared:.3f} s of shared cores; {of_it:.3f} of that read a sweep; "
                 f"memory {seen['memory'] / 1e6:.0f} MB of {(budget + seen['kv']) / 1e6:.0f}{of_group}; "
                 f"tokens {'equal' if seen['tokens'] == plain['tokens'] else 'DIFFER'}"
             )

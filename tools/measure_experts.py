@@ -3,12 +3,13 @@
     python -m tools.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve, writes config.json
     python -m tools.measure_experts table MODEL --text TEXT                         writes edgeshard_experts.json
 
-`widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and to int8, and measures
-the loss on the text; an expert's part in that is as large as its share of the layer's tokens. (What one expert alone
-costs is less than 20,000 tokens can tell from chance: experts chosen by it made the loss of other texts larger.) Then
-the experts that cost least are int2 together, as many as the tolerance allows; the number is found by bisection. What
-int2 costs is paid for by int8 in the experts that gain most by it: several numbers of those are tried, and the fewest
-bits win. The loss that must not be passed is that of all int4, plus the tolerance. Judge the result by another text.
+`widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and measures the loss on the
+text; an expert's part in that is as large as its share of the layer's tokens. (With `--single` the experts of the layers
+that cost least are measured one by one. What one alone costs is less than 20,000 tokens can tell from chance: experts
+chosen by so few made the loss of other texts larger.) Then the experts that cost least are int2 together, as many as the
+tolerance allows; the number is found by bisection. What int2 costs is paid for by int8 in the experts that gain most by
+it: several numbers of those are tried, and the fewest bits win. The loss that must not be passed is that of all int4,
+plus the tolerance. Judge the result by another text.
 """
 
 from __future__ import annotations
@@ -80,49 +81,71 @@ def _experts_of(model: Path) -> int:
     return int(next(config[key] for key in ("num_experts", "num_local_experts") if key in config))
 
 
-def most_within(order: Sequence[Expert], loss: Callable[[Sequence[Expert]], float], limit: float) -> int:
-    """How many of the experts, taken in order, keep the loss within the limit: found by bisection.
+def most_within(
+    order: Sequence[Expert], loss: Callable[[Sequence[Expert]], float], limit: float, fewest: int
+) -> int | None:
+    """How many of the experts, taken in order, keep the loss within the limit: found by bisection from `fewest` on.
 
-    The loss grows with their number but for noise, so what is found holds though a larger number might, too.
+    None where `fewest` do not. The loss grows with their number but for noise, so what is found holds though a larger
+    number might, too.
     """
-    low, high = 0, len(order)
+    low, high, middle = fewest - 1, len(order), fewest
     while low < high:
-        middle = (low + high + 1) // 2
         found = loss(order[:middle])
-        print(f"  {middle:4d} experts: {found:.4f} nats per token, limit {limit:.4f}", flush=True)
-        low, high = (middle, high) if found <= limit else (low, middle - 1)
-    return low
+        print(f"  {middle:4d} experts: {found:.5f} nats per token, limit {limit:.5f}", flush=True)
+        if found <= limit:
+            low = middle
+        elif middle == fewest:
+            return None
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return low if low >= fewest else None
 
 
-def choose_widths(widths: Widths, tolerance: float) -> dict[Expert, IntegerFormat]:
-    """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have it."""
+def choose_widths(widths: Widths, tolerance: float, single: int) -> dict[Expert, IntegerFormat]:
+    """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have it.
+
+    Of the `single` layers that cost least each expert is measured alone.
+    """
     plain = widths.loss({})
     limit = plain + tolerance
     print(f"all int4: {plain:.4f} nats per token")
     shares = widths.shares()
-    cost, gain = dict[Expert, float](), dict[Expert, float]()
-    print("layer: nats per token that int2 costs, that int8 gains; least and most of its tokens that an expert has")
+    cost, of_layers = dict[Expert, float](), dict[int, float]()
+    print("layer: nats per token that int2 costs; least and most of its tokens that an expert has")
     for layer, of_layer in enumerate(shares):
         every = [(layer, expert) for expert in range(len(of_layer))]
         costs = widths.loss(dict.fromkeys(every, LOW)) - plain
-        gains = plain - widths.loss(dict.fromkeys(every, HIGH))
-        print(f"  layer {layer}: {costs:+.5f} {gains:+.5f}; {min(of_layer):.4f} {max(of_layer):.4f}", flush=True)
-        # What int4 loses is a sixteenth of what int2 loses, as its steps are a quarter: that is surer than the gain.
+        print(f"  layer {layer}: {costs:+.5f}; {min(of_layer):.4f} {max(of_layer):.4f}", flush=True)
+        of_layers[layer] = costs
         cost |= {expert: costs * share for expert, share in zip(every, of_layer, strict=True)}
-        gain |= {expert: costs / 16 * share for expert, share in zip(every, of_layer, strict=True)}
+    for layer in sorted(of_layers, key=lambda layer: of_layers[layer])[:single]:
+        for expert in range(len(shares[layer])):
+            cost[layer, expert] = widths.loss({(layer, expert): LOW}) - plain
+            print(f"  layer {layer} expert {expert}: {cost[layer, expert]:+.6f}", flush=True)
     best: dict[Expert, IntegerFormat] = {}
     total = len(cost)
     fewest = MIDDLE.bits * total
-    # An expert at int8 costs what two at int2 save.
+    # What int4 loses is about a sixteenth of what int2 loses, as its steps are a quarter: those gain most from int8
+    # that lose most in int2. An expert at int8 costs what two at int2 save.
+    cheapest = sorted(cost, key=lambda expert: cost[expert])
     for high in (0, *(total // part for part in (64, 32, 16, 8, 4) if total >= part)):
-        raised = dict.fromkeys(sorted(gain, key=lambda expert: -gain[expert])[:high], HIGH)
-        order = [expert for expert in sorted(cost, key=lambda expert: cost[expert]) if expert not in raised]
+        raised = dict.fromkeys(cheapest[total - high :], HIGH)
+        order = cheapest[: total - high]
+        bits = MIDDLE.bits * total + (HIGH.bits - MIDDLE.bits) * high
+        saved = MIDDLE.bits - LOW.bits
         print(f"{high} experts at int8:", flush=True)
-        count = most_within(order, lambda some, raised=raised: widths.loss(raised | dict.fromkeys(some, LOW)), limit)  # type: ignore[misc]
-        bits = MIDDLE.bits * total + (HIGH.bits - MIDDLE.bits) * high - (MIDDLE.bits - LOW.bits) * count
-        print(f"  {count} at int2, {bits / total:.3f} bits an expert's weight without scales")
-        if bits < fewest:
-            fewest, best = bits, raised | dict.fromkeys(order[:count], LOW)
+        count = most_within(
+            order,
+            lambda some, raised=raised: widths.loss(raised | dict.fromkeys(some, LOW)),  # type: ignore[misc]
+            limit,
+            fewest=(bits - fewest) // saved + 1,
+        )
+        if count is None:
+            continue
+        fewest, best = bits - saved * count, raised | dict.fromkeys(order[:count], LOW)
+        print(f"  {count} at int2, {fewest / total:.3f} bits an expert's weight without scales")
     return best
 
 
@@ -145,13 +168,13 @@ def bits_per_weight(model: Path, mixture: Mixture, widths: list[str] | None) -> 
 def measure_widths(options: argparse.Namespace) -> None:
     ids = token_ids(options.model, options.text, options.bytes)
     widths = Widths.load(options.model, ids)
-    chosen = choose_widths(widths, options.tolerance)
+    chosen = choose_widths(widths, options.tolerance, options.single)
     per_layer = [
         "".join(str(chosen.get((layer, expert), MIDDLE).bits) for expert in range(len(some)))
         for layer, some in enumerate(widths.kinds[MIDDLE])
     ]
     mixture = widths.mixture
-    print(f"chosen: {widths.loss(chosen):.4f} nats per token, all int4 {widths.loss({}):.4f}")
+    print(f"chosen: {widths.loss(chosen):.5f} nats per token, all int4 {widths.loss({}):.5f}")
     print(
         f"bits per weight of experts, scales counted: {bits_per_weight(options.model, mixture, per_layer):.3f}, "
         f"all int4 {bits_per_weight(options.model, mixture, None):.3f}"
@@ -159,7 +182,7 @@ def measure_widths(options: argparse.Namespace) -> None:
     if options.judge is not None:
         widths.ids = token_ids(options.model, options.judge, None)
         widths.measured.clear()
-        print(f"on the other text: {widths.loss(chosen):.4f} nats per token, all int4 {widths.loss({}):.4f}")
+        print(f"on the other text: {widths.loss(chosen):.5f} nats per token, all int4 {widths.loss({}):.5f}")
     path = options.model / "config.json"
     config = json.loads(path.read_text()) | {EXPERT_WIDTHS: per_layer}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -180,6 +203,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--judge", type=Path, help="another text, of which the loss is printed")
     parser.add_argument("--bytes", type=int, help="of the text, its first")
+    parser.add_argument("--single", type=int, default=0, help="layers whose experts are measured one by one")
     parser.add_argument("--tolerance", type=float, default=0.0, help="nats per token over all int4")
     options = parser.parse_args()
     torch.set_num_threads(1)

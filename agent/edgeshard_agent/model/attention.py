@@ -15,7 +15,7 @@ import torch
 from edgeshard.domain.step import Span
 from edgeshard_agent.model.gathered import GatheredSpans
 from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.ops import NativeArena, NativeBlock, RowArena, Scoring, SpanTables, attend, run_blocks
+from edgeshard_agent.ops import NativeArena, NativePass, RowArena, Scoring, SpanTables, attend
 
 MOST_NATIVE_ROWS = 64
 """Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
@@ -71,20 +71,21 @@ class StepAttention:
         assert self._gathered is not None and isinstance(arena, RowArena)
         return self._gathered.attend(query, key, value, arena, scoring)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether `native_pass` may be called, for layers that have native arenas."""
+        return self._tables is not None and self._tables.rows <= MOST_NATIVE_ROWS
+
     def native_arenas(self, layers: Sequence[int]) -> list[NativeArena]:
-        """The layers' arenas if `run_native` may be called; none where it may not."""
-        if self._tables is None or self._tables.rows > MOST_NATIVE_ROWS:
-            return []
+        """The layers' arenas, which are the pool's; none where any of them is of another kind."""
         arenas = [self._arenas(layer) for layer in layers]
         native = [arena for arena in arenas if isinstance(arena, NativeArena)]
         return native if len(native) == len(arenas) else []
 
-    def run_native(
-        self, blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], hidden: torch.Tensor, rotary: Rotary
-    ) -> torch.Tensor:
-        """The step through consecutive blocks, which have these arenas, in one call: [T, width] from [T, width]."""
+    def native_pass(self, hidden: torch.Tensor, rotary: Rotary, arena: NativeArena) -> NativePass:
+        """The step as `run_blocks` takes it, from hidden states [T, width]."""
         assert self._tables is not None
-        return run_blocks(blocks, arenas, hidden, *rotary, self._tables)
+        return NativePass(hidden, *rotary, self._tables, arena)
 
 
 def _tables(pool: KvPool, spans: Sequence[Span]) -> SpanTables:

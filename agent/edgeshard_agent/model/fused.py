@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,34 +14,40 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.ops import NativeBlock, QuantizedWeight
+from edgeshard_agent.ops import NativeArena, NativeBlock, NativePass, QuantizedWeight, run_blocks
 
 
 class _Passing:
     """A micro-batch on its way through the blocks: `addend` [T, width] and the sum before it, if there is one."""
 
-    __slots__ = ("_addend", "_residual", "_rotary", "_step")
+    __slots__ = ("_addend", "_native", "_residual", "_rotary", "step")
 
     def __init__(self, hidden: torch.Tensor, rotary: dict[str | None, Rotary | None], step: StepAttention) -> None:
         self._addend = hidden
         self._residual: torch.Tensor | None = None
-        self._rotary, self._step = rotary, step
+        self._native: NativePass | None = None
+        self._rotary, self.step = rotary, step
 
     @property
     def result(self) -> torch.Tensor:
+        if self._native is not None:
+            return self._native.result
         return self._addend if self._residual is None else self._addend + self._residual
 
-    def run(self, blocks: Sequence[Block], native: Sequence[NativeBlock]) -> None:
-        """Through consecutive blocks, in one native call where there is one for them and for this step."""
+    def native(self, arena: NativeArena) -> NativePass | None:
+        """It as the native call takes it, None where its step goes block by block."""
         shared = self._rotary.get("")
-        if native and shared is not None:
-            arenas = self._step.native_arenas([block.layer_idx for block in blocks])
-            if arenas:
-                self._addend, self._residual = self._step.run_native(native, arenas, self.result, shared), None
-                return
+        if self._native is None and shared is not None and self.step.is_native:
+            self._native = self.step.native_pass(self.result, shared, arena)
+        return self._native
+
+    def run(self, blocks: Sequence[Block]) -> None:
+        """Through consecutive blocks, one operator after the other."""
+        if self._native is not None:
+            self._addend, self._residual, self._native = self._native.result, None, None
         for block in blocks:
             rotary = self._rotary[block.options.style.rotary]
-            self._addend, self._residual = block(self._addend, self._residual, rotary, self._step)
+            self._addend, self._residual = block(self._addend, self._residual, rotary, self.step)
 
 
 class FusedModules(DecoderModules):
@@ -59,10 +66,21 @@ class FusedModules(DecoderModules):
             for hidden, at, step in batches
         ]
         for blocks in self._in_memory():
-            native = self._native_blocks(blocks)
-            for batch in passing:
-                batch.run(blocks, native)
+            self._run(blocks, passing)
         return [batch.result.unsqueeze(0) for batch in passing]
+
+    def _run(self, blocks: Sequence[Block], passing: Sequence[_Passing]) -> None:
+        """All micro-batches through consecutive blocks, in order; those that can be go in one native call."""
+        native = self._native_blocks(blocks)
+        arenas = passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
+        found = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]
+        # A step may need keys that the one before it writes, so their order stays.
+        for is_alone, together in groupby(found, lambda one: one[1] is None):
+            if is_alone:
+                for batch, _ in together:
+                    batch.run(blocks)
+            else:
+                run_blocks(native, arenas, [one for _, one in together if one is not None])
 
     def _block(self, index: int) -> Block:
         return Block(self._shapes(index), self._options(index), index)

@@ -5,7 +5,7 @@ fallback in plain torch, for sampling in numpy, that gives the same numbers up t
 """
 
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
-from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, run_blocks
+from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, NativePass, run_blocks
 from edgeshard_agent.ops.draws import LikelyTokens
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
@@ -24,6 +24,7 @@ __all__ = [
     "LikelyTokens",
     "NativeArena",
     "NativeBlock",
+    "NativePass",
     "PackedForm",
     "PackedLinear",
     "PanelArena",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -102,49 +102,65 @@ class NativeBlock:
         return cls(parts, struct)
 
 
-def run_blocks(
-    blocks: Sequence[NativeBlock],
-    arenas: Sequence[NativeArena],
-    hidden: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    spans: SpanTables,
-) -> torch.Tensor:
-    """Hidden states [T, width] behind the blocks, T rows of spans as `attend` takes them.
+class NativePass:
+    """A step on its way through native blocks: hidden states [T, width], T rows of spans as `attend` takes them.
 
-    `arenas` are those of the blocks; cosines and sines are as `rotary_` takes them, contiguous. A row's result depends
-    on that row and its request alone, bit for bit.
+    Cosines and sines are as `rotary_` takes them, contiguous. `arena` is any of the blocks'.
+    """
+
+    __slots__ = ("_kept", "addend", "began", "residual", "struct")
+
+    def __init__(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, spans: SpanTables, arena: NativeArena
+    ) -> None:
+        self.addend = hidden.clone(memory_format=torch.contiguous_format)
+        self.residual = torch.empty_like(self.addend)
+        self.began = False
+        self._kept = cos, sin, spans  # the struct points to them
+        self.struct = _StepStruct(
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            block_tables=spans.blocks.data_ptr(),
+            lengths=spans.lengths.data_ptr(),
+            first_rows=spans.first_rows.data_ptr(),
+            table_stride=spans.blocks.stride(0),
+            rows=len(hidden),
+            spans=spans.span_count,
+            rotary_dim=cos.shape[1],
+            block_tokens=spans.block_tokens,
+            table_blocks=spans.blocks.shape[1],
+            arena_blocks=arena.slots // spans.block_tokens,
+            kv_element=arena.element,
+            threads=torch.get_num_threads(),
+        )
+
+    @property
+    def result(self) -> torch.Tensor:
+        """Hidden states [T, width] behind the blocks it went through."""
+        return self.addend + self.residual if self.began else self.addend
+
+
+def run_blocks(blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], passes: Sequence[NativePass]) -> None:
+    """Steps through the next blocks, which have these arenas, in one call: all through one block before the next.
+
+    A row's result depends on that row and its request alone, bit for bit.
     """
     library = native.active()
     assert library is not None
-    addend = hidden.clone(memory_format=torch.contiguous_format)
-    residual = torch.empty_like(addend)
-    step = _StepStruct(
-        cos=cos.data_ptr(),
-        sin=sin.data_ptr(),
-        block_tables=spans.blocks.data_ptr(),
-        lengths=spans.lengths.data_ptr(),
-        first_rows=spans.first_rows.data_ptr(),
-        table_stride=spans.blocks.stride(0),
-        rows=len(hidden),
-        spans=spans.span_count,
-        rotary_dim=cos.shape[1],
-        block_tokens=spans.block_tokens,
-        table_blocks=spans.blocks.shape[1],
-        arena_blocks=arenas[0].slots // spans.block_tokens,
-        kv_element=arenas[0].element,
-        threads=torch.get_num_threads(),
-    )
-    pointers = c_void_p * len(blocks)
+    of_blocks, of_steps, of_flags = c_void_p * len(blocks), c_void_p * len(passes), c_uint8 * len(passes)
     refused = library.edgeshard_blocks(
-        pointers(*(block.address for block in blocks)),
-        pointers(*(arena.keys.data_ptr() for arena in arenas)),
-        pointers(*(arena.values.data_ptr() for arena in arenas)),
+        of_blocks(*(block.address for block in blocks)),
+        of_blocks(*(arena.keys.data_ptr() for arena in arenas)),
+        of_blocks(*(arena.values.data_ptr() for arena in arenas)),
         len(blocks),
-        ctypes.addressof(step),
-        addend.data_ptr(),
-        residual.data_ptr(),
+        of_steps(*(ctypes.addressof(step.struct) for step in passes)),
+        of_steps(*(step.addend.data_ptr() for step in passes)),
+        of_steps(*(step.residual.data_ptr() for step in passes)),
+        of_flags(*(step.began for step in passes)),
+        len(passes),
     )
     if refused >= 0:
-        raise InternalError(f"the length or a block of span {refused} lies outside its table or the arena")
-    return addend.add_(residual)
+        step, span = refused >> 32, refused & 0xFFFF_FFFF
+        raise InternalError(f"the length or a block of span {span} of step {step} lies outside its table or the arena")
+    for one in passes:
+        one.began = True

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.model import attention as attention_module
+from edgeshard_agent.model import fused as fused_module
 from edgeshard_agent.model import gathered as gathered_module
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.gathered import Gather, gathered_attention
@@ -86,11 +87,11 @@ def test_steps_of_few_tokens_are_one_native_call_with_the_bits_of_many(
     calls: list[int] = []
     real = run_blocks
 
-    def counted(blocks: Any, *arguments: Any) -> torch.Tensor:
+    def counted(blocks: Any, *arguments: Any) -> None:
         calls.append(len(blocks))
-        return real(blocks, *arguments)
+        real(blocks, *arguments)
 
-    monkeypatch.setattr(attention_module, "run_blocks", counted)
+    monkeypatch.setattr(fused_module, "run_blocks", counted)
     stage = load(checkpoint, DType.FLOAT32)
     steps = [[(0, 1), (2, 1)], [(2, 1), (0, 2), (1, 3)]]
     monkeypatch.setattr(attention_module, "MOST_NATIVE_ROWS", 7)

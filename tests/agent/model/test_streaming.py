@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
+from edgeshard_agent.model import attention as attention_module
 from edgeshard_agent.model import units as units_module
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.filling import Packing
@@ -154,7 +155,12 @@ def test_bits_in_all_dtypes(
 
 
 @pytest.mark.parametrize("variant", ["llama-plain"])
-def test_a_sweep_reads_once_and_gives_what_its_steps_give(checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("native_rows", [attention_module.MOST_NATIVE_ROWS, 8, 0])
+def test_a_sweep_reads_once_and_gives_what_its_steps_give(
+    checkpoint: Any, tiny_head: Any, tmp_path: Path, native_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In one native call for all, in several with other steps between, and in none.
+    monkeypatch.setattr(attention_module, "MOST_NATIVE_ROWS", native_rows)
     units = _packed(tmp_path)
     plain = load(checkpoint, None)
     streamed = load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 1), prefetched=1))
@@ -163,6 +169,7 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(checkpoint: Any, tiny_
     # Two chunks of one prompt, another prompt, and a decode behind both: the steps of one sweep, in order.
     wanted: list[StageOutput] = []
     swept: list[StageOutput] = []
+    behind: list[torch.Tensor] = []
     for stage, seen in ((plain, wanted), (streamed, swept)):
         head = tiny_head([stage], checkpoint.sequences)
         steps = [head.plan(spans) for spans in (((0, 9),), ((0, 4),), ((1, 12),), ((0, 1), (1, 1)))]
@@ -175,6 +182,9 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(checkpoint: Any, tiny_
             seen.extend(outputs)
             round_of_layers = store.streamed_bytes // (store.counts.bytes_read // store.counts.layers_read)
             assert store.counts.layers_read - before <= round_of_layers + 2, "read ahead of the next sweep"
+        behind.extend(head.step([(request, 1)])[request] for request in (0, 1))
+    assert torch.equal(behind[0], behind[2])
+    assert torch.equal(behind[1], behind[3])
     assert [output.tokens for output in swept] == [output.tokens for output in wanted]
     freed = head.plan(((2, 3),))
     steps = [(freed, head.inputs(freed)), (StepPlan(frees=(2,)), None)]

@@ -97,13 +97,19 @@ int32_t run(const Block& b, const Step& s, void* keys, void* values, void* adden
 
 }  // namespace
 
-// Runs the blocks in order. `addend` [rows][hidden] holds the input; afterwards the output is `addend` + `residual`.
-// Returns as edgeshard_attention does.
-extern "C" int32_t edgeshard_blocks(const Block* const* blocks, void* const* keys, void* const* values, int32_t count,
-                                    const Step* step, void* addend, void* residual) {
+// Runs steps through the blocks in order, all of them through one block before the next: so its weights come from memory
+// once. `addends` and `residuals` are of each step, [rows][hidden]: where it has not `begun` the addend holds the input
+// and the residual nothing; behind any block the output is their sum. Returns -1, or for a step that is refused, as by
+// edgeshard_attention, its index << 32 | the span.
+extern "C" int64_t edgeshard_blocks(const Block* const* blocks, void* const* keys, void* const* values, int32_t count,
+                                    const Step* const* steps, void* const* addends, void* const* residuals,
+                                    const uint8_t* begun, int32_t step_count) {
     for (int32_t i = 0; i < count; i++) {
-        const int32_t refused = run(*blocks[i], *step, keys[i], values[i], addend, residual, i == 0);
-        if (refused >= 0) return refused;
+        for (int32_t j = 0; j < step_count; j++) {
+            const bool first = i == 0 && !begun[j];
+            const int32_t refused = run(*blocks[i], *steps[j], keys[i], values[i], addends[j], residuals[j], first);
+            if (refused >= 0) return static_cast<int64_t>(j) << 32 | refused;
+        }
     }
     return -1;
 }
