@@ -75,7 +75,7 @@ async def measured(options: argparse.Namespace, client: Client) -> None:
             "prompt_tokens": 8,
             "new_tokens": options.tokens,
             "allow_streaming": True,
-            **({"quantisation": {name: options.quantise for name in options.agents}} if options.quantise else {}),
+            "quantisation": dict.fromkeys(options.agents, options.quantise) if options.quantise else {},
         }
     )
     print((await client.plan(spec)).note)

@@ -4,12 +4,14 @@
     python -m tools.measure_experts table MODEL --text TEXT                         writes edgeshard_experts.json
 
 `widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and measures the loss on the
-text; an expert's part in that is as large as its share of the layer's tokens. (With `--single` the experts of the layers
-that cost least are measured one by one. What one alone costs is less than 20,000 tokens can tell from chance: experts
-chosen by so few made the loss of other texts larger.) Then the experts that cost least are int2 together, as many as the
-tolerance allows; the number is found by bisection. What int2 costs is paid for by int8 in the experts that gain most by
-it: several numbers of those are tried, and the fewest bits win. The loss that must not be passed is that of all int4,
-plus the tolerance. Judge the result by another text.
+text; an expert's part in that is as large as its share of the layer's tokens. Then the experts that cost least are int2
+together, as many as the tolerance allows; the number is found by bisection. What int2 costs is paid for by int8 in the
+experts that gain most by it: several numbers of those are tried, and the fewest bits win. The loss that must not be
+passed is that of all int4, plus the tolerance.
+
+With `--single` the experts of the layers that cost least are measured one by one, as EdgeMoE does. What one alone costs
+is less than 76,000 tokens of a small model can tell from chance: the loss of other texts grows by such a choice. Judge
+the result by another text (`--judge`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class StoreCounts:
 
 
 class ReadObserver(Protocol):
-    """Told of every read, on the thread that reads; times are monotonic seconds of this machine.
+    """Told of every read, one after the other, on a thread that reads; times are monotonic seconds of this machine.
 
     `expert` is that of the layer which was read, None for all that streams of it.
     """
@@ -38,11 +38,16 @@ class ReadObserver(Protocol):
     def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None: ...
 
 
+UNITS_AT_ONCE = 2
+"""Layers, or other units, that are read at once."""
+
+
 class WeightStore:
     """`units` are the streamed layers in the order they run, each with its packed units.
 
-    One thread acquires and releases them in that order, round after round; another one reads ahead as far as there are
-    slots. After a failed step the next one may begin with any layer.
+    One thread acquires and releases them in that order, round after round; others read ahead as far as there are slots,
+    two layers at a time: the second one's chunks follow the first one's without a pause of the disk. After a failed
+    step the next one may begin with any layer.
     """
 
     def __init__(self, layers: Sequence[tuple[int, Sequence[AdoptedUnit]]], slots: int) -> None:
@@ -51,6 +56,8 @@ class WeightStore:
         size = max(sum(unit.large_bytes for unit in units) for _, units in self._layers)
         self._slots = [mapped((in_disk_blocks(size),), torch.uint8) for _ in range(min(slots, len(self._layers)))]
         self._changed = threading.Condition()
+        self._begun = 0
+        """Reads begun, some of which may be finished before one that began earlier: they count once that has."""
         self._read = 0
         """Reads finished since the beginning: read n is of layer n % count, into slot n % slots."""
         self._used = 0
@@ -59,10 +66,14 @@ class WeightStore:
         self._closed = False
         self._bytes_read = 0
         self._waited_s = 0.0
+        self._ended_s = 0.0
+        """When the last read ended that an observer was told of."""
         self.observer: ReadObserver | None = None
         self._reader = ChunkReader(unit_checksum)
-        self._thread = threading.Thread(target=self._read_ahead, name="weights", daemon=True)
-        self._thread.start()
+        names = [f"weights-{index}" for index in range(UNITS_AT_ONCE)]
+        self._threads = [threading.Thread(target=self._read_ahead, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def slot_bytes(self) -> int:
@@ -117,16 +128,17 @@ class WeightStore:
 
     def _pass_one(self) -> None:
         while self._read <= self._used and self._failure is None and not self._closed:
-            self._changed.wait()  # a read on its way cannot be called back
+            self._changed.wait()  # reads on their way cannot be called back
         self._used += 1
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Give the slots back, once the read on its way has ended."""
+        """Give the slots back, once the reads on their way have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._reader.close()
         for _, units in self._layers:
             for unit in units:
@@ -134,33 +146,45 @@ class WeightStore:
         self._slots.clear()
 
     def _read_ahead(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and self._read - self._used >= len(self._slots):
-                    self._changed.wait()
-                if self._closed:
-                    return
-                number = self._read
-            began = time.monotonic()
+        while (number := self._next()) is not None:
+            began, failure, size = time.monotonic(), None, 0
             try:
                 size = self._read_layer(number)
             except EdgeShardError as error:
                 failure = error
             except Exception as error:
                 failure = InternalError(f"reading weights failed: {type(error).__name__}: {error}")
-            else:
-                ended, observer = time.monotonic(), self.observer
-                if observer is not None:
-                    observer.read(self._layers[number % len(self._layers)][0], size, began, ended)
-                with self._changed:
-                    self._bytes_read += size
-                    self._read += 1
-                    self._changed.notify_all()
-                continue
-            with self._changed:
+            self._end(number, size, began, failure)
+
+    def _next(self) -> int | None:
+        """The number of the next read, once there is a slot for it; None where there is to be none."""
+        with self._changed:
+            while not self._is_over and self._begun - self._used >= len(self._slots):
+                self._changed.wait()
+            if self._is_over:
+                return None
+            self._begun += 1
+            return self._begun - 1
+
+    def _end(self, number: int, size: int, began: float, failure: EdgeShardError | None) -> None:
+        """A read has ended, which counts once those before it have."""
+        with self._changed:
+            while not self._is_over and self._read != number:
+                self._changed.wait()
+            if failure is not None and not self._is_over:
                 self._failure = failure
-                self._changed.notify_all()
-            return
+            elif not self._is_over:
+                self._bytes_read += size
+                self._read += 1
+                if (observer := self.observer) is not None:
+                    # Until the one before it had ended, the disk was that one's.
+                    began, self._ended_s = max(began, self._ended_s), time.monotonic()
+                    observer.read(self._layers[number % len(self._layers)][0], size, began, self._ended_s)
+            self._changed.notify_all()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed or self._failure is not None
 
     def _read_layer(self, number: int) -> int:
         _, units = self._layers[number % len(self._layers)]
