@@ -15,7 +15,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
+.PHONY: help setup clients demo serve test test-all retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,10 +39,13 @@ demo: $(STAMP) ## a coordinator and three agents tell a story
 serve: $(STAMP) ## the demo's model over HTTP; ARGS="./my-model" serves another
 	@$(BIN)/edgectl serve $(or $(ARGS),demo)
 
-test: $(STAMP) ## the whole test suite; ARGS="tests/storage -x" narrows it
+test: $(STAMP) ## the tests but for long forms (10 minutes); ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
-retest: $(STAMP) ## what failed in the last run once more, alone; more than 3 failures are not run again
+test-all: $(STAMP) ## all tests, long forms too (25 minutes)
+	@$(MAKE) test ARGS="--long $(ARGS)"
+
+retest: $(STAMP) ## what failed in the last run once more, alone: up to 3 tests of processes or clocks
 	@$(BIN)/python tools/retest.py
 
 check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from edgeshard.domain.dtypes import DType, Quantisation
@@ -31,12 +32,37 @@ pytest_plugins = ("tests.support.stores",)
 ROOT = Path(__file__).parent
 LONG_ROOMS = ("simulator", "chaos", "system", "house")
 """Their files take up to minutes each."""
+TIMING_ROOMS = ("chaos", "system")
+"""All their tests use processes and clocks."""
+
+# What fails in `make test` fails again the next time; the long form looks elsewhere each time.
+hypothesis.settings.register_profile("same", derandomize=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that at the end of a run no core waits for the last of them."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="the long forms too, and other random examples each time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before a test module is imported, whose own settings start from these."""
+    hypothesis.settings.load_profile("default" if config.getoption("--long") else "same")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long forms only if asked for. Long files first, so that at the end of a run no core waits for the last of them."""
     rooms = {room: place for place, room in enumerate(LONG_ROOMS)}
-    items.sort(key=lambda item: rooms.get(item.path.relative_to(ROOT.parent).parts[1], len(rooms)))
+    for item in items:
+        if _room(item) in TIMING_ROOMS:
+            item.add_marker(pytest.mark.timing)
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
+    items.sort(key=lambda item: rooms.get(_room(item), len(rooms)))
+
+
+def _room(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT.parent).parts[1]
 
 
 @pytest.fixture(scope="session")

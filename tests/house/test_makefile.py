@@ -26,6 +26,7 @@ TARGETS = (
     "demo",
     "serve",
     "test",
+    "test-all",
     "retest",
     "check",
     "proto",
@@ -220,7 +221,7 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
     assert lines[0].endswith("bash")
     assert "set -euo pipefail" in lines
     steps = [line.partition("#")[0].strip() for line in lines if line.startswith("make ")]
-    assert steps == ["make setup", "make clients", "make check", "make demo", "make test || make retest"]
+    assert steps == ["make setup", "make clients", "make check", "make demo", "make test-all || make retest"]
 
 
 def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:

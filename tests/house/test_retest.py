@@ -13,6 +13,7 @@ SUITE = """
 from pathlib import Path
 import pytest
 
+@pytest.mark.{mark}
 @pytest.mark.parametrize("number", range({failing}))
 def test_fails(number):
     assert {passes_later} and Path("later").exists()
@@ -22,10 +23,13 @@ def test_passes():
 """
 
 
-def run_suite(directory: Path, *, failing: int, passes_later: bool) -> subprocess.CompletedProcess[str]:
+def run_suite(
+    directory: Path, *, failing: int, passes_later: bool, mark: str = "timing"
+) -> subprocess.CompletedProcess[str]:
     """A first run that fails, then the tool's; `later` and `ran` say what it saw and did."""
     (directory / "pytest.ini").touch()  # this directory is the root, whatever lies above it
-    (directory / "test_suite.py").write_text(SUITE.format(failing=failing, passes_later=passes_later))
+    (directory / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--long', action='store_true')\n")
+    (directory / "test_suite.py").write_text(SUITE.format(failing=failing, passes_later=passes_later, mark=mark))
     first = subprocess.run([sys.executable, "-m", "pytest"], cwd=directory, capture_output=True, timeout=120)
     assert first.returncode == 1
     (directory / "later").touch()
@@ -40,6 +44,11 @@ def test_a_few_failures_are_run_again(tmp_path: Path, failing: int, passes_later
     named = {f"test_suite.py::test_fails[{number}]" in result.stdout for number in range(failing)}
     assert named == {failing <= 3}, "who runs it hears which tests are flaky"
     assert not (tmp_path / "ran").exists(), "what had passed was run again"
+
+
+def test_what_uses_neither_processes_nor_clocks_is_not_run_again(tmp_path: Path) -> None:
+    result = run_suite(tmp_path, failing=1, passes_later=True, mark="other")
+    assert result.returncode == 1 and "test_fails[0]" in result.stderr and "flaky" not in result.stdout
 
 
 def test_a_run_that_left_no_record_stays_failed(tmp_path: Path) -> None:
