@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long forms only if asked for. Long files first, so that at the end of a run no core waits for the last of them."""
+    """Long forms only if asked for; long files first, so that at the end no core waits for the last of them."""
     rooms = {room: place for place, room in enumerate(LONG_ROOMS)}
     for item in items:
         if _room(item) in TIMING_ROOMS:

@@ -25,7 +25,8 @@ def main() -> int:
     if not 0 < len(failed) <= MOST_FAILURES:
         print(f"retest: {len(failed)} failures are on record; only 1 to {MOST_FAILURES} are run again", file=sys.stderr)
         return 1
-    found = subprocess.run([*LAST, "--collect-only", "-m", "not timing"], stdout=subprocess.PIPE, text=True, check=False)
+    others = [*LAST, "--collect-only", "-m", "not timing"]
+    found = subprocess.run(others, stdout=subprocess.PIPE, text=True, check=False)
     if found.returncode != NOTHING_COLLECTED:
         print("retest: these use neither processes nor clocks: mend them", found.stdout, sep="\n", file=sys.stderr)
         return 1

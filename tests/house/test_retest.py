@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "retest.py"
+OPTION = """
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true")
+"""
 SUITE = """
 from pathlib import Path
 import pytest
@@ -28,7 +32,7 @@ def run_suite(
 ) -> subprocess.CompletedProcess[str]:
     """A first run that fails, then the tool's; `later` and `ran` say what it saw and did."""
     (directory / "pytest.ini").touch()  # this directory is the root, whatever lies above it
-    (directory / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--long', action='store_true')\n")
+    (directory / "conftest.py").write_text(OPTION)
     (directory / "test_suite.py").write_text(SUITE.format(failing=failing, passes_later=passes_later, mark=mark))
     first = subprocess.run([sys.executable, "-m", "pytest"], cwd=directory, capture_output=True, timeout=120)
     assert first.returncode == 1
