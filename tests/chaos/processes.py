@@ -3,131 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from tests.support.nursery import Forked, Nursery
 
 READY_POLL_S = 0.005
-ROOT = Path(__file__).resolve().parents[2]
-PATHS = (ROOT, ROOT / "agent", ROOT / "coordinator")
-
-
-class Nursery:
-    """The process that forks daemons; see tests/chaos/nursery.py."""
-
-    def __init__(self) -> None:
-        self.native = False
-        """Whether agents run in the native kernels."""
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._started: asyncio.Queue[int] = asyncio.Queue()
-        self._ended: dict[int, asyncio.Future[int]] = {}
-        self._turn = asyncio.Lock()
-
-    async def start(self) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.chaos.nursery",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment, process_group=0,
-        )  # fmt: skip
-        self.native = bool((await self._line())["native"])
-        self._reader = asyncio.create_task(self._read())
-
-    async def stop(self) -> None:
-        """All that it has forked end with it."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            await self._process.wait()
-        if self._reader is not None:
-            self._reader.cancel()
-
-    async def fork(self, role: str, arguments: Sequence[str], log: Path, directory: Path) -> int:
-        """The new daemon's pid."""
-        assert self._process is not None and self._process.stdin is not None
-        request = {"role": role, "arguments": list(arguments), "log": str(log), "directory": str(directory)}
-        async with self._turn:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            return await self._started.get()
-
-    def ended(self, pid: int) -> asyncio.Future[int]:
-        """Has the exit code, or the negative number of the signal, once the process ended."""
-        return self._ended[pid]
-
-    async def _line(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the process that forks daemons has ended; what it said is above")
-        return dict(json.loads(line))
-
-    async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            message = await self._line()
-            if "started" in message:
-                self._ended[message["started"]] = loop.create_future()
-                self._started.put_nowait(message["started"])
-            else:
-                self._ended[message["ended"]].set_result(message["status"])
 
 
 class Daemon:
-    """A daemon that can be started again, with the same arguments."""
+    """A daemon that can be started again, with the same arguments; `module` is what runs."""
 
-    def __init__(self, name: str, role: str, arguments: Sequence[str], directory: Path, nursery: Nursery) -> None:
+    def __init__(self, name: str, module: str, arguments: Sequence[str], directory: Path, nursery: Nursery) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
-        self._role = role
+        self._module = module
         self._directory = directory
         self._ready = directory / f"{name}.ready"
         self._arguments = [*arguments, "--ready-file", str(self._ready)]
         self._nursery = nursery
-        self._pid = 0
-        self._ended: asyncio.Future[int] | None = None
+        self._process: Forked | None = None
 
     @property
     def alive(self) -> bool:
-        return self._ended is not None and not self._ended.done()
+        return self._process is not None and self._process.returncode is None
 
     @property
     def pid(self) -> int:
-        return self._pid
+        return 0 if self._process is None else self._process.pid
 
     async def start(self) -> None:
         self._ready.unlink(missing_ok=True)
-        self._pid = await self._nursery.fork(self._role, self._arguments, self.log, self._directory)
-        self._ended = self._nursery.ended(self._pid)
+        with self.log.open("ab") as log:
+            self._process = await asyncio.to_thread(
+                self._nursery.popen, self._module, self._arguments, stdout=log, stderr=log, cwd=self._directory
+            )
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
         """An agent is ready once layers can be placed on it, a coordinator once it serves."""
-        assert self._ended is not None
+        assert self._process is not None
         async with asyncio.timeout(timeout_s):
             while not self._ready.exists():
-                if self._ended.done():
+                if self._process.returncode is not None:
                     raise RuntimeError(
-                        f"{self.name} ended with {self._ended.result()}; its log ends with:\n{self.tail()}"
+                        f"{self.name} ended with {self._process.returncode}; its log ends with:\n{self.tail()}"
                     )
                 await asyncio.sleep(READY_POLL_S)
 
     async def wait_ended(self) -> int:
-        assert self._ended is not None
-        return await asyncio.shield(self._ended)
+        assert self._process is not None
+        return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Nothing when it has ended."""
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
     async def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        if self._ended is not None:
+        if self._process is not None:
             await self.wait_ended()
 
     async def stop(self, grace_s: float = 4.0) -> None:

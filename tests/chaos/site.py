@@ -25,8 +25,9 @@ from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.chaos import failpoints
 from tests.chaos.census import census_file
 from tests.chaos.failpoints import Action, Failpoint, Mark
-from tests.chaos.processes import ROOT, Daemon, Nursery
+from tests.chaos.processes import Daemon
 from tests.chaos.proxy import Proxy
+from tests.support.nursery import ROOT, Nursery, shared
 
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
 MODEL = "fairy-tales"
@@ -70,7 +71,7 @@ class ChaosSite:
         self.proxies: dict[str, Proxy] = {}
         self._proxied = proxied
         self._options = tuple(options)
-        self._nursery = Nursery()
+        self._nursery: Nursery | None = None
         self._client: Client | None = None
         self._free = _free_ports(1 + len(nodes))
         self.address = f"127.0.0.1:{self._free[0]}"
@@ -78,6 +79,7 @@ class ChaosSite:
     @property
     def native(self) -> bool:
         """Whether its agents run in the native kernels: without them an answer has other bits in other batches."""
+        assert self._nursery is not None
         return self._nursery.native
 
     @property
@@ -100,13 +102,14 @@ class ChaosSite:
 
     async def start(self) -> None:
         """Every box is placeable at the end, and the model in the store."""
-        await self._nursery.start()
+        self._nursery = nursery = await asyncio.to_thread(shared)
         arguments = ["--failpoints", str(self.directory), "--listen", self.address]
         arguments += ["--state-dir", str(self.directory / COORDINATOR), "--plaintext"]
-        self.daemons[COORDINATOR] = Daemon(COORDINATOR, COORDINATOR, arguments, self.directory, self._nursery)
+        self.daemons[COORDINATOR] = Daemon(COORDINATOR, "tests.chaos.coordinator", arguments, self.directory, nursery)
         await self.start_daemon(COORDINATOR)
         for name, port in zip(self.nodes, self._free[1:], strict=True):
-            self.daemons[name] = Daemon(name, "agent", await self._agent(name, port), self.directory, self._nursery)
+            arguments = await self._agent(name, port)
+            self.daemons[name] = Daemon(name, "tests.chaos.agent", arguments, self.directory, nursery)
         await asyncio.gather(*(self.start_daemon(name) for name in self.nodes))
         self._client = Client(self.address, plaintext=True)
         await self._client.add_model(DEMO_MODEL, MODEL)
@@ -121,7 +124,6 @@ class ChaosSite:
             await self.daemons[COORDINATOR].stop()
         for proxy in self.proxies.values():
             await proxy.stop()
-        await self._nursery.stop()
 
     async def start_daemon(self, name: str) -> None:
         """Start it, also again; returns when it is ready."""
@@ -204,7 +206,8 @@ class ChaosSite:
         """Wait for the end of each process that one of these failpoints has killed."""
         for point, mark in self.marks().items():
             if points.get(point) is Action.KILL:
-                await asyncio.shield(self._nursery.ended(mark.pid))
+                assert self._nursery is not None
+                await self._nursery.ended(mark.pid)
 
     def marks(self) -> dict[str, Mark]:
         return failpoints.marks(self.directory)

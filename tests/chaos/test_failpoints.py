@@ -14,7 +14,7 @@ from edgeshard.domain.step import Span
 from tests.chaos import failpoints
 from tests.chaos.failpoints import Action, Failpoint, Moment, Place, Trap
 from tests.chaos.hooks import replace_method
-from tests.chaos.processes import PATHS
+from tests.support.nursery import PATHS
 
 DECODE = Moment(Place.BEFORE_COMPUTE, 5, (Span(1, 20, 1, True),))
 CHUNK = Moment(Place.BEFORE_COMPUTE, 2, (Span(1, 64, 32),))

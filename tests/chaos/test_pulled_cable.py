@@ -13,9 +13,9 @@ import pytest
 from edgeshard.rpc.tls import TlsFiles
 from tests.chaos import failpoints
 from tests.chaos.failpoints import Action, Failpoint, Place
-from tests.chaos.processes import PATHS
 from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, LAYERS, MODEL, NODES
 from tests.support.identities import Identities
+from tests.support.nursery import PATHS
 from tests.system.netns import namespaces, processes
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,17 @@ import pytest_asyncio
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import Deployment, DeploymentSpec, parse_spec
+from tests.support.nursery import forking_daemons
 from tests.support.site import MakeSpec, Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 LAYERS = "a=0:4,b=4:9,c=9:12"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with forking_daemons():
+        yield
 
 
 @pytest.fixture(scope="session")
