@@ -53,7 +53,7 @@ class Daemon:
 
     async def wait_ended(self) -> int:
         assert self._process is not None
-        return await self._process.wait()
+        return await self._nursery.ended(self._process.pid)
 
     def signal(self, number: signal.Signals) -> None:
         """Nothing when it has ended."""

@@ -78,7 +78,8 @@ def forking_daemons() -> Iterator[None]:
         if at < 0 or arguments[at + 1] not in DAEMONS or options.get("pass_fds") or subprocess.PIPE in streams.values():
             return await start(program, *arguments, **options)
         nursery = await asyncio.to_thread(shared)
-        return await asyncio.to_thread(nursery.popen, arguments[at + 1], arguments[at + 2 :], **streams)
+        child = await asyncio.to_thread(nursery.popen, arguments[at + 1], arguments[at + 2 :], **streams)
+        return ForkedAsync(child.pid, child.end)
 
     asyncio.create_subprocess_exec = started  # type: ignore[assignment]
     try:
@@ -92,11 +93,11 @@ class Nursery:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        environment: dict[str, str] = {k: v for k, v in os.environ.items() if not k.startswith("EDGESHARD__")}
         environment["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
         command = (sys.executable, "-m", "tests.support.nursery")
         with theirs:
-            self._process = subprocess.Popen(command, stdin=theirs, env=environment, process_group=0)
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
         first = json.loads(self._socket.recv(_MOST_BYTES) or "null")
         if first is None:
             raise RuntimeError("the process that forks daemons has ended; what it said is above")
@@ -148,25 +149,25 @@ class Nursery:
 
 
 class Forked:
-    """A child, with what tests ask of `subprocess.Popen` and of asyncio's processes."""
+    """A child, as a `subprocess.Popen`."""
 
     def __init__(self, pid: int, ended: Future[int]) -> None:
         self.pid = pid
-        self._ended = ended
+        self.end = ended
 
     @property
     def returncode(self) -> int | None:
-        return self._ended.result() if self._ended.done() else None
+        return self.end.result() if self.end.done() else None
 
     def poll(self) -> int | None:
         return self.returncode
 
-    async def wait(self) -> int:
-        return await asyncio.shield(asyncio.wrap_future(self._ended))
-
-    def wait_for(self, timeout_s: float | None = None) -> int:
-        """Its exit code; raises TimeoutError when it does not end in time."""
-        return self._ended.result(timeout_s)
+    def wait(self, timeout: float | None = None) -> int:
+        """As a `subprocess.Popen` does."""
+        try:
+            return self.end.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired([], timeout or 0.0) from None
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
@@ -178,6 +179,13 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class ForkedAsync(Forked):
+    """A child, as one of asyncio's processes."""
+
+    async def wait(self) -> int:  # type: ignore[override]
+        return await asyncio.shield(asyncio.wrap_future(self.end))
 
 
 def _descriptor(given: int | IO[bytes] | None, null: IO[bytes], own: int) -> int:
@@ -203,12 +211,12 @@ class _Nurse:
     def run(self) -> None:
         """Until the other side is gone."""
         while True:
-            ready, _, _ = select.select([self._socket, self._wake], [], [])
+            ready, _, _ = select.select([self._socket.fileno(), self._wake], [], [])
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 1024)
                 self._reap()
-            if self._socket not in ready:
+            if self._socket.fileno() not in ready:
                 continue
             data, streams, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, 3)
             if not data:

@@ -8,21 +8,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Any, Protocol
 
 from edgeshard.rpc.tls import TlsFiles
+from tests.support.nursery import Forked, shared
 
 _STOP_GRACE_S = 4.0
 _POLL_S = 0.02
 
 
+Process = subprocess.Popen[bytes] | Forked
+
+
 class Entrance(Protocol):
-    """The part of a network that says how to run a command on one of its hosts."""
+    """The part of a network that says how to run something on one of its hosts."""
 
     def enter(self, host: str, *command: str) -> list[str]: ...
+
+    def namespace(self, host: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +43,13 @@ class Ended:
 class Running:
     """One process on a host. Its output goes to files in `directory`, so that it can never block on a full pipe."""
 
-    def __init__(self, command: Sequence[str], directory: Path, label: str) -> None:
+    def __init__(self, start: Callable[..., Process], directory: Path, label: str) -> None:
         self.label = label
         self._paths = (directory / f"{label}.out", directory / f"{label}.err")
+        # The operator's own settings must not change what a site under test does.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
         with self._paths[0].open("wb") as out, self._paths[1].open("wb") as err:
-            self._process = _popen(command, directory, out, err)
+            self._process = start(stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=directory, env=environment)
 
     @property
     def exit_code(self) -> int | None:
@@ -85,10 +93,16 @@ class Launcher:
         self._started: list[Running] = []
 
     def start(self, host: str, *arguments: str) -> Running:
-        """Start `python ARGUMENTS` on a host."""
+        """Start `python ARGUMENTS` on a host; a module is forked (tests/support/nursery.py)."""
         label = f"{len(self._started):02}-{host}"
-        command = self._network.enter(host, sys.executable, *arguments)
-        running = Running(command, self._directory, label)
+
+        def start(**options: Any) -> Process:
+            if arguments[0] == "-m":
+                return shared().popen(arguments[1], arguments[2:], namespace=self._network.namespace(host), **options)
+            command = self._network.enter(host, sys.executable, *arguments)
+            return subprocess.Popen(command, process_group=0, **options)
+
+        running = Running(start, self._directory, label)
         self._started.append(running)
         return running
 
@@ -136,11 +150,3 @@ def tls_options(tls: TlsFiles | None) -> tuple[str, ...]:
     if tls is None:
         return ()
     return ("--tls-ca", str(tls.ca), "--tls-cert", str(tls.cert), "--tls-key", str(tls.key))
-
-
-def _popen(command: Sequence[str], directory: Path, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-    # The operator's own settings must not change what a site under test does.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=directory, env=environment, process_group=0
-    )
