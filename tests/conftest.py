@@ -21,6 +21,7 @@ from edgeshard.domain.profile import (
     config_hash,
 )
 from edgeshard.planning.shapes import model_from_config
+from tests.support import forms
 
 # Sites of tests speak in plaintext unless a test says otherwise, and nothing of this user's own site is looked at.
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
@@ -45,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before a test module is imported, whose own settings start from these."""
-    hypothesis.settings.load_profile("default" if config.getoption("--long") else "same")
+    forms.LONG = config.getoption("--long")
+    hypothesis.settings.load_profile("default" if forms.LONG else "same")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -54,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _room(item) in TIMING_ROOMS:
             item.add_marker(pytest.mark.timing)
-    if not config.getoption("--long"):
+    if not forms.LONG:
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in set(long)]

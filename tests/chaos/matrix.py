@@ -164,8 +164,8 @@ def full(seed: int) -> list[Case]:
     return [*every_step(), *seeded(seed), *sampler(), *crowd(), *twice(), *halted(), *saves(), *links(seed)]
 
 
-def quick(seed: int) -> list[Case]:
-    """Some of each group, chosen by `seed`. No box that is halted and no link that stalls, which take their seconds."""
+def quick(seed: int, share: int = 1) -> list[Case]:
+    """Some of each group, chosen by `seed`; one `share`-th of them. No box that is halted and no link that stalls, which take their seconds."""
     chance = random.Random(seed)
     by_group: dict[str, list[Case]] = {}
     for case in full(seed):
@@ -174,7 +174,7 @@ def quick(seed: int) -> list[Case]:
         ):
             by_group.setdefault(case.group, []).append(case)
     lots = {"every step": 12, "seeds": 8, "sampler": 3, "crowd": 5, "two failures": 6, "coordinator": 10, "links": 8}
-    return [case for group, count in lots.items() for case in _some(by_group[group], count, chance)]
+    return [case for group, count in lots.items() for case in _some(by_group[group], -(-count // share), chance)]
 
 
 def _some(cases: Sequence[Case], count: int, chance: random.Random) -> list[Case]:

@@ -38,11 +38,13 @@ class Options:
     only: str = ""
     table: Path | None = None
     keep: Path | None = None
+    share: int = 1
+    """A quick run has one so-many-th of its cases."""
 
 
 def chosen(options: Options) -> list[Case]:
     """The cases to run, those of one site and dtype one after the other."""
-    cases = matrix.full(options.seed) if options.cases == "full" else matrix.quick(options.seed)
+    cases = matrix.full(options.seed) if options.cases == "full" else matrix.quick(options.seed, options.share)
     wanted = [case for case in cases if options.only in case.name]
     return sorted(wanted, key=lambda case: (bool(case.links), list(matrix.Dtype).index(case.dtype)))
 

@@ -21,6 +21,7 @@ from tests.chaos.matrix import STAGES, VOCABULARY, Ask
 from tests.chaos.run import say
 from tests.chaos.site import COORDINATOR, DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream, Trials
+from tests.support.forms import in_form
 
 COUNT = "EDGESHARD_CHAOS_DISCONNECTS"
 """Names the environment variable with the number of clients that leave."""
@@ -135,7 +136,7 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At their start, while their prompt is tokenised or computed, in mid answer, while a box is replaced."""
-    chance, count = random.Random(11), int(os.environ.get(COUNT, "200"))
+    chance, count = random.Random(11), int(os.environ.get(COUNT, in_form(60, 200)))
     async with ChaosSite(tmp_path) as site:
         await site.deploy()
         right = Stream(Ask(3))

@@ -9,6 +9,7 @@ import pytest
 from edgeshard_agent.ops import native_available
 
 from tests.chaos import run
+from tests.support.forms import in_form
 
 SEED = "EDGESHARD_CHAOS_SEED"
 """Names the environment variable that chooses other cases."""
@@ -20,4 +21,4 @@ async def test_no_token_changes_whichever_box_is_lost(tmp_path: Path, capsys: py
     seed = int(os.environ.get(SEED, "7"))
     with capsys.disabled():
         run.say(f"\n{SEED}={seed} chose these cases")
-    assert await run.run(run.Options("quick", seed, keep=tmp_path)) == 0, capsys.readouterr().out
+    assert await run.run(run.Options("quick", seed, keep=tmp_path, share=in_form(3, 1))) == 0, capsys.readouterr().out

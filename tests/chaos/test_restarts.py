@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.run import say
 from tests.chaos.site import COORDINATOR, ChaosSite
+from tests.support.forms import in_form
 
 COUNT = "EDGESHARD_CHAOS_RESTARTS"
 """Names the environment variable with the number of restarts."""
@@ -48,7 +49,7 @@ async def settled(site: ChaosSite) -> dict[str, int]:
 
 @pytest.mark.timeout(900)
 async def test_boxes_that_restart_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chance, count = random.Random(5), int(os.environ.get(COUNT, "30"))
+    chance, count = random.Random(5), int(os.environ.get(COUNT, in_form(15, 30)))
     async with ChaosSite(tmp_path, BOXES) as site:
         ids = {node.name: node.node_id for node in await site.client.nodes()}
         coordinator, done, samples = psutil.Process(site.daemons[COORDINATOR].pid), 0, []

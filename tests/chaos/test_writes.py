@@ -20,6 +20,7 @@ from edgeshard.domain.deployment import DeploymentPhase as Phase
 from tests.chaos import writes
 from tests.chaos.failpoints import OF_SAVES
 from tests.chaos.hooks import FILES, WRITES
+from tests.support.forms import in_form
 
 COUNT = "EDGESHARD_CHAOS_WRITES"
 """Names the environment variable with the number of cases; 0 is all."""
@@ -56,7 +57,7 @@ def test_each_write_is_tried_on_both_sides() -> None:
 async def test_a_coordinator_killed_around_a_write_loses_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen, count = list(writes.cases()), int(os.environ.get(COUNT, "6"))
+    chosen, count = list(writes.cases()), int(os.environ.get(COUNT, in_form(3, 6)))
     if count:
         seed = os.environ.get(SEED, "7")
         chosen = sorted(random.Random(f"{seed} writes").sample(chosen, count), key=lambda case: case[0].name(case[1]))

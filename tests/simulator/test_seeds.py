@@ -14,9 +14,10 @@ from google.protobuf.descriptor import Descriptor
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, identity_pb2, inference_pb2, stage_pb2, store_pb2
 from tests.simulator import broken
 from tests.simulator.coverage import ABSENT, MESSAGES
+from tests.support.forms import in_form
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 500
+SEEDS = in_form(100, 500)
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

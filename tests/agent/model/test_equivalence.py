@@ -81,7 +81,11 @@ def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
     return ""
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "|".join(map(str, cut)))
+@pytest.mark.parametrize(
+    "cut",
+    [pytest.param(cut, marks=() if len(cut) in (1, LAYERS) else pytest.mark.long) for cut in CUTS],
+    ids=lambda cut: "|".join(map(str, cut)),
+)
 def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, tiny_head: Any) -> None:
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
