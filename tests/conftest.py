@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from edgeshard.domain.profile import (
 )
 from edgeshard.planning.shapes import model_from_config
 from tests.support import forms
+from tests.support.nursery import forking_daemons
 
 # Sites of tests speak in plaintext unless a test says otherwise, and nothing of this user's own site is looked at.
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
@@ -65,6 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _room(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT.parent).parts[1]
+
+
+@pytest.fixture(scope="module")
+def forked_daemons() -> Iterator[None]:
+    """A module's `LocalCluster`s have their daemons from the nursery."""
+    with forking_daemons():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,10 @@ def full(seed: int) -> list[Case]:
 
 
 def quick(seed: int, share: int = 1) -> list[Case]:
-    """Some of each group, chosen by `seed`; one `share`-th of them. No box that is halted and no link that stalls, which take their seconds."""
+    """Some of each group, chosen by `seed`; one `share`-th of them.
+
+    No box that is halted and no link that stalls, which take their seconds.
+    """
     chance = random.Random(seed)
     by_group: dict[str, list[Case]] = {}
     for case in full(seed):

@@ -161,7 +161,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def live(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> Iterator[Site]:
     with pytest.MonkeyPatch.context() as environment:
         directory = tmp_path_factory.mktemp("golden")
         environment.setenv("XDG_CONFIG_HOME", str(directory / "config"))

@@ -22,7 +22,7 @@ WITH_TOOLS = (
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     gateway = ("--http-listen", "127.0.0.1:0")
     async with (

@@ -25,7 +25,7 @@ PROMPT = "Once upon a time there was a king who"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+async def client(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Client]:
     directory = tmp_path_factory.mktemp("site")
     async with LocalCluster(directory, nodes=("a", "b")) as cluster, Client(cluster.address) as made:
         yield made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ import pytest_asyncio
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import Deployment, DeploymentSpec, parse_spec
-from tests.support.nursery import forking_daemons
 from tests.support.site import MakeSpec, Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
@@ -19,9 +18,8 @@ LAYERS = "a=0:4,b=4:9,c=9:12"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked() -> Iterator[None]:
-    with forking_daemons():
-        yield
+def forked(forked_daemons: None) -> None:
+    """Every site here."""
 
 
 @pytest.fixture(scope="session")
