@@ -46,6 +46,7 @@ def test_a_compiler_that_fails_leaves_no_library(
     assert not hatch_build.LIBRARY.exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
 def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
     hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
