@@ -38,7 +38,7 @@ TIMING_ROOMS = ("chaos", "system")
 """All their tests use processes and clocks."""
 
 # What fails in `make test` fails again the next time; the long form looks elsewhere each time.
-hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("same", derandomize=True, max_examples=50)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

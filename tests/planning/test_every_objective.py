@@ -17,6 +17,7 @@ from edgeshard.planning import request_search
 from edgeshard.planning.instance import with_tokens
 from edgeshard.planning.plan import PlanResult, plan
 from edgeshard.planning.problem import Objective
+from tests.support.forms import one_in
 
 SAME = 1e-9
 SINGLE = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
@@ -29,7 +30,7 @@ def seconds(result: PlanResult) -> float:
     return inf if result.prediction is None else result.prediction.cost(result.problem.goal)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", one_in(4, SEEDS))
 def test_no_placement_is_better(seed: int) -> None:
     truth = least_seconds(random_problem(seed, Objective.REQUEST), SINGLE)
     for objective, least_s in truth.items():

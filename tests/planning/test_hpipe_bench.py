@@ -31,6 +31,7 @@ def found() -> dict[str, Outcome]:
     return {row.name: row for row in table(LLAMA)}
 
 
+@pytest.mark.long
 def test_the_pages_are_what_is_computed_now(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
