@@ -20,12 +20,14 @@ def main() -> None:
     settle_grpc()
     from edgeshard.process.config import load_settings
     from edgeshard.process.logs import configure_logging, report_failure
+    from edgeshard.process.parent import end_with
     from edgeshard.process.private import keep_private
     from edgeshard_agent.settings import AgentSettings
 
     keep_private()
     try:
         settings = load_settings(AgentSettings, "edgeshard-agent")
+        end_with(settings.parent)
         configure_logging(settings.log_level)
         with lasting_imports():
             from edgeshard_agent.daemon import run

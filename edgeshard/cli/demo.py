@@ -80,7 +80,9 @@ def demo(  # noqa: PLR0913 - one parameter for each option
         ),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Answer over HTTP until Ctrl-C instead.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Of --serve.")] = 8000,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, metavar="N", help="Of --serve; by default 8000, or the next.")
+    ] = None,
     output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
 ) -> None:
     """Start a coordinator and three boxes on this machine, split a model over them and stream a story.

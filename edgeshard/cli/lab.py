@@ -137,7 +137,7 @@ async def _up(lab: Lab, lab_file: Path, directory: Path) -> str:
     from edgeshard.cli.lab_site import lab_cluster, make_stand_in
 
     make_stand_in(lab, directory / "stand-in")
-    site = lab_cluster(lab, lab_file, directory)
+    site = lab_cluster(lab, lab_file, directory, stays=True)
     try:
         await site.start()
         async with site.client() as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.cli import demo
-from edgeshard.cli.local import Daemon
+from edgeshard.cli.children import Daemon
 from edgeshard.domain.errors import (
     DeadlineError,
     EdgeShardError,
