@@ -19,6 +19,7 @@ from edgeshard.cli.connect import run
 from edgeshard.cli.demo import NAME as DEMO_MODEL
 from edgeshard.cli.demo import Narrator, model_directory
 from edgeshard.cli.deploy import model_source
+from edgeshard.cli.model import adding_bars
 from edgeshard.cli.output import human_bytes, stderr_console
 from edgeshard.cli.own_site import OwnSite
 from edgeshard.cli.site_watch import SiteWatch, measure
@@ -228,9 +229,11 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
 
     from edgeshard.client.models import Adding
 
-    await client.add_model(
-        options.source.path or options.model, name, show, Adding(on_note=lambda text: narrator.say(f"note: {text}"))
-    )
+    console = stderr_console()
+    adding = Adding(on_note=lambda text: narrator.say(f"note: {text}"))
+    with adding_bars(console) as bars:
+        report = bars if console.is_terminal else show
+        await client.add_model(options.source.path or options.model, name, report, adding)
     stored = await client.stored_model(name)
     narrator.say(
         f"model {name} is in the store: {stored.architecture}, {stored.layer_count} layers, "
@@ -239,7 +242,7 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
 
 
 async def _deploy(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> Deployment:
-    from edgeshard.cli.deploy import DeployReporter
+    from edgeshard.cli.loading import DeployReporter
 
     with stderr_console().status("") as status:
         reporter = DeployReporter(status)

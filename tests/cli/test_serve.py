@@ -20,7 +20,7 @@ from edgeshard.domain.replan import ReplanReason
 from edgeshard.rpc.tls_files import tls_files
 from tests.house import documents
 from tests.support.clients import CLIENTS, needs_clients
-from tests.support.running import READY_S, Running, processes_of
+from tests.support.running import READY_S, Running, processes_of, wrong_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
@@ -30,8 +30,8 @@ DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
-    def begin(*arguments: str, **settings: str) -> Running:
-        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings))
+    def begin(*arguments: str, cwd: Path | None = None, **settings: str) -> Running:
+        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings, cwd=cwd))
         return running[-1]
 
     yield begin
@@ -201,7 +201,8 @@ def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_
 
 
 def test_the_demos_site_leaves_nothing_behind(start: Callable[..., Running], tmp_path: Path) -> None:
-    site = start("demo", "--serve", "--port", "0")
+    (tmp_path / "folder").mkdir()
+    site = start("demo", "--serve", "--port", "0", cwd=wrong_modules(tmp_path / "folder"))
     site.until(r"the coordinator listens on ")
     assert not (tmp_path / "config").exists(), "its certificates go with it"
     assert site.stop(signal.SIGINT) == 128 + signal.SIGINT

@@ -20,9 +20,9 @@ import pytest
 
 from edgeshard.cli.own_site import _box_name
 from tests.house.documents import ROOT
-from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of
+from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of, wrong_modules
 
-STORY = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0}
+STORY = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 400, "temperature": 0}
 
 
 @dataclass
@@ -94,12 +94,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which Python would find other modules than ours, and than its own."""
-    folder = tmp_path_factory.mktemp("hostile")
-    (folder / "edgeshard").mkdir()
-    for name in ("edgeshard/__init__", "agent", "types", "json"):
-        (folder / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')\n")
-    return folder
+    return wrong_modules(tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.fixture(scope="module")
@@ -169,15 +164,39 @@ def test_bench_measures_from_any_directory(site: Served, anywhere: Path, run: Ru
     assert json.loads(done.stdout)["answered"] == 2
 
 
+LAB = """
+source = "a"
+[[device]]
+name = "a"
+memory_bytes = 8e9
+bandwidth_bytes_per_s = 100e9
+flops = 2e12
+[workload]
+prompt_tokens = 4
+new_tokens = 2
+[lab]
+model = "config.json"
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["hostile", "above", "/"])
-def test_the_demo_runs_from_any_directory(place: str, hostile: Path, above: Path, tmp_path: Path) -> None:
-    cwd = {"hostile": hostile, "above": above, "/": Path("/")}[place]
-    done = subprocess.run(
-        [EDGECTL, "demo", "--max-tokens", "4", "-o", "json"],
-        cwd=cwd, env=environment_of(tmp_path), capture_output=True, text=True, timeout=READY_S,
-    )  # fmt: skip
-    assert done.returncode == 0 and len(json.loads(done.stdout)["token_ids"]) == 4, done.stderr
+def test_serve_demo_and_lab_run_from_any_directory(place: str, hostile: Path, above: Path, tmp_path: Path) -> None:
+    cwd = {"hostile": hostile, "above": above}.get(place, Path(place))
+    served = Running(tmp_path, "serve", "serve", "demo", "--listen", "127.0.0.1:0", cwd=cwd)
+    try:
+        served.until(r"^URL +http://127.0.0.1:8\d\d\d/v1$")
+    finally:
+        assert served.stop() == 0
+    (tmp_path / "lab.toml").write_text(LAB)
+    (tmp_path / "config.json").write_bytes((ROOT / "edgeshard/demo_model/config.json").read_bytes())
+    lab = ("lab", "run", str(tmp_path / "lab.toml"), "--directory", str(tmp_path / "lab"))
+    for command in (("demo", "--max-tokens", "4"), lab):
+        done = subprocess.run(
+            [EDGECTL, *command, "-o", "json"],
+            cwd=cwd, env=environment_of(tmp_path), capture_output=True, text=True, timeout=READY_S,
+        )  # fmt: skip
+        assert done.returncode == 0 and json.loads(done.stdout), done.stderr
 
 
 def test_an_agent_that_is_killed_under_a_stream_comes_back_and_so_does_the_stream(site: Served) -> None:

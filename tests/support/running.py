@@ -16,6 +16,14 @@ READY_S = 90.0
 POLL_S = 0.05
 
 
+def wrong_modules(folder: Path) -> Path:
+    """Fill a folder with what Python, standing there, would take for our modules and for its own."""
+    (folder / "edgeshard").mkdir()
+    for name in ("edgeshard/__init__", "agent", "types", "json"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')\n")
+    return folder
+
+
 def environment_of(home: Path) -> dict[str, str]:
     """Of a user whose settings and states are under `home`."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
