@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
 from edgeshard.rpc.environment import settle_grpc
 
-_NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "psutil")
-
 
 def main() -> None:
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+    if missing("agent"):
         sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
         sys.exit(1)
     settle_grpc()

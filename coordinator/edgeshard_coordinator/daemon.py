@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
+from edgeshard.process.extras import missing
 from edgeshard.process.logs import configure_logging, tell_ready
 from edgeshard.process.machine import Machine
 from edgeshard.process.notify import Notifier
@@ -190,7 +190,7 @@ def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
     anybody on the network could use."""
     if settings.http_listen is None:
         return None
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+    if missing("gateway"):
         raise FailedPreconditionError(
             "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
         )

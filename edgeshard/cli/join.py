@@ -25,6 +25,7 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
 )
 from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
@@ -146,6 +147,7 @@ def _systemctl(*arguments: str) -> None:
 def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
     from edgeshard.rpc.tls_files import write_private
 
+    check_extras("edgectl join", "agent")  # before the token is used up
     name = token.principal.id
     state = (state_dir or state_home() / name).absolute()
     try:

@@ -25,6 +25,7 @@ from edgeshard.cli.own_site import OwnSite
 from edgeshard.cli.site_watch import SiteWatch, measure
 from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import check_name
+from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
@@ -123,6 +124,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     """
     if quantise not in _FORMATS:
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
+    check_extras("edgectl serve", "agent", "coordinator", "gateway")
     narrator = Narrator(time.monotonic())
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
@@ -132,6 +134,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
 
 def serve_demo(port: int | None, boxes: int) -> None:
     """`edgectl demo --serve`: its boxes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
+    check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
         site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port, lasts=False)
         _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))

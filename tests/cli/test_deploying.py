@@ -75,25 +75,23 @@ def test_how_far_a_stage_is_with_loading_is_said_in_words() -> None:
 
 
 def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(monotonic=lambda: now_s)
-    monkeypatch.setattr(loading, "time", clock)
+    clock = [0.0]
+    monkeypatch.setattr(loading, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def shown(terminal: bool) -> str:
-        nonlocal now_s
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
-        now_s = 0.0
+        clock[0] = 0.0
         with console.status("") as status:
             reporter = DeployReporter(status)
             for fetched in (20, 40, 60):
                 fetching = stage_status(StagePhase.LOADING, fetched)
                 reporter.show(scripted_deployment(DeploymentPhase.LOADING, stages=(fetching,)))
-                now_s += 4.0
+                clock[0] += 4.0
             if terminal:
                 console.print(status.renderable)
         return file.getvalue()
 
-    now_s = 0.0
     on_a_terminal = shown(True)
     # Of one of two stages, whose half is fetching: a twentieth of the whole in 4 s, and 17 of them are left.
     assert re.search(r"━+.* about 68 s left +loading: a fetching 60 B of 100 B", on_a_terminal), on_a_terminal

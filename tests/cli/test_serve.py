@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edgeshard import Client
+from edgeshard.cli import own_site
 from edgeshard.cli.own_site import _box_name
 from edgeshard.domain.placement import parse_layers
 from edgeshard.domain.replan import ReplanReason
@@ -189,6 +190,17 @@ def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Runnin
         assert site.until(r"the coordinator listens on (\S+),")[1] != wanted
         site.until(f"{wanted} is taken: ")
         site.until(r"^API key ")  # so its box has found it
+
+
+def test_a_taken_port_of_the_url_that_nobody_asked_for_is_replaced_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        first = taken.getsockname()[1]
+        monkeypatch.setattr(own_site, "_URL_PORT", first)
+        free = own_site._free_port()
+        assert first < free < first + own_site._URL_PORTS
+    assert own_site._free_port() == first
 
 
 def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ STARTS = {
 def module_starts(source: str) -> Iterator[tuple[int, bool]]:
     """The line of each "-m" among the words of a command, and whether "-P" stands before it."""
     for node in ast.walk(ast.parse(source)):
-        words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", ())
+        if not isinstance(node, ast.Call | ast.List | ast.Tuple):
+            continue
+        words = node.args if isinstance(node, ast.Call) else node.elts
         texts = [word.value if isinstance(word, ast.Constant) else None for word in words]
         for place, text in enumerate(texts):
             if text == "-m":
