@@ -6,7 +6,7 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -170,8 +170,7 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
         if site.is_elsewhere:
             narrator.say(f"{site.wanted} is taken: boxes that joined before find the site when it is there again")
-        async with site.client() as client:
-            await _supervised(site, narrator, _answer(client, options, site, narrator))
+        await _supervised(site, narrator, _answer(options, site, narrator))
 
 
 async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
@@ -189,28 +188,25 @@ async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, An
         await asyncio.wait({failed, working})
 
 
-async def _answer(client: Client, options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
     """Load the model, say how to ask it, and watch the site until Ctrl-C."""
-
-    async def loaded() -> tuple[Deployment, str]:
-        await _add(client, options, narrator)
-        await site.joined()
-        return await _deploy(client, options, site.nodes[0], narrator), await site.api_key(client)
-
-    deployment, key = await _begun_again(site, loaded)
+    deployment, key = await _loaded(options, site, narrator)
     site.proven = True
     _show(site, options.name, key, deployment, narrator)
-    await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+    async with site.client() as client:
+        await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
 
 
-async def _begun_again(
-    site: OwnSite, work: Callable[[], Coroutine[Any, Any, tuple[Deployment, str]]]
-) -> tuple[Deployment, str]:
-    """What the work returns; from its beginning each time that the coordinator ends in the middle."""
+async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
+    """What answers, and the key for it; from the beginning each time that the coordinator ends in the middle."""
     while True:
         starts = site.starts
         try:
-            return await work()
+            # A client for each try: one that was refused waits before it tries again.
+            async with site.client() as client:
+                await _add(client, options, narrator)
+                await site.joined()
+                return await _deploy(client, options, site.nodes[0], narrator), await site.api_key(client)
         except UnavailableError:
             if not await site.came_back(starts):
                 raise

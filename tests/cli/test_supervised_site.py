@@ -217,6 +217,42 @@ def test_the_coordinator_comes_back_with_its_url_and_its_keys(site: Served) -> N
     assert site.answer() == site.told
 
 
+@pytest.mark.long
+def test_a_coordinator_that_is_killed_while_all_starts_costs_nothing_but_time(tmp_path: Path) -> None:
+    """Once when the model is being added, once when it is being deployed."""
+    options = ("--state-dir", str(tmp_path / "site"), "--listen", "127.0.0.1:0", "--port", "0")
+    served = Running(tmp_path, "serve", "serve", "demo", *options)
+    try:
+        for said in ("the coordinator listens on", "loading fairy-tales$"):
+            served.until(said)
+            os.kill(json.loads((tmp_path / "site" / "coordinator.ready").read_text())["pid"], signal.SIGKILL)
+            served.until("coordinator runs again$")
+        served.until("^API key ")
+    finally:
+        assert served.stop() == 0
+
+
+@pytest.mark.long
+def test_a_box_that_cannot_start_any_more_ends_the_site_with_its_own_words(tmp_path: Path) -> None:
+    state, name = tmp_path / "site", _box_name()
+    served = Running(
+        tmp_path, "serve", "serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0"
+    )
+    try:
+        served.until("^API key ")
+        (state / name / "node-id").write_text("")
+        os.kill(json.loads((state / f"{name}.ready").read_text())["pid"], signal.SIGKILL)
+        assert served.process.wait(READY_S) == 2
+    finally:
+        served.stop()
+    assert (
+        served.log.read_text()
+        .splitlines()[-1]
+        .startswith(f"error: {name} did not start: {state / name}/node-id is empty")
+    )
+    assert not processes_of(state)
+
+
 def test_a_second_serve_of_the_same_site_says_where_it_is(site: Served, run: Run, hostile: Path) -> None:
     done = run("serve", "demo", "--state-dir", str(site.state), cwd=hostile)
     assert done.returncode == 1
