@@ -31,8 +31,9 @@ from typing import Any
 import psutil
 
 from bench.flatness import MIB, ProcessSample, Sample, growth, problems
+from edgeshard.cli.children import Daemon
 from edgeshard.cli.demo import even_layers, model_directory
-from edgeshard.cli.local import Daemon, LocalCluster
+from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.device import Node

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
 from edgeshard.rpc.environment import settle_grpc
 
-_NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "psutil")
-
 
 def main() -> None:
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+    if missing("agent"):
         sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
         sys.exit(1)
     settle_grpc()
     from edgeshard.process.config import load_settings
     from edgeshard.process.logs import configure_logging, report_failure
+    from edgeshard.process.parent import end_with
     from edgeshard.process.private import keep_private
     from edgeshard_agent.settings import AgentSettings
 
     keep_private()
     try:
         settings = load_settings(AgentSettings, "edgeshard-agent")
+        end_with(settings.parent)
         configure_logging(settings.log_level)
         with lasting_imports():
             from edgeshard_agent.daemon import run

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,11 @@ from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
+from edgeshard.process.extras import missing
 from edgeshard.process.logs import configure_logging, tell_ready
 from edgeshard.process.machine import Machine
 from edgeshard.process.notify import Notifier
+from edgeshard.process.parent import end_with
 from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
@@ -68,6 +69,7 @@ STOP_LIMIT_S = 1.8
 def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises EdgeShardError when it cannot start."""
     settings = load_settings(CoordinatorSettings, "edgeshard-coordinator", arguments)
+    end_with(settings.parent)
     configure_logging(settings.log_level)
     asyncio.run(serve(settings))
 
@@ -91,7 +93,7 @@ async def serve(settings: CoordinatorSettings) -> None:
         doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
         gateway = await _open_gateway(listen, doors, coordinator)
     if settings.ready_file is not None:
-        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "")
+        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", entrance.address)
     notifier.ready(f"serving on {address}")
     tell_ready(_next_step(site, address))
     beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
@@ -152,7 +154,9 @@ def _site(settings: CoordinatorSettings) -> _Site:
 class _Entrance:
     """Where processes join, and the renewal of the coordinator's own certificate."""
 
-    def __init__(self, server: EnrolmentServer | None, renewing: asyncio.Task[None] | None) -> None:
+    def __init__(self, server: EnrolmentServer | None, renewing: asyncio.Task[None] | None, address: str = "") -> None:
+        self.address = address
+        """Where they join, host:port."""
         self._server = server
         self._renewing = renewing
 
@@ -178,7 +182,7 @@ async def _open_entrance(
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
     log.info("enrolment_open", address=enrolment)
-    return _Entrance(server, renewing)
+    return _Entrance(server, renewing, enrolment)
 
 
 def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
@@ -186,7 +190,7 @@ def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
     anybody on the network could use."""
     if settings.http_listen is None:
         return None
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+    if missing("gateway"):
         raise FailedPreconditionError(
             "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
         )

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import report_failure
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 
-_NEEDED = ("psutil",)
-"""Modules that come with the coordinator extra and not with the bare package."""
-
 
 def main() -> None:
-    if any(find_spec(name) is None for name in _NEEDED):
+    if missing("coordinator"):
         sys.stderr.write("edgeshard-coordinator needs the coordinator extra: pip install 'edgeshard[coordinator]'\n")
         sys.exit(1)
     settle_grpc()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.connect import connect_of, run
-from edgeshard.cli.deploy import DeployReporter, read_spec
+from edgeshard.cli.deploy import read_spec
+from edgeshard.cli.loading import DeployReporter
 from edgeshard.cli.output import Column, Output, OutputOption, plain, show_list, stderr_console
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 

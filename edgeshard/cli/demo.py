@@ -23,6 +23,7 @@ from edgeshard.cli.output import Column, Output, human_bytes, human_seconds, pri
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.generation import Generation, Sampling
 from edgeshard.domain.placement import ExplicitStage, PlacedStage, parse_layers
+from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.client import Client, Completion
@@ -80,7 +81,9 @@ def demo(  # noqa: PLR0913 - one parameter for each option
         ),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Answer over HTTP until Ctrl-C instead.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Of --serve.")] = 8000,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, metavar="N", help="Of --serve; by default 8000, or the next.")
+    ] = None,
     output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
 ) -> None:
     """Start a coordinator and three boxes on this machine, split a model over them and stream a story.
@@ -91,6 +94,7 @@ def demo(  # noqa: PLR0913 - one parameter for each option
         from edgeshard.cli.serve import serve_demo
 
         return serve_demo(port, len(NODES))
+    check_extras("edgectl demo", "agent", "coordinator")
     started_s = time.monotonic()
     # Checked before anything is started.
     Generation(prompt, max_tokens, Sampling(temperature=temperature, seed=seed)).validate()

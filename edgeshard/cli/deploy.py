@@ -11,6 +11,7 @@ import typer
 
 from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.loading import DeployReporter
 from edgeshard.cli.model import add_model
 from edgeshard.cli.output import (
     Output,
@@ -25,9 +26,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
-    from edgeshard.domain.deployment import Deployment, DeploymentSpec
+    from edgeshard.domain.deployment import DeploymentSpec
     from edgeshard.domain.placement import ExplicitStage, Placement
     from edgeshard.importing.sources import Source
 
@@ -357,31 +356,3 @@ def interrupted(name: str, begun: bool) -> str:
         f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "
         f"`edgectl delete deployment {name}` ends it"
     )
-
-
-class DeployReporter:
-    """Reports a deployment's progress on stderr: a line for each phase, the details in the terminal's status."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-        self._phase = ""
-
-    @property
-    def begun(self) -> bool:
-        return self._phase != ""
-
-    def show(self, deployment: Deployment) -> None:
-        if deployment.phase.value != self._phase:
-            self._phase = deployment.phase.value
-            # Above the live line, not into it.
-            self._status.console.print(f"{deployment.spec.name}: {self._phase}", markup=False)
-        self._status.update(loading_text(deployment))
-
-
-def loading_text(deployment: Deployment) -> str:
-    """`loading: a ready, b fetching 3.2 MiB of 6.4 MiB`."""
-    from edgeshard.cli.views import stage_text
-
-    nodes = {stage.index: stage.node_name for stage in deployment.placement.stages}
-    parts = [f"{nodes.get(stage.stage, stage.stage)} {stage_text(stage)}" for stage in deployment.stages]
-    return f"{deployment.phase.value}: {', '.join(parts)}" if parts else deployment.phase.value

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeshard.cli import install
+from edgeshard.cli.children import Daemon, keep_running
 from edgeshard.cli.connect import run
-from edgeshard.cli.local import Daemon
 from edgeshard.domain.errors import (
     AlreadyExistsError,
     DeniedError,
@@ -25,6 +25,7 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
 )
 from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
@@ -146,8 +147,13 @@ def _systemctl(*arguments: str) -> None:
 def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
     from edgeshard.rpc.tls_files import write_private
 
+    check_extras("edgectl join", "agent")  # before the token is used up
     name = token.principal.id
     state = (state_dir or state_home() / name).absolute()
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)  # or the agent finds it open to others
+    except OSError as error:
+        raise DeniedError(f"--state-dir {state}: {error.strerror}", field="state-dir", reason="STATE_DIR") from None
     files = _enrol_once(token, state / "pki")
     values = {
         "name": name,
@@ -165,8 +171,8 @@ def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, ext
 
 
 async def _serve(name: str, site: str, config: Path) -> int:
-    """Run the agent until it ends, or a signal ends it; its log is on stderr. Its exit code, 128 + the number of a
-    signal that ended it."""
+    """Run the agent until a signal ends this command, and again whenever the agent ends; its log is on stderr. Its exit
+    code, 128 + the number of a signal that ended it."""
     agent = Daemon(name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True)
     await agent.start()
     try:
@@ -176,12 +182,14 @@ async def _serve(name: str, site: str, config: Path) -> int:
                 f"edgeshard-agent --config {config} starts it again",
                 err=True,
             )
-        await agent.exited()
+            code = await keep_running(agent, lambda text: typer.echo(text, err=True))
+        else:
+            code = await agent.exited()
     except asyncio.CancelledError:
         await agent.stop(_STOP_GRACE_S)
+        code = await agent.exited()
     finally:
         agent.send_signal(signal.SIGKILL)  # after a second interrupt
-    code = await agent.exited()
     return code if code >= 0 else 128 - code
 
 

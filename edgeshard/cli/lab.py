@@ -15,6 +15,7 @@ import typer
 from edgeshard.cli.connect import run as run_async
 from edgeshard.cli.output import Column, Output, OutputOption, show_data, show_list
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from edgeshard.process.extras import check_extras
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def up(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY) -> None:
             f"directory: a lab is up in {directory}; end it with edgectl lab down, or give another --directory",
             field="directory",
         )
+    check_extras("edgectl lab", "agent", "coordinator")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = run_async(_up(lab, lab_file, directory.absolute()))
     typer.echo(address)
@@ -121,6 +123,7 @@ async def _compare_all(lab: Lab, lab_file: Path, running_at: str | None) -> list
     if running_at is not None:
         async with Client(running_at, plaintext=True) as client:
             return [await compare(client, lab, run) for run in runs]
+    check_extras("edgectl lab", "agent", "coordinator")
     with tempfile.TemporaryDirectory(prefix="edgeshard-lab-") as scratch:
         make_stand_in(lab, Path(scratch) / "stand-in")
         typer.echo(f"starting {len(lab.cluster.nodes)} emulated boxes", err=True)
@@ -137,7 +140,7 @@ async def _up(lab: Lab, lab_file: Path, directory: Path) -> str:
     from edgeshard.cli.lab_site import lab_cluster, make_stand_in
 
     make_stand_in(lab, directory / "stand-in")
-    site = lab_cluster(lab, lab_file, directory)
+    site = lab_cluster(lab, lab_file, directory, stays=True)
     try:
         await site.start()
         async with site.client() as client:

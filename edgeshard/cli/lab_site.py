@@ -99,11 +99,12 @@ def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Non
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(chunks))
 
 
-def lab_cluster(lab: Lab, lab_file: Path, directory: Path) -> LocalCluster:
-    """The lab's processes, not started: one agent for each emulated box, one core each."""
+def lab_cluster(lab: Lab, lab_file: Path, directory: Path, *, stays: bool = False) -> LocalCluster:
+    """The lab's processes, not started: one agent for each emulated box, one core each. They end with this process
+    unless the lab `stays`."""
     names = [node.name for node in lab.cluster.nodes]
     emulate = ["--emulate", str(lab_file.resolve())]
-    return LocalCluster(directory, names, agent_arguments=emulate, threads=1, startup_timeout_s=180.0)
+    return LocalCluster(directory, names, agent_arguments=emulate, threads=1, startup_timeout_s=180.0, stays=stays)
 
 
 async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,9 @@ from edgeshard.cli.output import Output, OutputOption, plain, show_data, show_li
 from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeshard.client.models import AddPhase
     from edgeshard.domain.ids import Digest
     from edgeshard.importing.blocks import Width
 
@@ -86,19 +91,13 @@ async def _add(connect: Connect, model: str, name: str | None, width: Width, out
         show_list(stored, output, MODEL_COLUMNS, lambda model: model.name)
 
 
-def add_model(connect: Connect, model: str) -> None:
-    """Put a model into the store under its own name, and say how far that is."""
-    run(_upload(connect, model, None))
-
-
-async def _upload(connect: Connect, model: str, name: str | None, width: Width | None = None) -> Digest:
+@contextmanager
+def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], None]]:
+    """A bar for each phase, which what it gives moves; only on a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    from edgeshard.client.models import Adding, AddPhase
-
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    console = stderr_console()
-    # A log file gets the last line of a bar at most; the bar itself is for terminals.
+    # A log file would get the last line of a bar.
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bars: dict[AddPhase, TaskID] = {}
 
@@ -106,6 +105,20 @@ async def _upload(connect: Connect, model: str, name: str | None, width: Width |
             if phase not in bars:
                 bars[phase] = progress.add_task(phase.value)
             progress.update(bars[phase], completed=done, total=total)
+
+        yield report
+
+
+def add_model(connect: Connect, model: str) -> None:
+    """Put a model into the store under its own name, and say how far that is."""
+    run(_upload(connect, model, None))
+
+
+async def _upload(connect: Connect, model: str, name: str | None, width: Width | None = None) -> Digest:
+    from edgeshard.client.models import Adding
+
+    console = stderr_console()
+    with adding_bars(console) as report:
 
         def note(text: str) -> None:
             console.print(f"note: {text}", markup=False)

@@ -63,7 +63,7 @@ def replan(
 async def _replan(
     connect: Connect, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None, output: Output
 ) -> None:
-    from edgeshard.cli.deploy import DeployReporter
+    from edgeshard.cli.loading import DeployReporter
 
     with stderr_console().status(f"planning {name}") as status:
         async with connect.client() as client:

@@ -11,8 +11,9 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.connect import Connect, connect_of
 from edgeshard.cli.connect import run as run_async
-from edgeshard.cli.deploy import DeployReporter, interrupted, model_source, spec_of
+from edgeshard.cli.deploy import interrupted, model_source, spec_of
 from edgeshard.cli.generate import generate, prompt_of, read_stdin
+from edgeshard.cli.loading import DeployReporter
 from edgeshard.cli.model import add_model
 from edgeshard.cli.output import stderr_console
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError

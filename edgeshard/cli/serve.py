@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
@@ -18,11 +19,13 @@ from edgeshard.cli.connect import run
 from edgeshard.cli.demo import NAME as DEMO_MODEL
 from edgeshard.cli.demo import Narrator, model_directory
 from edgeshard.cli.deploy import model_source
+from edgeshard.cli.model import adding_bars
 from edgeshard.cli.output import human_bytes, stderr_console
 from edgeshard.cli.own_site import OwnSite
 from edgeshard.cli.site_watch import SiteWatch, measure
-from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError
+from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import check_name
+from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 """Names the model that ships with EdgeShard."""
-PORT = 8000
 _LISTEN = "0.0.0.0:7600"
 _WIDEST_FIRST = ("none", "int8", "int4")
 _FORMATS = ("auto", *_WIDEST_FIRST)
@@ -80,7 +82,10 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     name: Annotated[str | None, typer.Option(metavar="NAME", help="What programs call it; by default the model's.")] = (
         None
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Of the URL, on this machine.")] = PORT,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Of the URL, on this machine; by default 8000, or the next."),
+    ] = None,
     quantise: Annotated[
         str,
         typer.Option(
@@ -114,22 +119,35 @@ def serve(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Serve a model from this machine: an OpenAI-compatible URL, an API key, and the line that joins another box.
 
-    Everything is kept in --state-dir: the same command finds it again. Ctrl-C ends it.
+    Everything is kept in --state-dir: the same command finds it again. A process of the site that ends is started
+    again. Ctrl-C ends it.
     """
     if quantise not in _FORMATS:
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
+    check_extras("edgectl serve", "agent", "coordinator", "gateway")
     narrator = Narrator(time.monotonic())
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        run(_serve(options, OwnSite.at(state_dir, boxes, listen, port), narrator))
+        _run(options, OwnSite.at(state_dir, boxes, listen, port), narrator)
 
 
-def serve_demo(port: int, boxes: int) -> None:
+def serve_demo(port: int | None, boxes: int) -> None:
     """`edgectl demo --serve`: its boxes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
+    check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
         site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port, lasts=False)
-        run(_serve(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic())))
+        _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))
+
+
+def _run(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+    """SIGTERM is how a supervisor ends what does well."""
+    try:
+        run(_serve(options, site, narrator))
+    except typer.Exit as end:
+        if end.exit_code != 128 + signal.SIGTERM:
+            raise
+        narrator.say("ended by SIGTERM, with all processes of the site")
 
 
 @contextmanager
@@ -152,32 +170,46 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
         if site.is_elsewhere:
             narrator.say(f"{site.wanted} is taken: boxes that joined before find the site when it is there again")
-        async with site.client() as client:
-            await _add(client, options, narrator)
-            await site.joined()
-            await _until_ended(site, _answer(client, options, site, narrator))
+        await _supervised(site, narrator, _answer(options, site, narrator))
 
 
-async def _until_ended(site: OwnSite, work: Coroutine[Any, Any, None]) -> None:
-    """Raises the error of a process that ends by itself, as one that used up the memory; what waits for it would not
-    end."""
-    ended, working = asyncio.ensure_future(site.first_end()), asyncio.ensure_future(work)
+async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
+    """The work, while the site's processes are started again. Raises the error of one that cannot start: what waits for
+    it would not end."""
+    failed, working = asyncio.ensure_future(site.supervise(narrator.say)), asyncio.ensure_future(work)
     try:
-        await asyncio.wait({ended, working}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            raise ended.result()
+        await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
         await working
     finally:
-        ended.cancel()
+        failed.cancel()
         working.cancel()
+        await asyncio.wait({failed, working})
 
 
-async def _answer(client: Client, options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
     """Load the model, say how to ask it, and watch the site until Ctrl-C."""
-    deployment = await _deploy(client, options, site.nodes[0], narrator)
-    key = await site.api_key(client)
+    deployment, key = await _loaded(options, site, narrator)
+    site.proven = True
     _show(site, options.name, key, deployment, narrator)
-    await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+    async with site.client() as client:
+        await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+
+
+async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
+    """What answers, and the key for it; from the beginning each time that the coordinator ends in the middle."""
+    while True:
+        starts = site.starts
+        try:
+            # A client for each try: one that was refused waits before it tries again.
+            async with site.client() as client:
+                await _add(client, options, narrator)
+                await site.joined()
+                return await _deploy(client, options, site.nodes[0], narrator), await site.api_key(client)
+        except UnavailableError:
+            if not await site.came_back(starts):
+                raise
 
 
 async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> None:
@@ -196,9 +228,11 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
 
     from edgeshard.client.models import Adding
 
-    await client.add_model(
-        options.source.path or options.model, name, show, Adding(on_note=lambda text: narrator.say(f"note: {text}"))
-    )
+    console = stderr_console()
+    adding = Adding(on_note=lambda text: narrator.say(f"note: {text}"))
+    with adding_bars(console) as bars:
+        report = bars if console.is_terminal else show
+        await client.add_model(options.source.path or options.model, name, report, adding)
     stored = await client.stored_model(name)
     narrator.say(
         f"model {name} is in the store: {stored.architecture}, {stored.layer_count} layers, "
@@ -207,7 +241,7 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
 
 
 async def _deploy(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> Deployment:
-    from edgeshard.cli.deploy import DeployReporter
+    from edgeshard.cli.loading import DeployReporter
 
     with stderr_console().status("") as status:
         reporter = DeployReporter(status)

@@ -163,11 +163,11 @@ def stage_text(stage: StageStatus) -> str:
         return stage.phase.value
     if filling is None:
         return f"fetching {human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
-    left = f", about {_rough(filling.left_s)} left" if filling.left_s else ""
+    left = f", about {rough_seconds(filling.left_s)} left" if filling.left_s else ""
     return f"{filling.work.value} {human_bytes(filling.done_bytes)} of {human_bytes(filling.total_bytes)}{left}"
 
 
-def _rough(seconds: float) -> str:
+def rough_seconds(seconds: float) -> str:
     """Of an estimate: whole seconds, above two minutes whole minutes."""
     return f"{math.ceil(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
 

@@ -13,7 +13,7 @@ import grpc
 from edgeshard.client.listening import Inbox, ListenerStream
 from edgeshard.client.renewing import renew_over
 from edgeshard.client.settings import Access
-from edgeshard.domain.errors import EdgeShardError, UnavailableError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started
 from edgeshard.proto.v1 import admin_pb2_grpc, identity_pb2_grpc, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
@@ -43,7 +43,10 @@ class Connection:
         if self._channel is None:
             self._access.check()
             tls = self._access.tls
-            self._channel = open_channel(self.target, tls, "coordinator")
+            try:
+                self._channel = open_channel(self.target, tls, "coordinator")
+            except InvalidArgumentError as error:
+                raise self._with_file(error) from None
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
                 self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
             self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -163,11 +166,29 @@ class Connection:
         connected = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not connected:
             # A host that swallows packets: for the caller it is unreachable, not slow.
-            return UnavailableError(f"cannot reach {self.target}: it does not answer", retry_after_s=1.0)
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in (error.details() or ""):
-            return UnavailableError(
-                f"cannot reach {self.target}: no coordinator listens there. `edgectl serve MODEL` starts a site on "
-                "this machine, edgeshard-coordinator a coordinator alone; --coordinator HOST:PORT names another",
-                retry_after_s=1.0,
+            return self._with_file(
+                UnavailableError(f"cannot reach {self.target}: it does not answer", retry_after_s=1.0)
             )
-        return from_rpc_error(error, self.target)
+        if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in (error.details() or ""):
+            return self._with_file(
+                UnavailableError(
+                    f"cannot reach {self.target}: no coordinator listens there. `edgectl serve MODEL` starts a site on "
+                    "this machine, edgeshard-coordinator a coordinator alone; --coordinator HOST:PORT names another",
+                    retry_after_s=1.0,
+                )
+            )
+        typed = from_rpc_error(error, self.target)
+        return self._with_file(typed) if typed.reason == "TLS_HANDSHAKE" else typed
+
+    def _with_file(self, error: EdgeShardError) -> EdgeShardError:
+        """With the file that names the coordinator, where that is not what the caller named: it outlives its site."""
+        if self._access.named_in is None:
+            return error
+        return type(error)(
+            f"{error.message}. The site is named in {self._access.named_in}: where it is gone, remove that file, or "
+            "have edgectl join TOKEN --force put another there; --coordinator, --tls-ca, --tls-cert and --tls-key "
+            "choose one for a single command",
+            field=error.field,
+            reason=error.reason,
+            retry_after_s=error.retry_after_s,
+        )

@@ -20,11 +20,13 @@ _PREFIX = "EDGESHARD__CLIENT__"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the coordinator is (host:port), and how it is spoken to."""
+    """Where the coordinator is (host:port), and how it is spoken to; `named_in` is the file that says so, if one
+    does."""
 
     target: str
     tls: TlsFiles | None = None
     plaintext: bool = False
+    named_in: Path | None = None
 
     def check(self) -> None:
         """Raise DeniedError where nothing says how."""
@@ -57,7 +59,8 @@ def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bo
         return Access(target or environment.get("coordinator") or DEFAULT_TARGET, tls, plaintext=True)
     file = _read(configuration())
     tls = tls or _tls(environment) or _tls(file)
-    return Access(target or environment.get("coordinator") or file.get("coordinator") or DEFAULT_TARGET, tls)
+    given, filed = target or environment.get("coordinator"), file.get("coordinator")
+    return Access(given or filed or DEFAULT_TARGET, tls, named_in=configuration() if filed and not given else None)
 
 
 def _plaintext(environment: Mapping[str, str]) -> bool:

@@ -89,6 +89,7 @@ class DaemonSettings(BaseSettings):
         default=None, description="HOST:PORT where Prometheus reads /metrics: over TLS where there is, else on loopback"
     )
     ready_file: Path | None = Field(default=None, description="file to write once the daemon serves")
+    parent: int | None = Field(default=None, description="process that starts this one, and does not leave it behind")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     @classmethod
@@ -180,10 +181,10 @@ def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
     return section
 
 
-def write_ready_file(path: Path, address: str, gateway: str = "") -> None:
-    """Say that this process serves at `address` (host:port), and by HTTP at the URL `gateway`. Readers see the whole
-    file or none."""
+def write_ready_file(path: Path, address: str, gateway: str = "", enrolment: str = "") -> None:
+    """Say that this process serves at `address` (host:port), by HTTP at the URL `gateway`, and lets others join at
+    `enrolment` (host:port). Readers see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump({"address": address, "gateway": gateway, "pid": os.getpid()}, file)
+        json.dump({"address": address, "gateway": gateway, "enrolment": enrolment, "pid": os.getpid()}, file)
     Path(file.name).replace(path)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from edgeshard.cli.deploy import loading_text, option_of
+from edgeshard.cli import loading
+from edgeshard.cli.deploy import option_of
+from edgeshard.cli.loading import DeployReporter, Pace, loading_text
 from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import FillingWork, StageFilling, StagePhase
 from edgeshard.domain.dtypes import DType, IntegerFormat, KvFormat
@@ -67,6 +72,37 @@ def test_how_far_a_stage_is_with_loading_is_said_in_words() -> None:
         == "loading: a reading 512 KiB of 1 MiB, about 12 s left"
     )
     assert text(100, StageFilling(FillingWork.CONVERTING, 1, 2, 630.0)).endswith(", about 10 min left")
+
+
+def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(loading, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def shown(terminal: bool) -> str:
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
+        clock[0] = 0.0
+        with console.status("") as status:
+            reporter = DeployReporter(status)
+            for fetched in (20, 40, 60):
+                fetching = stage_status(StagePhase.LOADING, fetched)
+                reporter.show(scripted_deployment(DeploymentPhase.LOADING, stages=(fetching,)))
+                clock[0] += 4.0
+            if terminal:
+                console.print(status.renderable)
+        return file.getvalue()
+
+    on_a_terminal = shown(True)
+    # Of one of two stages, whose half is fetching: a twentieth of the whole in 4 s, and 17 of them are left.
+    assert re.search(r"━+.* about 68 s left +loading: a fetching 60 B of 100 B", on_a_terminal), on_a_terminal
+    assert shown(False).splitlines() == ["tales: loading", "tales: loading: a fetching 60 B of 100 B"]
+
+
+def test_the_pace_tells_what_is_left() -> None:
+    pace = Pace()
+    assert pace.left_s(0.2, 10.0) == 0.0, "nothing to go by yet"
+    assert pace.left_s(0.6, 14.0) == pytest.approx(4.0)
+    assert pace.left_s(1.0, 18.0) == 0.0
 
 
 def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:

@@ -13,10 +13,15 @@ import edgeshard_agent
 import pytest
 from typer.testing import CliRunner
 
+from edgeshard.cli import join
 from edgeshard.cli.demo import Narrator, has_kernels
+from edgeshard.cli.join import write_client_settings
 from edgeshard.cli.main import app
 from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.identity import Principal, Role
 from edgeshard.proto.v1 import admin_pb2
+from tests.support.identities import Identities
 
 LIBRARY = "libedgeshard_ops.so"
 
@@ -62,6 +67,49 @@ def test_no_coordinator_says_how_to_start_or_name_one(free_port: int) -> None:
     assert result.exit_code == 5
     for words in ("no coordinator listens there", "edgectl serve", "edgeshard-coordinator", "--coordinator"):
         assert words in result.stderr
+
+
+def test_a_site_that_is_gone_is_said_with_the_file_that_names_it(
+    free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDGESHARD__CLIENT__PLAINTEXT")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    files, gone = Identities(tmp_path / "site", "mill").of(Role.OPERATOR, "admin"), f"127.0.0.1:{free_port}"
+    write_client_settings(gone, files.key.parent)
+    silent = CliRunner().invoke(app, ["get", "nodes"])
+    files.cert.unlink()
+    deleted = CliRunner().invoke(app, ["get", "nodes"])
+    assert (silent.exit_code, deleted.exit_code) == (5, 2)
+    for said in (silent.stderr, deleted.stderr):
+        for words in (str(tmp_path / "config/edgeshard/client.toml"), "edgectl join TOKEN --force", "--coordinator"):
+            assert words in said
+    named = CliRunner().invoke(app, ["get", "nodes", "--coordinator", gone, "--plaintext"])
+    assert named.exit_code == 5 and "client.toml" not in named.stderr, "nobody named it but the caller"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["serve", "demo"], "edgectl serve needs the agent, coordinator and gateway extras"),
+        (["demo"], "edgectl demo needs the agent and coordinator extras"),
+        (["demo", "--serve"], "needs the agent, coordinator and gateway extras"),
+    ],
+)
+def test_all_that_is_not_installed_is_said_before_anything_starts(
+    command: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeshard.process.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("edgeshard.cli.children.Daemon.start", None)
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, says in result.stderr) == (1, True), result.stderr
+
+
+def test_a_token_is_not_used_up_where_the_agent_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeshard.process.extras.find_spec", lambda name: None if name == "torch" else name)
+    monkeypatch.setattr("edgeshard.cli.join._enrol_once", None)
+    token: Any = SimpleNamespace(principal=Principal("mill", Role.AGENT, "b"))
+    with pytest.raises(FailedPreconditionError, match="edgectl join needs the agent extra"):
+        join._join_here(token, None, None, {})
 
 
 @pytest.mark.parametrize("listens", [True, False])

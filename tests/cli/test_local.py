@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeshard.cli import demo
-from edgeshard.cli.local import Daemon
+from edgeshard.cli.children import Daemon, keep_running
 from edgeshard.domain.errors import (
     DeadlineError,
     EdgeShardError,
@@ -19,6 +21,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.placement import check_cover
+from edgeshard.process import restarts
 
 READY = """
 import json, os, signal, sys, time
@@ -27,6 +30,12 @@ with open(path + ".tmp", "w") as file:
     json.dump({"address": "127.0.0.1:41234", "pid": os.getpid()}, file)
 """
 RENAME = "os.rename(path + '.tmp', path)\n"
+
+
+@pytest.fixture(autouse=True)
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon here is a module of the test's directory, which no daemon finds by standing there."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
 def daemon(directory: Path, source: str) -> Daemon:
@@ -101,12 +110,53 @@ async def test_an_early_end_is_a_typed_error_with_the_reason(
 
 
 async def test_one_that_never_gets_ready_is_a_deadline_error_with_its_log(tmp_path: Path) -> None:
-    (tmp_path / "box.log").write_text("still fetching\n")
-    node = daemon(tmp_path, "import time\ntime.sleep(60)\n")
+    node = daemon(tmp_path, "import time\nprint('still fetching', flush=True)\ntime.sleep(60)\n")
     await node.start()
+    while b"still" not in node.log_path.read_bytes():  # noqa: ASYNC110 (it is another process's file)
+        await asyncio.sleep(0.01)
     with pytest.raises(DeadlineError, match="still fetching"):
         await node.wait_ready(0.05)
     await node.kill()
+
+
+SHORT_LIVED = """
+number = len(open("tries").read()) if os.path.exists("tries") else 0
+open("tries", "a").write("x")
+print(f"this is life {number}", flush=True)
+where = sys.argv[sys.argv.index("--listen") + 1] if "--listen" in sys.argv else "127.0.0.1:41234"
+assert where == "127.0.0.1:41234", where
+if number >= lives:
+    raise SystemExit("the disk is gone")
+"""
+
+
+async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+    """One that is ready and ends by itself at once, so many times; then it ends before it is ready."""
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(restarts, "WINDOW_S", 0.1)
+    (directory / "box.log").write_text("of an earlier time\n")
+    node = daemon(directory, f"import os, sys\nlives = {lives}\n{SHORT_LIVED}{READY}{RENAME}os.abort()\n")
+    await node.start()
+    await node.wait_ready(60)
+    said: list[str] = []
+    async with asyncio.timeout(120):
+        code = await keep_running(node, said.append, lambda: proven)
+    return node, said, node.error_of(code).message
+
+
+async def test_one_that_ends_comes_back_until_it_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, said, message = await supervised(tmp_path, 7, True, monkeypatch)
+    assert node.starts == 7 + restarts.MOST_STARTS
+    assert said[:2] == ["box ended by signal 6: it starts again", "box runs again"]
+    assert "before it was ready" in message and message.endswith("with:\nthis is life 11\nthe disk is gone")
+
+
+async def test_what_has_not_worked_yet_is_given_up_although_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, _, message = await supervised(tmp_path, 99, False, monkeypatch)
+    assert node.starts == restarts.MOST_STARTS
+    assert message.endswith("with:\nthis is life 4") and "by signal 6" in message
 
 
 LISTENS = """
@@ -177,4 +227,4 @@ def test_an_installation_without_the_demo_model_says_what_to_do(
 
 
 def test_python_is_the_one_that_runs_edgectl(tmp_path: Path) -> None:
-    assert Daemon("box", "m", [], tmp_path)._command[:3] == [sys.executable, "-m", "m"]
+    assert Daemon("box", "m", [], tmp_path)._command[:4] == [sys.executable, "-P", "-m", "m"]

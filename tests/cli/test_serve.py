@@ -3,74 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
-import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeshard import Client
+from edgeshard.cli import own_site
 from edgeshard.cli.own_site import _box_name
 from edgeshard.domain.placement import parse_layers
 from edgeshard.domain.replan import ReplanReason
 from edgeshard.rpc.tls_files import tls_files
 from tests.house import documents
 from tests.support.clients import CLIENTS, needs_clients
+from tests.support.running import READY_S, Running, processes_of, wrong_modules
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
-EDGECTL = [sys.executable, "-m", "edgeshard.cli.main"]
-READY_S = 90.0
-
-
-class Running:
-    """An edgectl in the background, and what it has printed."""
-
-    def __init__(self, directory: Path, name: str, *arguments: str, settings: Mapping[str, str]) -> None:
-        self.log = directory / f"{name}.log"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
-        environment |= {"XDG_CONFIG_HOME": str(directory / "config"), "XDG_STATE_HOME": str(directory / "state-home")}
-        environment |= settings
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*EDGECTL, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-
-    def until(self, pattern: str) -> re.Match[str]:
-        deadline_s = time.monotonic() + READY_S
-        while time.monotonic() < deadline_s:
-            found = re.search(pattern, self.log.read_text(), re.M)
-            if found:
-                return found
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.05)
-        raise AssertionError(f"no {pattern!r} in {self.log.read_text()}")
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.process.wait(READY_S)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
-    def begin(*arguments: str, **settings: str) -> Running:
-        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings))
+    def begin(*arguments: str, cwd: Path | None = None, **settings: str) -> Running:
+        running.append(Running(tmp_path, f"edgectl-{len(running)}", *arguments, settings=settings, cwd=cwd))
         return running[-1]
 
     yield begin
@@ -121,8 +83,9 @@ def test_one_command_answers_and_the_next_box_makes_it_bigger(start: Callable[..
     box.until(r"box box-2 has joined site here")
     assert box.stop() == 0
     first.until(r"box box-2 is away$")
-    assert first.stop() == 128 + signal.SIGTERM
-    assert not leftovers(state)
+    assert first.stop() == 0
+    assert first.log.read_text().splitlines()[-1].endswith("ended by SIGTERM, with all processes of the site")
+    assert not processes_of(state)
 
     again = start(*serve, "--concurrency", "3")
     assert again.until(r"^API key +(\S+)$")[1] == key, "the same site"
@@ -229,43 +192,31 @@ def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Runnin
         site.until(r"^API key ")  # so its box has found it
 
 
+def test_a_taken_port_of_the_url_that_nobody_asked_for_is_replaced_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        first = taken.getsockname()[1]
+        monkeypatch.setattr(own_site, "_URL_PORT", first)
+        free = own_site._free_port()
+        assert first < free < first + own_site._URL_PORTS
+
+
 def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         site = start("serve", "demo", "--state-dir", str(tmp_path / "site"), "--listen", "127.0.0.1:0", "--port", port)
         assert site.process.wait(READY_S) == 5
     assert f"cannot listen on 127.0.0.1:{port}" in site.log.read_text()
-    assert not leftovers(tmp_path / "site")
-
-
-def test_a_process_that_ends_by_itself_ends_the_command(start: Callable[..., Running], tmp_path: Path) -> None:
-    state = tmp_path / "site"
-    site = start("serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
-    site.until(r"^  edgectl join ")
-    os.kill(json.loads((state / f"{_box_name()}.ready").read_text())["pid"], signal.SIGKILL)
-    assert site.process.wait(READY_S) == 1
-    assert f"{_box_name()} ended by itself by signal 9" in site.log.read_text()
-    assert not leftovers(state)
+    assert not processes_of(tmp_path / "site")
 
 
 def test_the_demos_site_leaves_nothing_behind(start: Callable[..., Running], tmp_path: Path) -> None:
-    site = start("demo", "--serve", "--port", "0")
+    (tmp_path / "folder").mkdir()
+    site = start("demo", "--serve", "--port", "0", cwd=wrong_modules(tmp_path / "folder"))
     site.until(r"the coordinator listens on ")
     assert not (tmp_path / "config").exists(), "its certificates go with it"
     assert site.stop(signal.SIGINT) == 128 + signal.SIGINT
-
-
-def leftovers(state: Path) -> list[str]:
-    """Command lines of processes that the site left."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_text().replace("\0", " ")
-        except OSError:
-            continue
-        if str(state) in text and "edgeshard_" in text:
-            found.append(text)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeshard.cli.local import Daemon
+from edgeshard.cli.children import Daemon
 from edgeshard.client import Client
 from edgeshard.client.joining import enrol
 from edgeshard.domain.identity import Role

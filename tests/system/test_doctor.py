@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edgeshard.cli.local import Daemon, LocalCluster
+from edgeshard.cli.children import Daemon
+from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.commands import ProfileReport
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.profile import LinkProfile, MeasuredLink

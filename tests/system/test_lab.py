@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.running import EDGECTL, wrong_modules
 
 LAB = """
 source = "a"
@@ -53,7 +54,7 @@ CONFIG = {
 
 async def edgectl(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard.cli.main", *arguments, cwd=cwd,
+        EDGECTL, *arguments, cwd=cwd,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(200):
@@ -74,6 +75,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def lab_file(tmp_path: Path) -> Path:
+    wrong_modules(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     path = tmp_path / "lab.toml"
     path.write_text(LAB)

@@ -23,7 +23,8 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.cli.local import Daemon, LocalCluster
+from edgeshard.cli.children import Daemon
+from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Completion
 from edgeshard.client.completion import CompletionBuilder
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec

@@ -171,7 +171,7 @@ class _Process:
 
     def __init__(self, setup: Setup) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "edgeshard_agent.guides.process"],
+            [sys.executable, "-P", "-m", "edgeshard_agent.guides.process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,  # it could quote an answer
             bufsize=0,
             start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, whose end ends this process

@@ -26,7 +26,7 @@ Tell = Callable[[int, int, str], None]
 async def measure_apart(job: MeasuringJob, tell: Tell) -> ComputeProfile:
     """Raises the profiler's typed errors. Cancelling ends the process before this returns."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeshard_agent.measuring.worker",
+        sys.executable, "-P", "-m", "edgeshard_agent.measuring.worker",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
         start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, which ends this process
     )  # fmt: skip

@@ -1,0 +1,254 @@
+"""Daemons as child processes of a command: ready files, logs, ends, and starting again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from edgeshard.domain.errors import (
+    DeadlineError,
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from edgeshard.process.restarts import Restarts
+
+STOP_GRACE_S = 4.0
+_ERROR_BY_EXIT_CODE: dict[int, type[EdgeShardError]] = {
+    2: InvalidArgumentError,
+    3: NotFoundError,
+    4: DeniedError,
+    5: UnavailableError,
+    6: DeadlineError,
+}
+_READY_POLL_S = 0.02
+_TAIL_LINES = 12
+
+
+def _any_port(address: str) -> str:
+    from edgeshard.rpc.tls import join_address, split_address
+
+    return join_address(split_address(address)[0], 0)
+
+
+def _private_log(path: Path) -> BinaryIO:
+    from edgeshard.process.private import open_private
+
+    return open(path, "ab", opener=open_private)
+
+
+class Daemon:
+    """One child process with a ready file and a log file in `directory`.
+
+    It listens where `listen` says, by option, such as `{"--listen": "127.0.0.1:0"}`. One `in_view` logs to the stderr
+    of this process instead. The operator's own settings for daemons count where it is `configured`. It ends with this
+    process, however that ends, unless it `stays`. It keeps the file descriptors of `holding` open.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a process may be given
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        directory: Path,
+        *,
+        listen: Mapping[str, str] | None = None,
+        in_view: bool = False,
+        configured: bool = False,
+        stays: bool = False,
+        holding: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self.log_path = directory / f"{name}.log"
+        self.starts = 0
+        self.address = ""
+        """Where it listens, host:port; empty until it does."""
+        self.gateway = ""
+        """The URL of its HTTP gateway, where it has one."""
+        self._enrolment = ""
+        self._log_start = 0
+        self._ready_path = directory / f"{name}.ready"
+        # With -P: nothing in the directory where the user stands is taken for a module.
+        self._command = [sys.executable, "-P", "-m", module, *arguments, "--ready-file", str(self._ready_path)]
+        if not stays:
+            self._command += ["--parent", str(os.getpid())]
+        self._holding = tuple(holding)
+        self._listen = dict(listen or {})
+        self._directory = directory
+        self._in_view = in_view
+        self._configured = configured
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the process; see `wait_ready` for when it listens."""
+        self._ready_path.unlink(missing_ok=True)
+        self.address = ""
+        environment = dict(os.environ)
+        if not self._configured:
+            # The operator's own settings for daemons must not change a temporary site.
+            environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        listen = [word for option in self._listen.items() for word in option]
+        self.starts += 1
+        with contextlib.nullcontext() if self._in_view else _private_log(self.log_path) as log:
+            self._log_start = 0 if log is None else log.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *listen,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=None if self._configured else self._directory,  # such settings may name files
+                env=environment,
+                pass_fds=self._holding,
+                # A Ctrl-C in the terminal is for the command, which then stops its children in order.
+                process_group=0,
+            )
+
+    async def start_anywhere(self, timeout_s: float) -> str:
+        """Start it, and again with any free ports where one that it was to have is taken; its address once it listens.
+
+        The port is its own from the first try on: nobody looks beforehand whether it is free. Raises as `wait_ready`.
+        """
+        await self.start()
+        try:
+            return await self.wait_ready(timeout_s)
+        except UnavailableError:
+            anywhere = {option: _any_port(address) for option, address in self._listen.items()}
+            if anywhere == self._listen:
+                raise
+            self._listen = anywhere
+        await self.start()
+        return await self.wait_ready(timeout_s)
+
+    def keep_address(self) -> None:
+        """Listen where it listened last at the next start, too, so that who knows the address comes back."""
+        gateway = self.gateway.rpartition("/")[2]
+        last = {"--listen": self.address, "--enrol-listen": self._enrolment, "--http-listen": gateway}
+        self._listen |= {option: address for option, address in last.items() if address}
+
+    async def wait_ready(self, timeout_s: float) -> str:
+        """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""
+        if not await self.ready(timeout_s):
+            raise self.error_of(await self.exited())
+        return self.address
+
+    async def ready(self, timeout_s: float) -> bool:
+        """Whether it listens, once it does; False when it ended instead. Raises DeadlineError after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        exited = asyncio.ensure_future(self.exited())
+        try:
+            while not self._ready_path.exists():
+                if exited.done():
+                    return False
+                if time.monotonic() > deadline_s:
+                    raise DeadlineError(
+                        f"{self.name} was not ready within {timeout_s:g} s; its log ends with:\n{self.log_tail()}"
+                    )
+                await asyncio.wait({exited}, timeout=_READY_POLL_S)
+        finally:
+            exited.cancel()
+        ready = json.loads(self._ready_path.read_text())
+        self.address = str(ready["address"])
+        self.gateway, self._enrolment = str(ready.get("gateway", "")), str(ready.get("enrolment", ""))
+        return True
+
+    async def exited(self) -> int:
+        """Its exit code, once it ends."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def ended(self, timeout_s: float) -> int:
+        """Its exit code, once it ends by itself. Raises TimeoutError after `timeout_s`."""
+        return await asyncio.wait_for(self.exited(), timeout_s)
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """End it with SIGTERM, after `grace_s` with SIGKILL."""
+        if self.pid is None or self._process is None:
+            return
+        self.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it with SIGKILL, as a power cut would."""
+        self.send_signal(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process; nothing when it has ended."""
+        if self.pid is not None and self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def log_tail(self) -> str:
+        """The last lines of its log since it was started last."""
+        text = self.log_path.read_bytes()[self._log_start :] if self.log_path.exists() else b""
+        return "\n".join(text.decode(errors="replace").splitlines()[-_TAIL_LINES:])
+
+    def error_of(self, exit_code: int) -> EdgeShardError:
+        """What to say of its end by itself, after it listened or before."""
+        tail, how = self.log_tail(), ended_how(exit_code)
+        if self.address:
+            return FailedPreconditionError(
+                f"{self.name} ended {how}; its log {self.log_path} ends with:\n{tail}", reason="PROCESS_ENDED"
+            )
+        for line in reversed(tail.splitlines()):
+            if "needs the" in line and "extra: pip install" in line:
+                return FailedPreconditionError(line.strip(), reason="MISSING_EXTRA")
+            if line.startswith("error: "):
+                kind = _ERROR_BY_EXIT_CODE.get(exit_code, FailedPreconditionError)
+                return kind(f"{self.name} did not start: {line.removeprefix('error: ')}")
+        return FailedPreconditionError(
+            f"{self.name} ended {how} before it was ready; its log {self.log_path} ends with:\n{tail}"
+        )
+
+
+def ended_how(exit_code: int) -> str:
+    """Of a process: `by signal 9`."""
+    return f"with exit code {exit_code}" if exit_code >= 0 else f"by signal {-exit_code}"
+
+
+def _always() -> bool:
+    return True
+
+
+async def keep_running(daemon: Daemon, say: Callable[[str], None], proven: Callable[[], bool] = _always) -> int:
+    """Start `daemon`, which listens or did, again at its addresses whenever it ends; its exit code once it cannot
+    start.
+
+    A start has come to nothing if it ended before it listened, and any while nothing is `proven`.
+    """
+    restarts = Restarts()
+    restarts.started(time.monotonic())
+    while True:
+        code = await daemon.exited()
+        pause_s = restarts.pause_s(time.monotonic(), code, in_vain=not (daemon.address and proven()))
+        if pause_s is None:
+            return code
+        say(f"{daemon.name} ended {ended_how(code)}: it starts again" + (f" in {pause_s:.0f} s" if pause_s > 1 else ""))
+        await asyncio.sleep(pause_s)
+        daemon.keep_address()
+        await daemon.start()
+        restarts.started(time.monotonic())
+        if await daemon.ready(math.inf):
+            say(f"{daemon.name} runs again")

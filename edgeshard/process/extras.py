@@ -1,0 +1,31 @@
+"""What is installed of EdgeShard's extras, told without importing any of it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from edgeshard.domain.errors import FailedPreconditionError
+
+_NEEDED = {
+    "agent": ("torch", "transformers", "safetensors", "tokenizers", "psutil"),
+    "coordinator": ("psutil",),
+    "gateway": ("fastapi", "uvicorn"),
+}
+"""Modules that come with an extra and not with the bare package."""
+
+
+def missing(*extras: str) -> list[str]:
+    """Those of which a module is not there."""
+    return [extra for extra in extras if any(find_spec(name) is None for name in _NEEDED[extra])]
+
+
+def check_extras(program: str, *extras: str) -> None:
+    """Raise FailedPreconditionError naming all that `program` lacks, before it starts anything."""
+    lacking = missing(*extras)
+    if lacking:
+        named = " and ".join([", ".join(lacking[:-1]), lacking[-1]]) if len(lacking) > 1 else lacking[0]
+        raise FailedPreconditionError(
+            f"{program} needs the {named} extra{'s' if len(lacking) > 1 else ''}: "
+            f"pip install 'edgeshard[{','.join(lacking)}]'",
+            reason="MISSING_EXTRA",
+        )
