@@ -78,7 +78,10 @@ def forking_daemons() -> Iterator[None]:
         if at < 0 or arguments[at + 1] not in DAEMONS or options.get("pass_fds") or subprocess.PIPE in streams.values():
             return await start(program, *arguments, **options)
         nursery = await asyncio.to_thread(shared)
-        child = await asyncio.to_thread(nursery.popen, arguments[at + 1], arguments[at + 2 :], **streams)
+        words = [*arguments[at + 2 :]]
+        if "--parent" in words:
+            words[words.index("--parent") + 1] = str(nursery.pid)
+        child = await asyncio.to_thread(nursery.popen, arguments[at + 1], words, **streams)
         return ForkedAsync(child.pid, child.end)
 
     asyncio.create_subprocess_exec = started  # type: ignore[assignment]
@@ -98,6 +101,7 @@ class Nursery:
         command = (sys.executable, "-m", "tests.support.nursery")
         with theirs:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, process_group=0)
+        self.pid = self._process.pid
         first = json.loads(self._socket.recv(_MOST_BYTES) or "null")
         if first is None:
             raise RuntimeError("the process that forks daemons has ended; what it said is above")
