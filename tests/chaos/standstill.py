@@ -78,7 +78,7 @@ async def pauses(directory: Path, tries: Sequence[float]) -> list[Try]:
     """Stop a box for each of these seconds; the boxes of all stages take turns."""
     async with ChaosSite(directory, BOXES) as site:
         await site.deploy(max_context=512)
-        right = reference_of((await _answered(site, ASK)).events)
+        right = reference_of((await answered(site, ASK)).events)
         return [say(await _pause(site, right, number, pause_s)) for number, pause_s in enumerate(tries)]
 
 
@@ -118,7 +118,7 @@ async def computed_step(directory: Path, step_s: float) -> Try:
 
 async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoint | None = None) -> Try:
     await site.deploy(layers=f"a=0:{SLOW_LAYERS.end}")
-    right = reference_of((await _answered(site, FEW)).events)
+    right = reference_of((await answered(site, FEW)).events)
     before = await site.deploy(layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}")
     if point is not None:
         site.arm("b", [point])
@@ -134,7 +134,7 @@ async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoi
     return Try(name, tuple(problems), max(stream.gaps), after.epoch != before.epoch)
 
 
-async def _answered(site: ChaosSite, ask: Ask) -> Stream:
+async def answered(site: ChaosSite, ask: Ask) -> Stream:
     stream = Stream(ask)
     await stream.run(site.client)
     if stream.error is not None:

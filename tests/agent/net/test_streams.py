@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,7 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = FlappingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     task = stream._task
     assert task is not None
@@ -105,7 +105,6 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
             await asyncio.sleep(0)
     assert not task.done(), f"the head stream gave up after {front.attached} streams: {task!r}"
     await stream.stop()
-    await channel.close()
 
 
 class ForgetfulFront(HeadServiceServicer):
@@ -131,20 +130,17 @@ async def test_a_head_that_is_refused_comes_back_for_a_coordinator_that_awaits_i
     monkeypatch.setattr(attach, "STALE_RETRY_S", 0.01)
     front = ForgetfulFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await front.taken.wait()
     await stream.stop()
-    await channel.close()
 
 
 async def test_tokens_that_are_there_together_go_in_one_message_in_order(server: Server) -> None:
     front = CountingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await stream.attached.wait()
@@ -156,7 +152,6 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
     assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
     assert [token.request_id for token in kinds[1].tokens.tokens] == ["r0", "r1", "r2"]
     await stream.stop()
-    await channel.close()
 
 
 class Starting(Quiet):
@@ -172,8 +167,7 @@ class Starting(Quiet):
 async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(server: Server) -> None:
     front = CountingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await stream.attached.wait()
@@ -189,14 +183,12 @@ async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(s
     assert (messages[4].failed.request_id, messages[4].failed.failure.reason) == ("large", "ANSWER_TOO_LARGE")
     assert messages[5].token.request_id == "small"
     await stream.stop()
-    await channel.close()
 
 
 async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_served(server: Server) -> None:
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     head = Starting()
     stream.start(head)  # type: ignore[arg-type]
     both = head_pb2.Generation(prompt="text", prompt_tokens=[1])
@@ -209,7 +201,6 @@ async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_se
             await asyncio.sleep(0.001)
     assert head.started[0].request_id == "next"
     await stream.stop()
-    await channel.close()
 
 
 @pytest.mark.parametrize("fault", [asyncio.InvalidStateError("RPC already finished."), ValueError("?")], ids=repr)
@@ -220,8 +211,7 @@ async def test_a_write_on_a_finished_call_is_a_lost_stream(
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     faults, again = [fault], asyncio.Event()
 
     async def write(call: Any) -> None:
@@ -235,7 +225,6 @@ async def test_a_write_on_a_finished_call_is_a_lost_stream(
     async with asyncio.timeout(60):
         await again.wait()
     await stream.stop()
-    await channel.close()
 
 
 class Site(CoordinatorServiceServicer):
