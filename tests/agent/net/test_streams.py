@@ -35,6 +35,7 @@ from edgeshard.proto.v1.coordinator_pb2_grpc import (
 )
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageServiceServicer_to_server
+from edgeshard.rpc import link_watch
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract, FrameReader
@@ -201,6 +202,79 @@ async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_se
             await asyncio.sleep(0.001)
     assert head.started[0].request_id == "next"
     await stream.stop()
+
+
+class BeaconFront(HeadServiceServicer):
+    """Sends beacons unless it is `silent`, none behind a `last` one, and counts streams and answers."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.answers = 0
+        self.silent = self.last = False
+
+    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+        self.streams += 1
+        await context.send_initial_metadata(())
+        reading = asyncio.create_task(self._read(request_iterator))
+        while not self.last:
+            if not self.silent:
+                await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon(follows=True)))
+            await asyncio.sleep(0.02)
+        await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon()))
+        await reading
+
+    async def _read(self, messages: AsyncIterator[head_pb2.AttachRequest]) -> None:
+        async for message in messages:
+            self.answers += message.WhichOneof("message") == "beacon"
+
+
+@asynccontextmanager
+async def beaconing(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BeaconFront, HeadStream]]:
+    """A head that takes silence of 0.5 s for suspicious, at a coordinator whose first beacons it has answered."""
+    monkeypatch.setattr(link_watch, "SUSPECT_S", 0.5)
+    front = BeaconFront()
+    add_HeadServiceServicer_to_server(front, server.grpc)
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream.start(Quiet())  # type: ignore[arg-type]
+    await until(lambda: front.answers >= 3)
+    yield front, stream
+    await stream.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 (nobody has an event for it)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_head_notices_a_coordinator_that_is_silent_and_dials_anew_only_if_it_stays_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        front.silent = True
+        await until(lambda: stream.suspicions == 1)
+        assert front.streams == 1 and stream.attached.is_set(), "it may only stand still"
+        await until(lambda: front.streams == 2 and stream.attached.is_set())
+        assert stream.suspicions == 1, "one incident is told once"
+
+
+async def test_a_stream_goes_on_with_a_coordinator_that_stood_still(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        front.silent = True
+        await until(lambda: stream.suspicions == 1)
+        front.silent = False
+        answers = front.answers
+        await until(lambda: front.answers >= answers + 80)
+        assert (front.streams, stream.suspicions) == (1, 1)
+
+
+async def test_a_head_without_requests_waits_for_no_beacon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        front.last = True
+        await asyncio.sleep(1.6)
+        assert front.streams == 1 and stream.suspicions == 0
 
 
 @pytest.mark.parametrize("fault", [asyncio.InvalidStateError("RPC already finished."), ValueError("?")], ids=repr)
