@@ -57,7 +57,7 @@ async def stops(directory: Path, stage_counts: Sequence[int], seed: int) -> list
     """One stop for each of these numbers of stages."""
     chance = random.Random(seed)
     done: list[Stop] = []
-    async with ChaosSite(directory, BOXES) as site:
+    async with ChaosSite(directory, BOXES[: max(stage_counts) + 1]) as site:
         right: list[Reference] = []
         for count in stage_counts:
             if not done or len(await site.stages()) != count:

@@ -159,13 +159,15 @@ class HeadStream:
             await self._owed.wait()
             await asyncio.sleep(TICK_S)
             fault = self._watch.tick(loop.time()) if self._owed.is_set() else None
-            if fault is not None and fault.is_new:
-                self.suspicions += 1
-                log.warning("coordinator_suspected", deployment=self._deployment, why=fault.why)
-            elif fault is not None:
+            if fault is None:
+                continue
+            if not fault.is_new:
                 log.info("coordinator_dialled_anew", deployment=self._deployment, why=fault.why)
                 self._channel = self._dial()
                 return
+            self.suspicions += 1
+            log.warning("coordinator_suspected", deployment=self._deployment, why=fault.why)
+            self._watch.welcomed(0, loop.time())  # the stream stays
 
     def _heard(self, beacon: HeadBeacon | None) -> None:
         """The coordinator is there; what it says counts, whatever it is."""

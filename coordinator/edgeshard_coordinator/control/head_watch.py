@@ -44,7 +44,10 @@ class WatchedHead:
             self._beacon_at = now + BEACON_S
             outgoing.put_nowait(HeadBeacon(follows=True))
         fault = watch.tick(now)
-        return None if fault is None else (fault.why, fault.is_new)
+        if fault is None:
+            return None
+        watch.welcomed(0, now)  # to dial another stream is the head's part
+        return fault.why, fault.is_new
 
     def heard(self, now: float) -> bool:
         """Something came; whether the head was suspect until now."""
