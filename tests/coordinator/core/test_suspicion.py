@@ -334,8 +334,11 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     site.report_head()  # the watch says it again
     site.run(2.0)
     assert not site.dropped and not site.failures and site.phase == (Phase.READY, 3)
-    for name in BOXES:
-        site.next_s[name] = site.now + 0.05
+    for name, after_s in (("b", 0.05), ("c", 0.05), ("a", 1.5)):  # connections do not all come back at once
+        site.next_s[name] = site.now + after_s
+    site.run(0.2)
+    site.report_head()
+    site.run(1.4)
     site.report_head(recovered=True)
     site.run(20.0)
     assert not site.dropped and not site.state.suspects and site.phase == (Phase.READY, 3)
