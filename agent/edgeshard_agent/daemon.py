@@ -108,7 +108,7 @@ async def serve(settings: AgentSettings) -> None:
     # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
     to_coordinator = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
     control = to_coordinator(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
-    data, store = to_coordinator(), to_coordinator()
+    store = to_coordinator()
     cache = BlobCache(settings.state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
     await cache.start()
     address = await server.start()
@@ -143,7 +143,7 @@ async def serve(settings: AgentSettings) -> None:
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
     around = HostServices(
-        node_id, worker, servicer, data, tls, clock, client.changed, emulation, links, client.send_suspicion
+        node_id, worker, servicer, to_coordinator, tls, clock, client.changed, emulation, links, client.send_suspicion
     )
     hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
@@ -192,7 +192,7 @@ async def serve(settings: AgentSettings) -> None:
                     await links.close()
                 # Streams of this box's stages have ended with the stages; waiting for others is not worth it.
                 await server.stop(STREAM_GRACE_S)
-                for channel in (control, data, store):
+                for channel in (control, store):
                     await channel.close()
         worker.close()
         held.close()

@@ -233,7 +233,8 @@ class DeploymentPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SuspectHop:
-    """A link of a pipeline that carries nothing although its connection stands, as its sender says."""
+    """A link of a pipeline that carries nothing although its connection stands, as its sender says. From stage 0
+    to 0 it is the coordinator's, to the head."""
 
     from_stage: int
     to_stage: int

@@ -42,7 +42,17 @@ class ForgetRequest:
     request_id: RequestId
 
 
-HeadCommand = StartRequest | CancelRequest | ForgetRequest
+@dataclass(frozen=True, slots=True)
+class HeadBeacon:
+    """Whoever says it is there. The coordinator does while a head has requests, and the head answers each.
+
+    Unless another `follows`, none is due before there are requests again, or while a large message is under way.
+    """
+
+    follows: bool = False
+
+
+HeadCommand = StartRequest | CancelRequest | ForgetRequest | HeadBeacon
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,14 @@ class HeldRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeadHello:
-    """The first message of a head's stream: whose it is, and what the head has, the longest here first."""
+    """The first message of a head's stream: whose it is, what the head has, the longest here first, and whether it
+    answers beacons."""
 
     node_id: NodeId
     deployment: DeploymentName
     epoch: Epoch
     held: tuple[HeldRequest, ...] = ()
+    beacons: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +137,13 @@ class HeadFailed:
 
 
 HeadMessage = (
-    HeadHello | HeadAccepted | HeadAdmitted | HeadPromptLogprobs | HeadToken | HeadTokens | HeadFinished | HeadFailed
+    HeadHello
+    | HeadAccepted
+    | HeadAdmitted
+    | HeadPromptLogprobs
+    | HeadToken
+    | HeadTokens
+    | HeadFinished
+    | HeadFailed
+    | HeadBeacon
 )

@@ -12,6 +12,7 @@ from edgeshard.domain.head import (
     ForgetRequest,
     HeadAccepted,
     HeadAdmitted,
+    HeadBeacon,
     HeadCommand,
     HeadFailed,
     HeadFinished,
@@ -57,6 +58,8 @@ def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
             return pb.AttachResponse(cancel=pb.CancelRequest(request_id=command.request_id))
         case ForgetRequest():
             return pb.AttachResponse(forget=pb.ForgetRequest(request_id=command.request_id))
+        case HeadBeacon():
+            return pb.AttachResponse(beacon=pb.HeadBeacon(follows=command.follows))
         case _:
             assert_never(command)
 
@@ -79,6 +82,8 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
             return CancelRequest(RequestId(message.cancel.request_id))
         case "forget":
             return ForgetRequest(RequestId(message.forget.request_id))
+        case "beacon":
+            return HeadBeacon(message.beacon.follows)
         case _:
             raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
 
@@ -103,7 +108,13 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
             return pb.AttachRequest(prompt_logprobs=scored)
         case HeadHello():
             held = [pb.HeldRequest(request_id=item.request_id, instance=item.instance) for item in message.held]
-            hello = pb.HeadHello(node_id=message.node_id, deployment=message.deployment, epoch=message.epoch, held=held)
+            hello = pb.HeadHello(
+                node_id=message.node_id,
+                deployment=message.deployment,
+                epoch=message.epoch,
+                held=held,
+                beacons=message.beacons,
+            )
             return pb.AttachRequest(hello=hello)
         case HeadAccepted():
             accepted = pb.HeadAccepted(
@@ -126,6 +137,8 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
                 request_id=message.request_id, epoch=message.epoch, failure=to_failure(message.failure)
             )
             return pb.AttachRequest(failed=failed)
+        case HeadBeacon():
+            return pb.AttachRequest(beacon=pb.HeadBeacon(follows=message.follows))
         case _:
             assert_never(message)
 
@@ -146,7 +159,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "hello":
             hello = message.hello
             held = tuple(HeldRequest(RequestId(item.request_id), item.instance) for item in hello.held)
-            return HeadHello(NodeId(hello.node_id), DeploymentName(hello.deployment), Epoch(hello.epoch), held)
+            deployment, epoch = DeploymentName(hello.deployment), Epoch(hello.epoch)
+            return HeadHello(NodeId(hello.node_id), deployment, epoch, held, hello.beacons)
         case "accepted":
             accepted = message.accepted
             return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))
@@ -159,6 +173,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "failed":
             failed = message.failed
             return HeadFailed(RequestId(failed.request_id), Epoch(failed.epoch), from_failure(failed.failure))
+        case "beacon":
+            return HeadBeacon(message.beacon.follows)
         case _:
             return None
 

@@ -3,8 +3,8 @@
     python -m tests.chaos.standstill [--tries 20] [--step 30] [--keep DIR]
 
 A box is stopped (SIGSTOP) in the middle of an answer and goes on 1.5 s later: the epoch must stay. After 2 s the answer
-may have moved to other boxes, but its tokens are the same. A step of so many seconds, of an emulated device and of
-processor time, is no reason to give up its box.
+may have moved to other boxes, but its tokens are the same. A coordinator that is stopped gives up nobody, however long.
+A step of so many seconds, of an emulated device and of processor time, is no reason to give up its box.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from edgeshard.domain.step import Span, StepPlan
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
-from tests.chaos.site import DEMO_MODEL, DEPLOYMENT, ChaosSite
+from tests.chaos.site import COORDINATOR, DEMO_MODEL, DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream
 
 SHORT_S, LONG_S = 1.5, 2.0
 """A pause that costs nothing, and one that may cost a replay."""
+BLIND_S = 30.0
+"""Of a coordinator: longer than the streams of boxes last without it."""
 BOXES = ("a", "b", "c", "d")
 ASK = Ask(5, prompt_tokens=48, new_tokens=300)
 FEW = Ask(5, prompt_tokens=16, new_tokens=2)
@@ -74,17 +76,20 @@ class Try:
     """Whether the deployment had another epoch afterwards."""
 
 
-async def pauses(directory: Path, tries: Sequence[float]) -> list[Try]:
-    """Stop a box for each of these seconds; the boxes of all stages take turns."""
+async def pauses(directory: Path, tries: Sequence[float], blind: Sequence[float] = ()) -> list[Try]:
+    """Stop a box for each of these seconds, the boxes of all stages in turns, and the coordinator for each `blind`."""
     async with ChaosSite(directory, BOXES) as site:
         await site.deploy(max_context=512)
-        right = reference_of((await _answered(site, ASK)).events)
-        return [say(await _pause(site, right, number, pause_s)) for number, pause_s in enumerate(tries)]
+        right = reference_of((await answered(site, ASK)).events)
+        done = []
+        for number, pause_s in enumerate(tries):
+            stages = await site.stages()
+            done.append(say(await _pause(site, right, stages[number % len(stages)], pause_s)))
+        return done + [say(await _pause(site, right, COORDINATOR, pause_s)) for pause_s in blind]
 
 
-async def _pause(site: ChaosSite, right: Reference, number: int, pause_s: float) -> Try:
+async def _pause(site: ChaosSite, right: Reference, box: str, pause_s: float) -> Try:
     before = await site.client.deployment(DEPLOYMENT)
-    box = str(before.placement.stages[number % len(before.placement.stages)].node_name)
     stream = Stream(ASK)
     running = asyncio.create_task(stream.run(site.client))
     await asyncio.wait_for(stream.has(20), LIMIT_S)
@@ -97,9 +102,9 @@ async def _pause(site: ChaosSite, right: Reference, number: int, pause_s: float)
     await site.restore()
     after = await site.client.deployment(DEPLOYMENT)
     moved = after.epoch != before.epoch
-    if moved and pause_s <= SHORT_S:
-        problems.append(f"box {box} cost epoch {before.epoch}")
-    return Try(f"{pause_s:g} s of box {box}", tuple(problems), max(stream.gaps), moved)
+    if moved and (pause_s <= SHORT_S or box == COORDINATOR):
+        problems.append(f"{box} cost epoch {before.epoch}")
+    return Try(f"{pause_s:g} s of {box}", tuple(problems), max(stream.gaps), moved)
 
 
 async def emulated_step(directory: Path, step_s: float) -> Try:
@@ -118,7 +123,7 @@ async def computed_step(directory: Path, step_s: float) -> Try:
 
 async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoint | None = None) -> Try:
     await site.deploy(layers=f"a=0:{SLOW_LAYERS.end}")
-    right = reference_of((await _answered(site, FEW)).events)
+    right = reference_of((await answered(site, FEW)).events)
     before = await site.deploy(layers=f"a=0:{SLOW_LAYERS.first},b={SLOW_LAYERS.first}:{SLOW_LAYERS.end}")
     if point is not None:
         site.arm("b", [point])
@@ -134,7 +139,7 @@ async def _slow_answer(site: ChaosSite, name: str, step_s: float, point: Failpoi
     return Try(name, tuple(problems), max(stream.gaps), after.epoch != before.epoch)
 
 
-async def _answered(site: ChaosSite, ask: Ask) -> Stream:
+async def answered(site: ChaosSite, ask: Ask) -> Stream:
     stream = Stream(ask)
     await stream.run(site.client)
     if stream.error is not None:
@@ -171,8 +176,8 @@ def say(tried: Try) -> Try:
 
 async def run(tries: int, step_s: float, directory: Path) -> int:
     """The exit code."""
-    done = await pauses(directory / "pauses", [SHORT_S] * tries + [LONG_S] * tries)
-    for pause_s, some in ((SHORT_S, done[:tries]), (LONG_S, done[tries:])):
+    done = await pauses(directory / "pauses", [SHORT_S] * tries + [LONG_S] * tries, [BLIND_S])
+    for pause_s, some in ((SHORT_S, done[:tries]), (LONG_S, done[tries : 2 * tries])):
         longest = [one.longest_s for one in some]
         sys.stdout.write(
             f"{pause_s:g} s: {sum(bool(one.problems) for one in some)} of {tries} wrong, {sum(o.moved for o in some)} "

@@ -1,6 +1,6 @@
-"""A box that stands still for a moment, or computes a long step, is not given up.
+"""A box that stands still for a moment, or computes a long step, is not given up; one that stays so soon is.
 
-More: `python -m tests.chaos.standstill`.
+More: `python -m tests.chaos.standstill` and `python -m tests.chaos.stops`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.ops import native_available
 
-from tests.chaos import standstill
-from tests.chaos.standstill import LONG_S, SHORT_S
+from tests.chaos import standstill, stops
+from tests.chaos.standstill import BLIND_S, LONG_S, SHORT_S
 
 TRIES, STEP_S = "EDGESHARD_CHAOS_PAUSES", "EDGESHARD_CHAOS_STEP_S"
 """Names the environment variables with the number of each pause, and with the seconds of a long step."""
+
+SOON_S = 8.0
+"""A quiet machine needs 3.3 s."""
 
 pytestmark = [
     pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits"),
@@ -27,6 +30,22 @@ async def test_a_pause_costs_no_token_and_a_short_one_no_epoch(tmp_path: Path) -
     tries = int(os.environ.get(TRIES, "1"))
     done = await standstill.pauses(tmp_path, [SHORT_S] * tries + [LONG_S] * tries)
     assert [one for one in done if one.problems] == []
+
+
+@pytest.mark.long
+async def test_a_coordinator_that_stood_still_for_long_gives_up_nobody(tmp_path: Path) -> None:
+    """First its streams stay, then the head has dialled it again, and then all boxes' control streams have ended."""
+    done = await standstill.pauses(tmp_path, [], [3.0, 8.0, BLIND_S])
+    assert [one for one in done if one.problems] == []
+
+
+@pytest.mark.parametrize(
+    "stages", [pytest.param([1], id="sole box"), pytest.param([1, 1, 2, 2, 3, 4], marks=pytest.mark.long, id="any box")]
+)
+async def test_a_box_that_stays_still_is_replaced_whatever_it_holds(tmp_path: Path, stages: list[int]) -> None:
+    """Sooner than a silent box that nobody watches, which takes 10 s."""
+    done = await stops.stops(tmp_path, stages, seed=7)
+    assert [stop for stop in done if stop.problems or stop.pause_s > SOON_S] == []
 
 
 @pytest.mark.parametrize("kind", ["emulated", "computed"])

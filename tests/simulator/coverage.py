@@ -32,9 +32,11 @@ MESSAGES: dict[str, dict[str, str]] = {
     "AttachRequest tokens": {},
     "AttachRequest finished": {},
     "AttachRequest failed": {},
+    "AttachRequest beacon": {},
     "AttachResponse start": {},
     "AttachResponse cancel": {},
     "AttachResponse forget": {},
+    "AttachResponse beacon": {},
     "Link hello": {},
     "Link welcome": {},
     "Link frame": {},
@@ -152,7 +154,7 @@ ABSENT = {
 """Kinds that are not sent here, and why."""
 
 EVENTS = (
-    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported",
+    "NodeRegistered", "NodeConnected", "NodeDisconnected", "HeartbeatsReceived", "LinkReported", "HeadReported",
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
     "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
@@ -166,6 +168,7 @@ _ATTACHED = "a head is taken only while it is awaited; the phase must change bet
 _REPLANNED = "asked for while it waits; the answer must come in the moment in which it has just begun again"
 _MOVES = "asked for while it is ready; the phase must change while the placement is found"
 _REPORTED = "a link is suspect after 2 s, and an epoch comes into this phase and out of it within moments"
+_WATCHED = "a head is watched while it has requests, and has none before it is ready; an end ends its stream"
 RARE: dict[tuple[str, str], str] = {
     ("failed", "HeadDetached"): "it must fail between its head's stream and the answer to its activate",
     ("loading", "HeadAttached"): _ATTACHED,
@@ -181,6 +184,11 @@ RARE: dict[tuple[str, str], str] = {
     ("activating", "LinkReported"): _REPORTED,
     ("failed", "LinkReported"): _REPORTED,
     ("deleting", "LinkReported"): _REPORTED,
+    ("loading", "HeadReported"): _WATCHED,
+    ("activating", "HeadReported"): _WATCHED,
+    ("waiting", "HeadReported"): _WATCHED,
+    ("failed", "HeadReported"): _WATCHED,
+    ("deleting", "HeadReported"): _WATCHED,
 }
 """Events that may come in a phase and hardly do, and why: they are not asked for."""
 SWAPS = (("held", "put aside"), ("kept aside", "taken back"))

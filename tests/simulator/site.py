@@ -92,7 +92,6 @@ class Box:
         self.server = SimServer(network, process, address)
         add_StageServiceServicer_to_server(self.servicer, self.server)
         control: Any = SimChannel(network, process, COORDINATOR)
-        data: Any = SimChannel(network, process, COORDINATOR)
 
         async def no_huge_pages(stages: object) -> None:
             return None
@@ -111,7 +110,7 @@ class Box:
             self.node_id,
             worker,
             self.servicer,
-            data,
+            lambda: SimChannel(network, process, COORDINATOR),  # type: ignore[arg-type,return-value]
             None,
             clock,
             self.client.changed,

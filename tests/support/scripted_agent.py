@@ -192,12 +192,17 @@ class FakeHead:
         self.error: EdgeShardError | None = None
         self.forgotten: list[str] = []
 
-    async def attach(self, held: Iterable[tuple[str, str]] = ()) -> None:
-        """`held` are the requests it has, each with the run of the coordinator that gave it."""
+    async def attach(self, held: Iterable[tuple[str, str]] = (), *, beacons: bool = False) -> None:
+        """`held` are the requests it has, each with the run of the coordinator that gave it; `beacons` says that it
+        answers them, which is the test's to do."""
         self._call = self._stub.Attach()
         requests = [head_pb2.HeldRequest(request_id=name, instance=instance) for name, instance in held]
         hello = head_pb2.HeadHello(
-            node_id=self._hello.node_id, deployment=self._hello.deployment, epoch=self._hello.epoch, held=requests
+            node_id=self._hello.node_id,
+            deployment=self._hello.deployment,
+            epoch=self._hello.epoch,
+            held=requests,
+            beacons=beacons,
         )
         await self._call.write(head_pb2.AttachRequest(hello=hello))
         self._task = asyncio.create_task(self._read())
@@ -226,6 +231,10 @@ class FakeHead:
             request_id=request_id, epoch=self.epoch if epoch is None else epoch, prompt_tokens=prompt_tokens
         )
         await self._call.write(head_pb2.AttachRequest(accepted=accepted))
+
+    async def answer(self) -> None:
+        """A beacon."""
+        await self._call.write(head_pb2.AttachRequest(beacon=head_pb2.HeadBeacon()))
 
     async def token(
         self, request_id: str, position: int, token: int = 1, epoch: int | None = None, text: str | None = None

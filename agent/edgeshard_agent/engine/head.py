@@ -176,7 +176,8 @@ class Head:
             # It is another client's, or another head had it meanwhile and what the coordinator has counts.
             self._scheduler.cancel(start.request_id)
             self._journal.forget(start.request_id)
-        task = asyncio.create_task(self.start_request(start))
+        # It is here from now on: what comes next may be about it.
+        task = asyncio.create_task(self._admit(self._journal.open(start, self._now())))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -194,8 +195,11 @@ class Head:
 
     async def start_request(self, start: StartRequest) -> None:
         """Admit a request or emit its refusal."""
+        await self._admit(self._journal.open(start, self._now()))
+
+    async def _admit(self, entry: Entry) -> None:
+        start = entry.start
         request_id, generation = start.request_id, start.generation
-        entry = self._journal.open(start, self._now())
         try:
             generation.validate()
             if generation.guide is not None:

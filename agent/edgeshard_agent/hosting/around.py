@@ -104,7 +104,8 @@ class HostServices:
     node_id: NodeId
     worker: ComputeThread
     servicer: StageServicer
-    coordinator: grpc.aio.Channel
+    dial: Callable[[], grpc.aio.Channel]
+    """A channel to the coordinator, of a connection of its own; whoever asks closes it."""
     tls: TlsFiles | None
     clock: Clock
     changed: Callable[[], None]

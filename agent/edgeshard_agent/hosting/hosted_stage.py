@@ -118,6 +118,11 @@ class HostedStage:
         return self._sender
 
     @property
+    def coordinator_suspicions(self) -> int | None:
+        """How often its head found the coordinator silent; None where it has no head."""
+        return None if self._stream is None else self._stream.suspicions
+
+    @property
     def received_bytes(self) -> int:
         """Payload of the frames that came over the link into it."""
         return 0 if self._receiver is None else self._receiver.received_bytes
@@ -220,7 +225,7 @@ class HostedStage:
         prepare, shape = self.prepare, self.loaded.model.shape
         slices, around, for_head = make_slices(prepare), self._around, self.loaded.for_head
         assert for_head is not None  # these layers begin the model
-        self._stream = HeadStream(around.coordinator, around.node_id, prepare.deployment, prepare.epoch)
+        self._stream = HeadStream(around.dial, around.node_id, prepare.deployment, prepare.epoch)
         scheduler = make_scheduler(prepare, shape.max_context, for_head.eos_tokens, slices)
         epoch = HeadEpoch(scheduler, self._runner.offer, self._stream.emit, slices, self._runner.fail)
         if former is not None:

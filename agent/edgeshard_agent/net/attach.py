@@ -1,9 +1,14 @@
-"""The head's own stream to the coordinator: requests and cancels down, tokens up; never on the control stream."""
+"""The head's own stream to the coordinator: requests and cancels down, tokens up; never on the control stream.
+
+While the head has requests the coordinator sends beacons, and each is answered: the coordinator notices a head that
+stands still, and the head a coordinator that does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import grpc
@@ -15,6 +20,7 @@ from edgeshard.domain.head import (
     ForgetRequest,
     HeadAccepted,
     HeadAdmitted,
+    HeadBeacon,
     HeadFailed,
     HeadFinished,
     HeadHello,
@@ -28,6 +34,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
+from edgeshard.rpc.link_watch import ALIVE, TICK_S, LinkWatch
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
@@ -52,10 +59,16 @@ Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 class HeadStream:
     """Keeps `HeadService.Attach` open while the epoch lasts. Requests go on while it is lost, and the coordinator gets
-    what it missed of them on the next stream."""
+    what it missed of them on the next stream. `dial` gives a channel to the coordinator, of a connection of its own.
 
-    def __init__(self, channel: grpc.aio.Channel, node_id: NodeId, deployment: DeploymentName, epoch: Epoch) -> None:
-        self._channel = channel
+    A coordinator that owes beacons and is silent may stand still, and its stream then goes on with it. Only if it stays
+    silent is the stream given up for one over a new connection, since a dead connection may be all that is wrong.
+    """
+
+    def __init__(
+        self, dial: Callable[[], grpc.aio.Channel], node_id: NodeId, deployment: DeploymentName, epoch: Epoch
+    ) -> None:
+        self._dial = dial
         self._node_id = node_id
         self._deployment = deployment
         self._epoch = epoch
@@ -63,15 +76,25 @@ class HeadStream:
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._watch = LinkWatch(0.0)
+        self._owed = asyncio.Event()
+        """While the coordinator owes beacons."""
+        self._answer_due = False
         self.attached = asyncio.Event()
+        self.suspicions = 0
+        """How often a coordinator that owed beacons fell silent."""
 
     def start(self, head: Head) -> None:
+        self._channel = self._dial()
         self._task = asyncio.create_task(self._run(head), name=f"attach-{self._deployment}")
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
 
     def emit(self, output: HeadOutput) -> None:
         """Queue an output for the coordinator; never blocks."""
@@ -98,12 +121,12 @@ class HeadStream:
                 return HeadFinished(output.request_id, self._epoch, output.reason, output.text)
 
     async def _run(self, head: Head) -> None:
-        stub = HeadServiceStub(self._channel)
         while True:
+            channel = self._channel
             pause_s = RETRY_S
-            call: Attach = stub.Attach()
+            call: Attach = HeadServiceStub(channel).Attach()
             try:
-                await self._serve(call, head)
+                await until_one_ends(self._serve(call, head), self._until_given_up())
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error)
                 log.info("head_stream_lost", deployment=self._deployment, why=typed.message)
@@ -122,20 +145,63 @@ class HeadStream:
                 head.stream_lost()
                 self._unsent.clear()
                 self._overflow.clear()
+                self._answer_due = False
+                if self._channel is channel:
+                    self._owed.clear()
+            if channel is not None and self._channel is not channel:
+                await channel.close()
             await asyncio.sleep(pause_s)
 
+    async def _until_given_up(self) -> None:
+        """Until the coordinator has owed beacons for so long that it is to be dialled anew."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._owed.wait()
+            await asyncio.sleep(TICK_S)
+            fault = self._watch.tick(loop.time()) if self._owed.is_set() else None
+            if fault is None:
+                continue
+            if not fault.is_new:
+                log.info("coordinator_dialled_anew", deployment=self._deployment, why=fault.why)
+                self._channel = self._dial()
+                return
+            self.suspicions += 1
+            log.warning("coordinator_suspected", deployment=self._deployment, why=fault.why)
+            self._watch.welcomed(0, loop.time())  # the stream stays
+
+    def _heard(self, beacon: HeadBeacon | None) -> None:
+        """The coordinator is there; what it says counts, whatever it is."""
+        now = asyncio.get_running_loop().time()
+        if self._watch.beacon(ALIVE, now):
+            log.info("coordinator_recovered", deployment=self._deployment)
+        if beacon is None:
+            return
+        if not beacon.follows:
+            self._owed.clear()
+            return
+        if not self._owed.is_set():
+            self._watch.welcomed(0, now)
+            self._owed.set()
+        self._answer_due = True
+        self._wake.set()
+
     async def _serve(self, call: Attach, head: Head) -> None:
-        hello = HeadHello(self._node_id, self._deployment, self._epoch, head.held())
+        hello = HeadHello(self._node_id, self._deployment, self._epoch, head.held(), beacons=True)
         await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
         self.attached.set()
+        self._owed.clear()  # on this stream nothing is, yet
         log.info("head_attached", deployment=self._deployment, epoch=self._epoch)
         await until_one_ends(self._write(call), self._read(call, head), self._overflow.wait())
 
     async def _write(self, call: Attach) -> None:
         while True:
-            while self._unsent:
-                await call.write(self._sendable(self._take()))
+            while self._unsent or self._answer_due:
+                if self._answer_due:
+                    self._answer_due = False
+                    await call.write(head_message_to_wire(HeadBeacon()))
+                else:
+                    await call.write(self._sendable(self._take()))
             self._wake.clear()
             await self._wake.wait()
 
@@ -164,7 +230,7 @@ class HeadStream:
     def _sendable(self, message: HeadMessage) -> pb.AttachRequest:
         """The message; for one that gRPC would refuse, and end every request's stream, the failure of its request."""
         request = head_message_to_wire(message)
-        if is_sendable(request) or isinstance(message, HeadHello | HeadTokens):
+        if is_sendable(request) or isinstance(message, HeadHello | HeadTokens | HeadBeacon):
             return request
         size, request_id = request.ByteSize(), message.request_id
         log.error("message_not_sent", request=request_id, kind=type(message).__name__, size=size)
@@ -184,6 +250,7 @@ class HeadStream:
                 log.warning("command_refused", deployment=self._deployment, reason=error.reason)
                 self.emit(RequestRefused(request_of_command(message), error))
                 continue
+            self._heard(command if isinstance(command, HeadBeacon) else None)
             match command:
                 case StartRequest() as start:
                     head.start(start)

@@ -29,10 +29,10 @@ from edgeshard.profiles.links import Arrivals
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
 from edgeshard.rpc.access import check_acts_for_itself
+from edgeshard.rpc.link_watch import BEACON_S
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard_agent.net.first_request import first_request
-from edgeshard_agent.net.link_watch import BEACON_S
 from edgeshard_agent.net.probes import serve_probe
 from edgeshard_agent.net.task_group import heed
 

@@ -25,13 +25,13 @@ from edgeshard.domain.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.link_watch import TICK_S, LinkWatch
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
-from edgeshard_agent.net.link_watch import TICK_S, LinkWatch
 from edgeshard_agent.net.part_size import PartSize
 from edgeshard_agent.net.task_group import until_one_ends
 

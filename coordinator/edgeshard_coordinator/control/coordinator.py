@@ -31,6 +31,7 @@ from edgeshard_coordinator.control.coordinator_service import DENIALS, Coordinat
 from edgeshard_coordinator.control.dumping import Dumps
 from edgeshard_coordinator.control.executor import ActionExecutor
 from edgeshard_coordinator.control.head_service import HeadServicer
+from edgeshard_coordinator.control.head_watch import HeadWatch
 from edgeshard_coordinator.control.hub import ControlHub
 from edgeshard_coordinator.control.identity_service import IdentityServicer
 from edgeshard_coordinator.control.inference_service import InferenceServicer, client_name
@@ -106,6 +107,7 @@ class Coordinator:
         self._agents = CoordinatorServicer(
             self.loop, self._hub, self._calls, answers, self.dumps, server.denials, noted, self.conditions
         )
+        self._heads = HeadWatch(self.loop, self.front.occupied, self._agents.suspicions)
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
         )
@@ -133,7 +135,7 @@ class Coordinator:
             self.conditions,
         )
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
-        head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front), server.grpc)
+        head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front, self._heads), server.grpc)
         self._inference = InferenceServicer(self.loop, self.front, models, noted, self.chats)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
@@ -169,7 +171,8 @@ class Coordinator:
             await self._membership.open()
         if self._keys is not None:
             await self._keys.open()
-        self._chores = [asyncio.create_task(self._keep_traffic()), asyncio.create_task(self._expire())]
+        chores = (self._keep_traffic(), self._expire(), self._heads.run())
+        self._chores = [asyncio.create_task(chore) for chore in chores]
         self._executor.start(self.loop.post)
         self._audit.start()
         await self.loop.start()

@@ -20,6 +20,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.head import (
     HeadAccepted,
     HeadAdmitted,
+    HeadBeacon,
     HeadCommand,
     HeadFailed,
     HeadFinished,
@@ -35,17 +36,22 @@ from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.hello import first_message
 from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
+from edgeshard_coordinator.control.head_watch import HeadWatch, WatchedHead
 from edgeshard_coordinator.control.loop import StateLoop
 from edgeshard_coordinator.control.requests import Attachment, RequestFront
 from edgeshard_coordinator.core.events import HeadAttached, HeadDetached
 
 log = structlog.get_logger()
 
+BULK_BYTES = 64 << 10
+"""No beacon comes through behind a larger message before all of it has: the head is told not to wait for one."""
+
 
 class HeadServicer(head_pb2_grpc.HeadServiceServicer):
-    def __init__(self, loop: StateLoop, front: RequestFront) -> None:
+    def __init__(self, loop: StateLoop, front: RequestFront, watch: HeadWatch) -> None:
         self._loop = loop
         self._front = front
+        self._watch = watch
 
     async def Attach(
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: Any
@@ -56,11 +62,14 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         if record is not None:
             check_acts_for_itself(context, record.head.node_name, "node_id")
         attachment = self._open(hello)
+        watched = self._watch.open(attachment) if hello.beacons else None
         reader: asyncio.Task[None] | None = None
 
         def ended(_: object = None) -> None:
             if reader is not None:
                 reader.cancel()
+            if watched is not None:
+                self._watch.close(watched)
             self._front.detach(attachment)
             self._loop.post(HeadDetached(attachment.deployment, attachment.number, self._loop.now()))
 
@@ -73,13 +82,18 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         log.info("head_attached", deployment=attachment.deployment, epoch=attachment.epoch, node=attachment.node_name)
         # The head's sign that it is attached: it answers its activate command only then.
         await context.send_initial_metadata(())
-        reader = asyncio.create_task(self._read(attachment, request_iterator))
+        reader = asyncio.create_task(self._read(attachment, watched, request_iterator))
         while (item := await attachment.outgoing.get()) is not None:
-            if (message := self._message(attachment, item)) is not None:
-                yield message
+            if (message := self._message(attachment, item)) is None:
+                continue
+            if watched is not None and message.ByteSize() > BULK_BYTES:
+                yield head_command_to_wire(HeadBeacon())
+            yield message
 
     def _message(self, attachment: Attachment, command: HeadCommand) -> pb.AttachResponse | None:
         """None for a request that cannot be sent: it fails alone, since a refused message would end the stream."""
+        if isinstance(command, HeadBeacon):
+            return head_command_to_wire(command)
         try:
             message = head_command_to_wire(command)
             too_large = not is_sendable(message)
@@ -119,9 +133,13 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             )
         return self._front.attach(deployment, epoch, node_id, record.head.node_name, hello.held)
 
-    async def _read(self, attachment: Attachment, messages: AsyncIterator[pb.AttachRequest]) -> None:
+    async def _read(
+        self, attachment: Attachment, watched: WatchedHead | None, messages: AsyncIterator[pb.AttachRequest]
+    ) -> None:
         try:
             async for message in messages:
+                if watched is not None:
+                    self._watch.heard(watched)
                 self._deliver(attachment, head_message_from_wire(message))
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
@@ -150,7 +168,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             case HeadFailed():
                 front.on_failed(attachment, message.request_id, message.epoch, message.failure)
             case _:
-                pass  # A second hello, or a message of a later version: nothing to do.
+                pass  # A beacon, a second hello, or a message of a later version: nothing to do.
 
     def _deliver_token(self, attachment: Attachment, message: HeadToken) -> None:
         taken = self._front.on_token(attachment, message.request_id, message.epoch, message.token)

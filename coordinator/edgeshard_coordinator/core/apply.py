@@ -39,6 +39,7 @@ from edgeshard_coordinator.core.events import (
     Event,
     HeadAttached,
     HeadDetached,
+    HeadReported,
     HeartbeatsReceived,
     LinkReported,
     MeasureRequested,
@@ -102,6 +103,8 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
             return boxes.heartbeats(state, event)
         case LinkReported():
             return suspicion.reported(state, event)
+        case HeadReported():
+            return suspicion.head_reported(state, event)
         case ProfileReported():
             return boxes.measured(state, event)
         case MeasureRequested():

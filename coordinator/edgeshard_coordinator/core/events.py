@@ -69,6 +69,17 @@ class LinkReported:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadReported:
+    """The coordinator's own watch says that nothing comes from a head with requests, or that it does again."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    recovered: bool
+    why: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileReported:
     report: ProfileReport
     now: float
@@ -231,6 +242,7 @@ Event = (
     | NodeRemoved
     | HeartbeatsReceived
     | LinkReported
+    | HeadReported
     | ProfileReported
     | MeasureRequested
     | DeployRequested

@@ -51,7 +51,7 @@ def ticked(state: State, now: float) -> State:
         return state
     connected = [node for node in state.nodes.values() if node.connected]
     silent = {node.node_id for node in connected if is_silent(state, node) and not node.excused}
-    return _frozen(_heard(state, silent, now), now) if _too_many(len(silent), len(connected)) else state
+    return frozen(_heard(state, silent, now), now) if too_many(len(silent), len(connected)) else state
 
 
 def is_silent(state: State, node: KnownNode) -> bool:
@@ -73,9 +73,9 @@ def stream_ended(state: State, node_id: NodeId, now: float) -> State:
     connected = [node for node in state.nodes.values() if node.connected]
     vanished = recent.keys() | {node.node_id for node in connected if _is_overdue(node, now)}
     boxes = recent.keys() | {node.node_id for node in connected}
-    if not _too_many(len(vanished), len(boxes)):
+    if not too_many(len(vanished), len(boxes)):
         return state
-    state = _frozen(state, now)
+    state = frozen(state, now)
     away = [known for known in recent if known in state.nodes and not state.nodes[known].connected]
     return _awaiting(state, away, state.frozen_until, now)
 
@@ -94,7 +94,8 @@ def died(state: State, node_id: NodeId) -> State:
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
-def _too_many(gone: int, boxes: int) -> bool:
+def too_many(gone: int, boxes: int) -> bool:
+    """Whether so many of these boxes are gone or silent at once that the coordinator may be the blind one."""
     return gone >= LEAST_VANISHED and 2 * gone > boxes
 
 
@@ -107,7 +108,7 @@ def _is_overdue(node: KnownNode, now: float) -> bool:
 def _stood_still(state: State, now: float) -> State:
     """Whatever came meanwhile was not heard, so nobody was silent."""
     connected = {node.node_id for node in state.nodes.values() if node.connected}
-    state = _frozen(_heard(replace(state, ticked_at=now), connected, now), now)
+    state = frozen(_heard(replace(state, ticked_at=now), connected, now), now)
     return _awaiting(state, state.awaited, state.frozen_until, now)
 
 
@@ -119,7 +120,8 @@ def _heard(state: State, node_ids: Collection[NodeId], now: float) -> State:
     return replace(state, nodes=nodes)
 
 
-def _frozen(state: State, now: float) -> State:
+def frozen(state: State, now: float) -> State:
+    """From now on boxes get a lease to come back."""
     return replace(state, frozen_until=max(state.frozen_until, now + state.timings.lease_s))
 
 

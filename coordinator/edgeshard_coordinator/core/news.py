@@ -71,7 +71,8 @@ def _of_measurements(before: State, after: State) -> Iterator[News]:
 
 def _of_links(before: State, after: State) -> Iterator[News]:
     for suspect in after.suspects:
-        ends = [after.nodes[end].name if end in after.nodes else end for end in (suspect.sender, suspect.receiver)]
+        names = [after.nodes[end].name if end in after.nodes else end for end in reversed(suspect.ends)]
+        ends = names if suspect.sender is not None else ["coordinator", *names]
         if all((known.sender, known.receiver) != (suspect.sender, suspect.receiver) for known in before.suspects):
             yield News(Subject.LINK, " -> ".join(ends), "suspect", suspect.why, warning=True)
 

@@ -148,7 +148,8 @@ class EndedService:
 
 @dataclass(frozen=True, slots=True)
 class SuspectLink:
-    """A link that carries nothing, as the box of its sending stage reported at `since`, and why it says so.
+    """A link that carries nothing, as the box of its sending stage reported at `since`, and why it says so. Where
+    `sender` is None it is the coordinator's own, to the head of the deployment: both stages are 0.
 
     Nothing is decided while the coordinator itself stands still: what it does not look at from `checked_at` on moves
     `since`.
@@ -158,11 +159,15 @@ class SuspectLink:
     epoch: Epoch
     from_stage: int
     to_stage: int
-    sender: NodeId
+    sender: NodeId | None
     receiver: NodeId
     since: float
     checked_at: float
     why: str
+
+    @property
+    def ends(self) -> tuple[NodeId, ...]:
+        return (self.receiver,) if self.sender is None else (self.receiver, self.sender)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 A suspicion is remembered for an epoch that is live. Both boxes of the link are looked at: one that says nothing is
 lost, and `reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch
 ends, and for a while the pair of boxes is kept as a bad link.
+
+Heads the coordinator suspects by itself, on their request streams. If one goes on talking on its control stream, it is
+left to it to dial another request stream. None is lost while the coordinator may be the blind one (`core.eviction`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from dataclasses import replace
 
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId
-from edgeshard_coordinator.core import deployments
-from edgeshard_coordinator.core.events import LinkReported
+from edgeshard_coordinator.core import deployments, eviction
+from edgeshard_coordinator.core.events import HeadReported, LinkReported
 from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink
 
 STOOD_STILL_S = 1.0
@@ -26,7 +29,7 @@ def reported(state: State, event: LinkReported) -> State:
         return state
     stages = record.placement.stages
     sender, receiver = event.node_id, stages[told.to_stage].node_id
-    others = tuple(known for known in state.suspects if not _same_link(known, told.deployment, told.from_stage))
+    others = _others(state, told.deployment, told.from_stage, told.to_stage)
     state = replace(state, nodes={**state.nodes, node.node_id: replace(node, heard_at=event.now)}, suspects=others)
     if told.recovered:
         return state
@@ -47,6 +50,34 @@ def reported(state: State, event: LinkReported) -> State:
     return replace(state, suspects=(*others, suspect), bad_links=bad_links)
 
 
+def head_reported(state: State, event: HeadReported) -> State:
+    """The state with what the coordinator finds of a head's stream. What is not of a live epoch changes nothing."""
+    record = state.deployments.get(event.deployment)
+    if record is None or not record.is_live or record.epoch != event.epoch:
+        return state
+    others = _others(state, event.deployment, 0, 0)
+    if event.recovered:
+        return replace(state, suspects=others)
+    suspect = SuspectLink(
+        deployment=event.deployment,
+        epoch=event.epoch,
+        from_stage=0,
+        to_stage=0,
+        sender=None,
+        receiver=record.head.node_id,
+        since=event.now,
+        checked_at=event.now,
+        why=event.why,
+    )
+    return replace(state, suspects=(*others, suspect))
+
+
+def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tuple[SuspectLink, ...]:
+    """The suspicions of other links than this."""
+    link = (deployment, from_stage, to_stage)
+    return tuple(known for known in state.suspects if (known.deployment, known.from_stage, known.to_stage) != link)
+
+
 def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
     """Whether it is of the live epoch, and of a link that begins at the box which reports it."""
     told, stages = event.suspected, record.placement.stages
@@ -59,10 +90,6 @@ def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
     )
 
 
-def _same_link(known: SuspectLink, deployment: str, from_stage: int) -> bool:
-    return (known.deployment, known.from_stage) == (deployment, from_stage)
-
-
 def settle(state: State, now: float) -> State:
     """End the epochs whose links are at fault, and forget bad links whose time is over."""
     if any(until <= now for until in state.bad_links.values()):
@@ -71,11 +98,24 @@ def settle(state: State, now: float) -> State:
         state = forget_stale(state)
         state = replace(state, suspects=tuple(_checked(suspect, now) for suspect in state.suspects))
     for suspect in state.suspects:
-        if now >= suspect.since + state.timings.suspect_wait_s and all(
-            _heard_at(state, end) > suspect.since for end in (suspect.sender, suspect.receiver)
-        ):
-            state = _at_fault(state, suspect, now)
+        if now < suspect.since + state.timings.suspect_wait_s:
+            continue
+        if suspect.sender is None:
+            state = _of_head(state, suspect, now)
+        elif all(_heard_at(state, end) > suspect.since for end in suspect.ends):
+            state = _at_fault(state, suspect.sender, suspect, now)
     return state
+
+
+def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
+    """Forget the suspicion of a head whose box talks; and that of one among too many which are silent as it is."""
+    connected = [node.node_id for node in state.nodes.values() if node.connected]
+    silent = [node_id for node_id in connected if _is_silent(state, node_id, suspect)]
+    if eviction.too_many(len(silent), len(connected)):
+        state = eviction.frozen(state, now)
+    elif _heard_at(state, suspect.receiver) <= suspect.since:
+        return state
+    return replace(state, suspects=_others(state, suspect.deployment, 0, 0))
 
 
 def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
@@ -85,9 +125,9 @@ def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
     return replace(suspect, since=suspect.since + stood_still, checked_at=now)
 
 
-def _at_fault(state: State, suspect: SuspectLink, now: float) -> State:
+def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) -> State:
     record = state.deployments[suspect.deployment]
-    bad_links = {**state.bad_links, (suspect.sender, suspect.receiver): now + state.timings.bad_link_s}
+    bad_links = {**state.bad_links, (sender, suspect.receiver): now + state.timings.bad_link_s}
     state = replace(state, bad_links=bad_links)
     if not (record.is_live and record.epoch == suspect.epoch):
         return state  # Another link of it is at fault too.
@@ -128,13 +168,16 @@ def lost(state: State, now: float) -> frozenset[NodeId]:
 
 def _lost_ends(state: State, suspect: SuspectLink, now: float) -> list[NodeId]:
     timings = state.timings
-    if now < suspect.since + timings.suspect_wait_s:
+    if now < suspect.since + timings.suspect_wait_s or (suspect.sender is None and now < state.frozen_until):
         return []
-    ends = [suspect.receiver, suspect.sender]
-    silent = [end for end in ends if _heard_at(state, end) < suspect.since - timings.suspect_silence_s]
+    silent = [end for end in suspect.ends if _is_silent(state, end, suspect)]
     if silent or now < suspect.since + timings.suspect_limit_s:
         return silent
-    return [min(ends, key=lambda end: _heard_at(state, end))]
+    return [min(suspect.ends, key=lambda end: _heard_at(state, end))]
+
+
+def _is_silent(state: State, node_id: NodeId, suspect: SuspectLink) -> bool:
+    return _heard_at(state, node_id) < suspect.since - state.timings.suspect_silence_s
 
 
 def _heard_at(state: State, node_id: NodeId) -> float:

@@ -20,7 +20,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs", "admitted")
+    __slots__ = ("hello", "accepted", "token", "finished", "failed", "tokens", "prompt_logprobs", "admitted", "beacon")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class AttachRequest(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    BEACON_FIELD_NUMBER: _ClassVar[int]
     hello: HeadHello
     accepted: HeadAccepted
     token: HeadToken
@@ -37,19 +38,22 @@ class AttachRequest(_message.Message):
     tokens: HeadTokens
     prompt_logprobs: HeadPromptLogprobs
     admitted: HeadAdmitted
-    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ..., admitted: _Optional[_Union[HeadAdmitted, _Mapping]] = ...) -> None: ...
+    beacon: HeadBeacon
+    def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ..., admitted: _Optional[_Union[HeadAdmitted, _Mapping]] = ..., beacon: _Optional[_Union[HeadBeacon, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
-    __slots__ = ("node_id", "deployment", "epoch", "held")
+    __slots__ = ("node_id", "deployment", "epoch", "held", "beacons")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    BEACONS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     deployment: str
     epoch: int
     held: _containers.RepeatedCompositeFieldContainer[HeldRequest]
-    def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ...) -> None: ...
+    beacons: bool
+    def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., beacons: _Optional[bool] = ...) -> None: ...
 
 class HeldRequest(_message.Message):
     __slots__ = ("request_id", "instance")
@@ -146,14 +150,22 @@ class HeadFailed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("start", "cancel", "forget")
+    __slots__ = ("start", "cancel", "forget", "beacon")
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    BEACON_FIELD_NUMBER: _ClassVar[int]
     start: StartRequest
     cancel: CancelRequest
     forget: ForgetRequest
-    def __init__(self, start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., forget: _Optional[_Union[ForgetRequest, _Mapping]] = ...) -> None: ...
+    beacon: HeadBeacon
+    def __init__(self, start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., forget: _Optional[_Union[ForgetRequest, _Mapping]] = ..., beacon: _Optional[_Union[HeadBeacon, _Mapping]] = ...) -> None: ...
+
+class HeadBeacon(_message.Message):
+    __slots__ = ("follows",)
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    follows: bool
+    def __init__(self, follows: _Optional[bool] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance", "scored")

@@ -109,6 +109,21 @@ async def test_a_request_cancelled_while_it_is_tokenised_ends_as_cancelled() -> 
     assert not rig.steps and rig.head.is_idle
 
 
+async def test_what_comes_right_behind_a_request_finds_it() -> None:
+    """As when a head stood still, and all that came meanwhile is read at once."""
+    rig = Rig()
+    rig.tokenizer.go.set()
+    for name, then in (("twice", rig.head.start), ("cancelled", lambda start: rig.head.cancel(start.request_id))):
+        start = StartRequest(RequestId(name), Generation((1, 2), 4))
+        rig.head.start(start)
+        then(start)
+    await asyncio.gather(*rig.head._tasks)
+    assert [output for output in rig.out if output.request_id == "twice"] == [
+        RequestAccepted(RequestId("twice"), [1, 2])
+    ]
+    assert RequestEnd(RequestId("cancelled"), FinishReason.CANCELLED, "") in rig.out
+
+
 async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the_next_epoch() -> None:
     rig, broken = Rig(), UnavailableError("the next box is gone")
     task = await begin(rig)

@@ -8,6 +8,7 @@ import json
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Node:
         self.cache = BlobCache(directory, 1 << 30)
         self.worker = ComputeThread(1)
         self.servicer = StageServicer()
-        self.channel = open_channel("127.0.0.1:9", None)
+        dial = partial(open_channel, "127.0.0.1:9", None)
         self.answers: dict[str, CommandResult] = {}
         self.models: list[weakref.ref[StageModel]] = []
         self.alive_at_load: list[int] = []
@@ -84,7 +85,7 @@ class Node:
         self.layers = LayerRange(0, 2)
         self._model = model
         self._config = json.loads((model / "config.json").read_text())
-        around = HostServices(NodeId("n"), self.worker, self.servicer, self.channel, None, SystemClock(), lambda: None)
+        around = HostServices(NodeId("n"), self.worker, self.servicer, dial, None, SystemClock(), lambda: None)
         self.reported: list[DeviceFacts] = []
         self.hosting = Hosting(around, self._answered, self.reported.append)
 
@@ -183,7 +184,6 @@ async def starting(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Node]:
     node = Node(tiny_llama, tmp_path)
     yield node
     await node.hosting.close()
-    await node.channel.close()
     node.worker.close()
 
 

@@ -112,7 +112,7 @@ async def open_ring(
     front, worker, broken = Front(), ComputeThread(1), list[str]()
     coordinator = Server("127.0.0.1:0", None)
     add_HeadServiceServicer_to_server(front, coordinator.grpc)
-    channel = open_channel(await coordinator.start(), None)
+    dial = partial(open_channel, await coordinator.start(), None)
     servers = [Server("127.0.0.1:0", None) for _ in cuts]
     servicers = [StageServicer() for _ in cuts]
     for server, servicer in zip(servers, servicers, strict=True):
@@ -134,7 +134,7 @@ async def open_ring(
         )  # fmt: skip
         pin = Pin(BlobCache(directory, 1 << 20), [])
         loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
-        around = HostServices(NodeId(f"n{index}"), worker, servicers[index], channel, None, SystemClock(), lambda: None)
+        around = HostServices(NodeId(f"n{index}"), worker, servicers[index], dial, None, SystemClock(), lambda: None)
         stages.append(HostedStage(prepare, loaded, around, lambda d, e: broken.append(d)))
     try:
         for stage in stages:
@@ -145,7 +145,6 @@ async def open_ring(
     finally:
         for stage in stages:
             await stage.stop()
-        await channel.close()
         for server in (coordinator, *servers):
             await server.stop(0)
         worker.close()

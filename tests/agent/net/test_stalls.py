@@ -11,7 +11,6 @@ import pytest
 from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import Hop, LinkSender
-from edgeshard_agent.net.link_watch import BEACON_S, SUSPECT_S, TICK_S
 
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, InternalError
@@ -19,6 +18,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.step import ForwardStep, Span, StepPlan, Tensor, WireStep
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
+from edgeshard.rpc.link_watch import BEACON_S, SUSPECT_S, TICK_S
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract, encode_step
 from tests.support.stalling_proxy import StallingProxy, Way

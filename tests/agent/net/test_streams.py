@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from edgeshard.proto.v1.coordinator_pb2_grpc import (
 )
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageServiceServicer_to_server
+from edgeshard.rpc import link_watch
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract, FrameReader
@@ -94,8 +96,7 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = FlappingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     task = stream._task
     assert task is not None
@@ -105,7 +106,6 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
             await asyncio.sleep(0)
     assert not task.done(), f"the head stream gave up after {front.attached} streams: {task!r}"
     await stream.stop()
-    await channel.close()
 
 
 class ForgetfulFront(HeadServiceServicer):
@@ -131,20 +131,17 @@ async def test_a_head_that_is_refused_comes_back_for_a_coordinator_that_awaits_i
     monkeypatch.setattr(attach, "STALE_RETRY_S", 0.01)
     front = ForgetfulFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await front.taken.wait()
     await stream.stop()
-    await channel.close()
 
 
 async def test_tokens_that_are_there_together_go_in_one_message_in_order(server: Server) -> None:
     front = CountingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await stream.attached.wait()
@@ -156,7 +153,6 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
     assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
     assert [token.request_id for token in kinds[1].tokens.tokens] == ["r0", "r1", "r2"]
     await stream.stop()
-    await channel.close()
 
 
 class Starting(Quiet):
@@ -172,8 +168,7 @@ class Starting(Quiet):
 async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(server: Server) -> None:
     front = CountingFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     stream.start(Quiet())  # type: ignore[arg-type]
     async with asyncio.timeout(60):
         await stream.attached.wait()
@@ -189,14 +184,12 @@ async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(s
     assert (messages[4].failed.request_id, messages[4].failed.failure.reason) == ("large", "ANSWER_TOO_LARGE")
     assert messages[5].token.request_id == "small"
     await stream.stop()
-    await channel.close()
 
 
 async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_served(server: Server) -> None:
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     head = Starting()
     stream.start(head)  # type: ignore[arg-type]
     both = head_pb2.Generation(prompt="text", prompt_tokens=[1])
@@ -209,7 +202,79 @@ async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_se
             await asyncio.sleep(0.001)
     assert head.started[0].request_id == "next"
     await stream.stop()
-    await channel.close()
+
+
+class BeaconFront(HeadServiceServicer):
+    """Sends beacons unless it is `silent`, none behind a `last` one, and counts streams and answers."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.answers = 0
+        self.silent = self.last = False
+
+    async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
+        self.streams += 1
+        await context.send_initial_metadata(())
+        reading = asyncio.create_task(self._read(request_iterator))
+        while not self.last:
+            if not self.silent:
+                await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon(follows=True)))
+            await asyncio.sleep(0.02)
+        await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon()))
+        await reading
+
+    async def _read(self, messages: AsyncIterator[head_pb2.AttachRequest]) -> None:
+        async for message in messages:
+            self.answers += message.WhichOneof("message") == "beacon"
+
+
+@asynccontextmanager
+async def beaconing(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BeaconFront, HeadStream]]:
+    """A head that takes silence of 0.5 s for suspicious, at a coordinator whose first beacons it has answered."""
+    monkeypatch.setattr(link_watch, "SUSPECT_S", 0.5)
+    front = BeaconFront()
+    add_HeadServiceServicer_to_server(front, server.grpc)
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
+    stream.start(Quiet())  # type: ignore[arg-type]
+    await until(lambda: front.answers >= 3)
+    yield front, stream
+    await stream.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 (nobody has an event for it)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_head_notices_a_coordinator_that_is_silent_and_dials_anew_only_if_it_stays_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        front.silent = True
+        await until(lambda: stream.suspicions == 1)
+        assert front.streams == 1 and stream.attached.is_set(), "it may only stand still"
+        await until(lambda: front.streams == 2 and stream.attached.is_set())
+        assert stream.suspicions == 1, "one incident is told once"
+
+
+async def test_a_stream_goes_on_with_a_coordinator_that_stood_still(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        front.silent = True
+        await until(lambda: stream.suspicions == 1)
+        front.silent = False
+        answers = front.answers
+        await until(lambda: front.answers >= answers + 80)
+        assert (front.streams, stream.suspicions) == (1, 1)
+
+
+async def test_a_head_without_requests_waits_for_no_beacon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        front.last = True
+        await asyncio.sleep(1.6)
+        assert front.streams == 1 and stream.suspicions == 0
 
 
 @pytest.mark.parametrize("fault", [asyncio.InvalidStateError("RPC already finished."), ValueError("?")], ids=repr)
@@ -220,8 +285,7 @@ async def test_a_write_on_a_finished_call_is_a_lost_stream(
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
-    channel = open_channel(await server.start(), None)
-    stream = HeadStream(channel, NodeId("n"), NAME, Epoch(1))
+    stream = HeadStream(partial(open_channel, await server.start(), None), NodeId("n"), NAME, Epoch(1))
     faults, again = [fault], asyncio.Event()
 
     async def write(call: Any) -> None:
@@ -235,7 +299,6 @@ async def test_a_write_on_a_finished_call_is_a_lost_stream(
     async with asyncio.timeout(60):
         await again.wait()
     await stream.stop()
-    await channel.close()
 
 
 class Site(CoordinatorServiceServicer):

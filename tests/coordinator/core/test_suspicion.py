@@ -11,6 +11,7 @@ from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import (
     ActionIssued,
     Event,
+    HeadReported,
     HeartbeatsReceived,
     LinkReported,
     NodeConnected,
@@ -113,6 +114,9 @@ class Site:
         stage = BOXES.index(by)
         said = LinkSuspected(NAME, Epoch(3), stage, (stage + 1) % 3, recovered, "nothing came back for 2.0 s")
         self.feed(LinkReported(node(by), replace(said, **changes), self.now))
+
+    def report_head(self, recovered: bool = False, epoch: int = 3) -> None:
+        self.feed(HeadReported(NAME, Epoch(epoch), recovered, "nothing came back for 2.0 s", self.now))
 
     @property
     def phase(self) -> tuple[Phase, int]:
@@ -268,6 +272,99 @@ def test_a_coordinator_that_stood_still_itself_takes_nobody_for_lost(site: Site)
         site.next_s[name] = site.now + 0.05
     site.run(1.0)
     assert not site.dropped and [failure.reason for _, failure in site.failures] == ["LINK_STALLED"]
+
+
+# Heads, which the coordinator watches itself
+
+
+def test_a_head_that_stands_still_is_lost_and_nobody_else(site: Site) -> None:
+    site.stop("a")
+    site.run(2.0)
+    site.report_head()
+    reported = site.now
+    site.run(3.0)
+    ((at, lost),) = site.dropped
+    assert lost == node("a") and at - reported <= TIMINGS.suspect_wait_s + TICK_S
+    ((_, failure),) = site.failures
+    assert failure.reason == "NODE_LOST" and "box a" in failure.message
+    assert site.phase == (Phase.WAITING, 3) and not site.state.suspects and not site.state.bad_links
+
+
+def test_a_head_that_talks_on_its_control_stream_is_left_alone(site: Site) -> None:
+    site.report_head()
+    assert site.state.suspects
+    site.run(5.0)
+    assert not site.dropped and not site.failures and site.phase == (Phase.READY, 3)
+    assert not site.state.suspects and not site.state.bad_links
+
+
+def test_a_head_that_answers_again_is_suspect_no_more(site: Site) -> None:
+    site.stop("a")
+    site.run(2.0)
+    site.report_head()
+    site.run(0.5)
+    site.report_head(recovered=True)
+    site.run(5.0)
+    assert not site.dropped and not site.state.suspects and site.phase == (Phase.READY, 3)
+
+
+def test_what_the_coordinator_finds_of_a_head_of_another_epoch_changes_nothing(site: Site) -> None:
+    before = site.state
+    site.report_head(epoch=2)
+    site.report_head(epoch=4)
+    site.feed(HeadReported(DeploymentName("poem"), Epoch(3), False, "", site.now))
+    assert site.state == before
+
+
+def test_a_head_and_its_link_are_suspect_each_for_itself(site: Site) -> None:
+    site.report("a")
+    site.report_head()
+    assert [(known.from_stage, known.to_stage) for known in site.state.suspects] == [(0, 1), (0, 0)]
+    site.report("a", recovered=True)
+    assert [(known.from_stage, known.to_stage) for known in site.state.suspects] == [(0, 0)]
+
+
+def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
+    """It is cut off from all boxes, whose streams stand: as blind as one whose boxes vanish together."""
+    for name in BOXES:
+        site.stop(name)
+    site.run(2.0)
+    site.report_head()
+    site.run(4.0)
+    site.report_head()  # the watch says it again
+    site.run(2.0)
+    assert not site.dropped and not site.failures and site.phase == (Phase.READY, 3)
+    for name, after_s in (("b", 0.05), ("c", 0.05), ("a", 1.5)):  # connections do not all come back at once
+        site.next_s[name] = site.now + after_s
+    site.run(0.2)
+    site.report_head()
+    site.run(1.4)
+    site.report_head(recovered=True)
+    site.run(20.0)
+    assert not site.dropped and not site.state.suspects and site.phase == (Phase.READY, 3)
+
+
+def test_a_head_that_is_silent_still_when_the_lease_is_over_is_lost(site: Site) -> None:
+    for name in BOXES:
+        site.stop(name)
+    site.run(2.0)
+    site.report_head()
+    site.run(1.0)
+    for name in ("b", "c"):
+        site.next_s[name] = site.now
+    site.run(TIMINGS.lease_s + TIMINGS.heartbeat_timeout_s)
+    assert [lost for _, lost in site.dropped] == [node("a")]
+
+
+def test_a_coordinator_that_stood_still_itself_loses_no_head(site: Site) -> None:
+    site.report_head()
+    site.now += 30.0
+    site.feed(Ticked(site.now))
+    site.report_head()
+    for name in BOXES:
+        site.next_s[name] = site.now + 4.0  # their connections take a while to come back
+    site.run(6.0)
+    assert not site.dropped and site.phase == (Phase.READY, 3) and not site.state.suspects
 
 
 @settings(deadline=None, max_examples=200)

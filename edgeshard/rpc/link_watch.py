@@ -4,6 +4,8 @@ The receiver of a link sends a beacon every `BEACON_S`. A link is suspect when n
 sent makes no progress for as long, or when a link that has worked is not open again by then; and one that has not, when
 nobody answers for `FIRST_S`: a box that is not ready yet answers, with a refusal. What the sender's own loop was late
 with does not count: a box that stood still itself suspects nobody.
+
+A head and its coordinator watch each other by it too, over the head's stream, where nothing but beacons is owed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ FIRST_S = 5.0
 LONGEST_S = 10.0
 """Patience with a suspect link doubles up to this, for it may only be slow."""
 TICK_S = 0.1
+ALIVE = LinkBeacon(0, 0)
+"""Whoever says it is there, and nothing of what was sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from edgeshard_agent.net.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, Fault, LinkWatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.link import LinkBeacon
+from edgeshard.rpc.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, Fault, LinkWatch
 
 SLACK_S = 2 * TICK_S
 """A tick comes up to a period late, and what it finds is at most a period old."""
