@@ -179,16 +179,25 @@ class BlobCache:
         await in_thread(self._blobs.commit, digest, size)
 
     async def discard(self, digest: Digest) -> None:
-        await in_thread(self._blobs.remove, digest)
-        self._account(digest, 0)
+        try:
+            await in_thread(self._blobs.remove, digest)
+        finally:  # whoever waits may be cancelled: it is gone all the same
+            self._account(digest, 0)
 
     async def settle(self, digest: Digest) -> None:
         """After a fetch, failed or not: count the bytes that are really there, and leave no empty partial file."""
-        complete, partial = await in_thread(lambda: (self._blobs.size(digest), self._blobs.received(digest)))
-        if complete is None and partial == 0:
+        found = list[int]()
+
+        def look() -> None:
+            found.append((self._blobs.size(digest) or 0) + self._blobs.received(digest))
+
+        try:
+            await in_thread(look)
+        finally:  # a fetch that is called off may be called off twice
+            for size in found:
+                self._account(digest, size)
+        if not found[0]:
             await self.discard(digest)
-        else:
-            self._account(digest, (complete or 0) + partial)
 
     async def manifest(self, digest: Digest) -> ModelManifest | None:
         """The manifest of that digest when it is here and intact."""
@@ -199,7 +208,8 @@ class BlobCache:
             return None
 
     async def keep_manifest(self, digest: Digest, manifest: ModelManifest) -> None:
-        await in_thread(lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest)))
+        async with self.lock(digest):  # two loads may have asked for it
+            await in_thread(lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest)))
 
     def _manifest_path(self, digest: Digest) -> Path:
         return self._manifests / f"{check_digest(digest)}.json"
