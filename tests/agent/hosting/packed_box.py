@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -108,22 +108,28 @@ class Form:
 
     @property
     def units(self) -> dict[str, frozenset[str]]:
-        return tensors_of_units(model(self.model).config, self.layers, self.quantisation)
+        """The digests of the blobs of each unit's tensors."""
+        return _units(self.model, self.layers, self.quantisation)
 
-    def digests(self, units: Sequence[str] | None = None) -> frozenset[str]:
+    def digests(self, units: Iterable[str] | None = None) -> frozenset[str]:
         """Of the blobs of these units' tensors, or of all."""
-        made = model(self.model)
-        names = frozenset[str]().union(*(self.units[unit] for unit in (self.units if units is None else units)))
-        stored = {canonical_name(made.manifest.architecture, tensor.name): tensor for tensor in made.manifest.tensors}
-        return frozenset(stored[name].sha256 for name in names)
+        return frozenset().union(*(self.units[unit] for unit in (self.units if units is None else units)))
 
-    def blob_bytes(self, units: Sequence[str] | None = None) -> int:
+    def blob_bytes(self, units: Iterable[str] | None = None) -> int:
         return sum(len(model(self.model).blobs[digest]) for digest in self.digests(units))
 
     @property
     def budget(self) -> int:
         """The least that a stage of this form needs when it streams, and a half of a layer or an expert more."""
         return _budget(self) if self.streams else 0
+
+
+@cache
+def _units(name: str, layers: LayerRange, quantisation: Quantisation | None) -> dict[str, frozenset[str]]:
+    made = model(name)
+    stored = {canonical_name(made.manifest.architecture, tensor.name): tensor for tensor in made.manifest.tensors}
+    units = tensors_of_units(made.config, layers, quantisation)
+    return {unit: frozenset(stored[tensor].sha256 for tensor in names) for unit, names in units.items()}
 
 
 @cache
@@ -320,6 +326,11 @@ class Box:
     async def compute(self, name: str) -> torch.Tensor:
         stage = next(stage for stage in self.hosting.stages() if stage.prepare.deployment == name)
         return await self._worker.run(computed, stage.loaded.model)
+
+    async def computes(self, name: str) -> bool:
+        """Whether its stage gives what one gives that was loaded from the checkpoint."""
+        expected = await self._worker.run(wanted, replace(self.held[name], streams=False))
+        return torch.equal(await self.compute(name), expected)
 
     async def settled(self) -> None:
         """Once what was cancelled has ended."""
