@@ -330,7 +330,7 @@ def run_sequences(
             with tempfile.TemporaryDirectory() as directory:
                 try:
                     met += asyncio.run(_run(seed, Path(directory), worker, aside))
-                except (Violation, EdgeShardError, TimeoutError) as error:
+                except Exception as error:
                     failed.append(f"seed {seed}: {type(error).__name__}: {error}")
                     say(failed[-1])
             if seed == first:

@@ -23,7 +23,9 @@ from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.ops import huge_pages, native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from edgeshard.architectures import expected_tensors
 from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
@@ -109,6 +111,10 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     wanted = list(logits(plain, checkpoint, tiny_head))
     units = _packed(tmp_path)
     first = load(checkpoint, units)
+    count = _layer_count(checkpoint)
+    for layers in (LayerRange(0, 1), LayerRange(count - 1, count), LayerRange(0, count)):
+        of_units = tensors_of_units(checkpoint.config, layers, None).values()
+        assert frozenset().union(*of_units) == expected_tensors(checkpoint.config, layers).keys()
     if not units.files():
         assert not isinstance(first.weights.modules, DecoderModules)
         with pytest.raises(FailedPreconditionError, match="cannot be streamed"):
