@@ -40,10 +40,9 @@ from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.model.cached_source import CachedTensorSource
-from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.filling import Packing, reads_packed
 from edgeshard_agent.model.stage import StageModel, check_weights
 from edgeshard_agent.model.weights import StageWeights
-from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_agent.store.packed import PACKED_DAMAGED
@@ -140,7 +139,7 @@ class StageLoader:
         while True:
             sources = UnitSources(self._cache.packed, needs.form, needs.units)
             try:
-                if (self._packs or needs.budget) and native_available():
+                if (self._packs or needs.budget) and reads_packed(self._device):
                     await in_thread(sources.choose, most)
                 return await self._load_from(sources, needs, held, progress, fill)
             except BaseException as error:

@@ -98,8 +98,13 @@ def fill(
         filling.close()
 
 
+def reads_packed(device: str) -> bool:
+    """Whether packed files serve stages on this device, of families that can be packed."""
+    return device == "cpu" and native_available()
+
+
 def _can_pack(modules: StageModules) -> bool:
-    return isinstance(modules, DecoderModules) and modules.context.device == "cpu" and native_available()
+    return isinstance(modules, DecoderModules) and reads_packed(modules.context.device)
 
 
 def _refuse_streaming(modules: StageModules) -> None:
