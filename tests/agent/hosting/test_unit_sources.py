@@ -13,7 +13,7 @@ from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.model import filling
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops import native, native_available
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
@@ -336,6 +336,20 @@ async def test_weights_that_stream_are_not_taken_from_a_standby(make_box: Callab
     await serves(box, streamed)
     await box.delete("a")
     assert not box.leftovers()
+
+
+async def test_without_native_kernels_packed_files_are_left_alone(
+    make_box: Callable[..., Awaitable[Box]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = await make_box()
+    await kept_of(box, UNTIED, HEAD_UNIT)
+    box.store.fetched.clear()
+    monkeypatch.setenv(native.SWITCH, "0")
+    failure = (await box.deploy("a", UNTIED)).failure
+    assert failure is None, failure
+    assert set(box.store.fetched) == UNTIED.digests()
+    await box.delete("a")
+    assert box.packed_units(UNTIED) == {HEAD_UNIT} and not box.leftovers()
 
 
 async def test_two_loads_share_what_room_there_is(make_box: Callable[..., Awaitable[Box]]) -> None:
