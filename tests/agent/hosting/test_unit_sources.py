@@ -306,6 +306,8 @@ async def test_a_standby_that_changes_while_its_weights_are_lent_keeps_them_for_
 ) -> None:
     box = await make_box()
     assert (await box.ask(box.standby("a", UNTIED))).failure is None
+    for path in box.packed_paths():
+        path.unlink()
     reached, go_on = asyncio.Event(), threading.Event()
     loop, real = asyncio.get_running_loop(), loading.StageLoader._load_stage
 
