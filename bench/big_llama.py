@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from edgeshard_agent.store.packed_units import PackedUnits
+from edgeshard_agent.store.unit_sources import UnitSources
 from safetensors.torch import save_file
 
 from bench.random_llama import CONFIG
-from edgeshard.architectures import ExpectedTensor, expected_tensors
+from edgeshard.architectures import ExpectedTensor, expected_tensors, parse_config
+from edgeshard.architectures.unit_forms import UnitForm
+from edgeshard.architectures.units import tensors_of_units
+from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
 
@@ -69,3 +74,12 @@ def write_checkpoint(directory: Path, config: dict[str, Any] = BIG_CONFIG) -> No
         save_file({name: weights.read(name) for name in names}, directory / file)
     (directory / "config.json").write_text(json.dumps(config))
     index.write_text(json.dumps({"weight_map": {name: file for file, names in files.items() for name in names}}))
+
+
+def sources_in(directory: Path, layers: LayerRange, quantisation: Quantisation | None = None) -> UnitSources:
+    """Where the units of a stage in bfloat16 come from, whose packed files are in the folder packed of `directory`."""
+    form = UnitForm(MODEL, DType.BFLOAT16, quantisation, parse_config(BIG_CONFIG))
+    units = tensors_of_units(BIG_CONFIG, layers, quantisation)
+    sources = UnitSources(PackedUnits(directory / "packed"), form, units)
+    sources.choose()
+    return sources

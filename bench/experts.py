@@ -34,6 +34,7 @@ from edgeshard_agent.model.projection import Integers
 from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.ops import PackedLinear
 from edgeshard_agent.store.direct import ChunkReader
+from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import EXPERT_WIDTHS
@@ -131,7 +132,6 @@ class Layers:
 
     def __init__(self, directory: Path, layers: int, widths: list[list[str]], chosen: int) -> None:
         self._packed = PackedUnits(directory)
-        self._packed.allow(1 << 40)
         self._style = BlockStyle(eps=1e-6, scaling=1.0, activation="silu", experts_per_token=chosen)
         self._bytes = {width: self._made(width) for width in sorted({w for some in widths for w in some})}
         self.attention = [self._attention(seed) for seed in range(layers)]
@@ -176,8 +176,10 @@ class Layers:
 
     def _adopt(self, layer: int, expert: int, width: str, mlp: Any) -> AdoptedUnit:
         name = f"layer-{layer}-expert-{expert}-{width}"
-        file, data = self._packed.find(name, name), self._bytes[width]
-        if file is None:
+        data = self._bytes[width]
+        if self._packed.take(name) is not None:
+            file: PackedFile | None = self._packed.find(name, name)
+        else:
             file = self._packed.write(name, name, data.entries, data.small, data.large, data.large_bytes)
         assert file is not None
         if width != "int4":  # made for another width than the mixture's own

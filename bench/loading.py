@@ -26,21 +26,22 @@ from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights import StageWeights
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share
-from edgeshard_agent.store.packed_units import PackedUnits
+from edgeshard_agent.store.unit_sources import UnitSources
 
-from bench.big_llama import BIG_CONFIG, MODEL, write_checkpoint
+from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.residency import in_disk_blocks
 
 
-def load(directory: Path, layers: LayerRange, packing: Packing | None) -> tuple[float, float, StageWeights]:
-    """Seconds, seconds of the processor, and the weights."""
+def load(directory: Path, layers: LayerRange, *, packed: bool = True) -> tuple[float, float, UnitSources]:
+    """Seconds, seconds of the processor, and where the weights came from: packed files, or the checkpoint."""
     gc.collect()
     began, used = time.perf_counter(), time.process_time()
-    source = SafetensorsDirectory(directory)
-    weights = StageWeights.load(source, BIG_CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", packing=packing)
-    return time.perf_counter() - began, time.process_time() - used, weights
+    sources = sources_in(directory, layers)
+    source, packing = SafetensorsDirectory(directory / "checkpoint"), Packing(sources) if packed else None
+    StageWeights.load(source, BIG_CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", packing=packing)
+    return time.perf_counter() - began, time.process_time() - used, sources
 
 
 def read_direct(files: list[Path]) -> float:
@@ -100,15 +101,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     checkpoint, layers = options.directory / "checkpoint", LayerRange(0, options.layers)
     write_checkpoint(checkpoint)
-    units = PackedUnits(options.directory / "packed")
-    units.allow(1 << 40)
-    packing = Packing(units, MODEL)
     everything = LayerRange(0, BIG_CONFIG["num_hidden_layers"])
     began = time.perf_counter()
-    files = load(checkpoint, everything, packing)[2].packed_files
-    print(f"packed {len(files)} units, or found them: {time.perf_counter() - began:.1f} s")
-    names = load(checkpoint, layers, packing)[2].packed_files
-    mine = [options.directory / "packed" / f"{name}.packed" for name in names]
+    units = load(options.directory, everything)[2].kept
+    print(f"packed {len(units)} units, or found them: {time.perf_counter() - began:.1f} s")
+    sources = load(options.directory, layers)[2]
+    mine = [file.path for unit in sources.kept if (file := sources.find(unit)) is not None]
     others = [path for path in (options.directory / "packed").iterdir() if path not in mine]
     size = sum(path.stat().st_size for path in mine)
     print(f"stage of {layers}: {len(mine)} files, {size / 1e9:.2f} GB; {os.cpu_count()} cores")
@@ -122,7 +120,7 @@ def main() -> None:
             else:
                 if not options.fresh_memory:
                     warm(size)
-                took[what], used = load(checkpoint, layers, packing)[:2]
+                took[what], used = load(options.directory, layers)[:2]
                 touched = sum(cached_share(path) > 0 for path in others)
         ratios.append(took["read"] / took["load"])
         print(
@@ -134,13 +132,13 @@ def main() -> None:
     for _ in range(options.rounds):
         remember([*mine, *(path for path in checkpoint.iterdir() if path.suffix == ".safetensors")])
         seconds = []
-        for how in (packing, None):
+        for packed in (True, False):
             if not options.fresh_memory:
                 warm(2 * size)
-            seconds.append(load(checkpoint, layers, how)[:2])
-        (packed, used), (today, today_used) = seconds
-        gains.append(today / packed)
-        print(f"  from the page cache: packed {packed:.2f} s ({used:.2f}), checkpoint {today:.2f} s ({today_used:.2f})")
+            seconds.append(load(options.directory, layers, packed=packed)[:2])
+        (again, used), (today, today_used) = seconds
+        gains.append(today / again)
+        print(f"  from the page cache: packed {again:.2f} s ({used:.2f}), checkpoint {today:.2f} s ({today_used:.2f})")
     print(f"second load, median of {len(gains)}: {statistics.median(gains):.1f} times as fast")
 
 

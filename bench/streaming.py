@@ -30,9 +30,8 @@ import torch
 from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.store.packed_units import PackedUnits
 
-from bench.big_llama import BIG_CONFIG, MODEL, write_checkpoint
+from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import Sampling
@@ -55,19 +54,18 @@ def read_bytes() -> int:
 
 
 def load(directory: Path, budget: int | None, quantisation: Quantisation | None, blocks: int) -> StageModel:
-    units = PackedUnits(directory / "packed")
-    units.allow(1 << 40)
+    layers = LayerRange(0, BIG_CONFIG["num_hidden_layers"])
     return StageModel.load(
         SafetensorsDirectory(directory / "checkpoint"),
         BIG_CONFIG,
-        LayerRange(0, BIG_CONFIG["num_hidden_layers"]),
+        layers,
         dtype=DType.BFLOAT16,
         kv_dtype=DType.BFLOAT16,
         kv_blocks=blocks,
         block_tokens=BLOCK_TOKENS,
         device="cpu",
         quantisation=quantisation,
-        packing=Packing(units, MODEL, budget),
+        packing=Packing(sources_in(directory, layers, quantisation), budget),
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from edgeshard.architectures.config import read_config
 from edgeshard.architectures.record import Fused
-from edgeshard.architectures.tensors import HEAD_WEIGHT, expected_tensors
+from edgeshard.architectures.tensors import expected_tensors
 from edgeshard.architectures.weights import shares_embedding
 from edgeshard.domain.dtypes import Quantisation
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.model import LayerRange, Part
 
 EMBEDDING_UNIT = "embedding"
 HEAD_UNIT = "head"
@@ -44,18 +44,17 @@ def tensors_of_units(
     shape, record = decoder.shape, decoder.architecture
     first, last = layers.first == 0, layers.end == shape.layer_count
     units: dict[str, set[str]] = {}
-    for name in expected_tensors(config, layers):
+    for name, tensor in expected_tensors(config, layers).items():
         found = _EXPERT.match(name) if isinstance(record.runs, Fused) and record.is_expert(name) else None
         if found is not None:
             names = [expert_unit(int(found[1]), int(found[2]))]
-        elif name.startswith("layers."):
-            names = [layer_unit(int(name.split(".", 2)[1]))]
-        elif name == record.embedding:
+        elif isinstance(tensor.unit, int):
+            names = [layer_unit(tensor.unit)]
+        elif tensor.unit is Part.TIED:
             embeds = first and not (last and shares_embedding(shape, quantisation))
-            names = [EMBEDDING_UNIT] * embeds + [HEAD_UNIT] * (last and shape.tied)
+            names = [EMBEDDING_UNIT] * embeds + [HEAD_UNIT] * last
         else:
-            assert name == HEAD_WEIGHT or last
-            names = [HEAD_UNIT]
+            names = [EMBEDDING_UNIT if tensor.unit is Part.EMBEDDING else HEAD_UNIT]
         for unit in names:
             units.setdefault(unit, set()).add(name)
     return {unit: frozenset(names) for unit, names in units.items()}

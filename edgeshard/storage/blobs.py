@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -212,7 +213,9 @@ async def in_thread(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with suppress(asyncio.CancelledError):  # once more is not more
+                await asyncio.wait([task])
         if not task.cancelled():
             task.exception()
         raise

@@ -226,7 +226,9 @@ class Hosting:
     async def _retired(self, prepare: PrepareStage) -> HeldWeights | None:
         """Weights of the former stage that the new one can share; the memory of all others is free afterwards."""
         former = self._stages.get(prepare.deployment)
-        if former is None or former.loaded.key[0] != weights_key(prepare):
+        # Weights that stream are not shared.
+        streams = prepare.placed.weight_budget_bytes > 0
+        if former is None or former.loaded.key[0] != weights_key(prepare) or streams:
             del former  # its memory is free before new weights come
             await self._drop(prepare.deployment)
             return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -18,8 +18,11 @@ from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.commands import KeepStandby, PrepareStage
 from edgeshard.domain.device import StageFilling
-from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.residency import DISK_BLOCK_BYTES
+from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.checkpoint import check_file_size
 from edgeshard.storage.forms import (
     EXPERT_TABLE,
@@ -37,17 +40,22 @@ from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.model.cached_source import CachedTensorSource
-from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.filling import Packing, reads_packed
 from edgeshard_agent.model.stage import StageModel, check_weights
 from edgeshard_agent.model.weights import StageWeights
-from edgeshard_agent.store.cache import BlobCache, Pin
+from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_agent.store.packed import PACKED_DAMAGED
+from edgeshard_agent.store.unit_sources import UnitSources
+
+T = TypeVar("T", bound=StageModel | StageWeights)
 
 log = structlog.get_logger()
 
 # Of the head; the last stage has them for guides, also where none comes: some megabytes beside its weights.
 _HEAD_FILES = (TOKENIZER, GENERATION)
+_PADDING_BYTES = 4 * DISK_BLOCK_BYTES
+"""Of a packed file: its header, and what fills up its two parts."""
 
 
 class StageLoader:
@@ -79,32 +87,26 @@ class StageLoader:
         self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights] = ()
     ) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
-        damaged = set[str]()
-        while True:
-            try:
-                return await self._load(prepare, progress, held)
-            except DataLossError as error:
-                # A damaged file is gone, so that the next try makes it anew: once. A tensor that cannot be read was
-                # packed a moment ago, and is not any more.
-                if error.reason not in (PACKED_DAMAGED, "UNREADABLE_TENSOR") or error.message in damaged:
-                    raise
-                damaged.add(error.message)
-                log.warning("packed_file_damaged", deployment=prepare.deployment, why=error.message)
-
-    async def _load(self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights]) -> LoadedModel:
         began, layers = time.monotonic(), prepare.placed.layers
         reuse = [item.weights for item in held]
-        fetched = await self._fetch(prepare, layers, reuse, progress)
-        try:
-            guides = await asyncio.to_thread(_guides, layers, fetched)
-            model = await self._worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
-            self._check_size(prepare, fetched, layers, model.parameter_bytes)
-            fetched.keep_packed(model.weights.packed_files)
-            for_head = await _for_head(model.shape, layers, fetched, held)
-        except BaseException:
-            fetched.pin.release()
-            raise
-        return LoadedModel(model_key(prepare), model, for_head, fetched.pin, time.monotonic() - began)
+
+        async def fill(fetched: _Fetched) -> StageModel:
+            guides = await asyncio.to_thread(_guides, fetched)
+            filling = asyncio.ensure_future(
+                self._worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
+            )
+            try:
+                return await asyncio.shield(filling)
+            except asyncio.CancelledError:
+                filling.add_done_callback(self._release)  # the thread goes on, and nobody else knows of what it makes
+                raise
+
+        model, for_head, pin = await self._load(prepare, layers, held, progress, fill)
+        return LoadedModel(model_key(prepare), model, for_head, pin, time.monotonic() - began)
+
+    def _release(self, filling: asyncio.Future[StageModel]) -> None:
+        if not filling.cancelled() and filling.exception() is None:
+            self._worker.submit(filling.result().release)
 
     async def load_standby(
         self,
@@ -116,56 +118,98 @@ class StageLoader:
         """As `load`, but without memory for keys and values; cancelled, it stops at the next tensor."""
         began = time.monotonic()
         reuse = [item.weights for item in held]
-        fetched = await self._fetch(command, layers, reuse, progress)
-        try:
-            weights = await self._aside.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
-            self._check_size(command, fetched, layers, weights.parameter_bytes)
-            fetched.keep_packed(weights.packed_files)
-            for_head = await _for_head(weights.shape, layers, fetched, held)
-        except BaseException:
-            fetched.pin.release()
-            raise
-        return HeldWeights(weights_key(command), weights, for_head, fetched.pin, time.monotonic() - began)
 
-    async def _fetch(
+        async def fill(fetched: _Fetched) -> StageWeights:
+            return await self._aside.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
+
+        weights, for_head, pin = await self._load(command, layers, held, progress, fill)
+        return HeldWeights(weights_key(command), weights, for_head, pin, time.monotonic() - began)
+
+    async def _load(
         self,
         command: PrepareStage | KeepStandby,
         layers: LayerRange,
-        reuse: Sequence[StageWeights],
+        held: Sequence[HeldWeights],
         progress: LoadProgress,
-    ) -> _Fetched:
-        """What is neither in memory nor packed, in the cache and pinned."""
+        fill: Callable[[_Fetched], Awaitable[T]],
+    ) -> tuple[T, ForHead | None, Pin]:
+        """What `fill` makes of a stage, with what the head needs. Sources that do not serve are chosen again."""
+        needs = await self._needs(command, layers, held)
+        damaged, most = set[str](), None
+        while True:
+            sources = UnitSources(self._cache.packed, needs.form, needs.units)
+            try:
+                if (self._packs or needs.budget) and reads_packed(self._device):
+                    await in_thread(sources.choose, most)
+                return await self._load_from(sources, needs, held, progress, fill)
+            except BaseException as error:
+                sources.release()
+                if not isinstance(error, EdgeShardError):
+                    raise
+                blobs = needs.blob_bytes
+                if error.reason == PACKED_DAMAGED and error.message not in damaged:
+                    # The file is gone: its unit comes from blobs now, and is packed anew.
+                    damaged.add(error.message)
+                    log.warning("packed_file_damaged", deployment=command.deployment, why=error.message)
+                elif error.reason == CACHE_LIMIT and any(size > blobs[unit] for unit, size in sources.sizes.items()):
+                    most = blobs  # files that take more room than the blobs of their units make way, once
+                    log.info("packed_files_make_way", deployment=command.deployment, why=error.message)
+                else:
+                    raise
+
+    async def _load_from(
+        self,
+        sources: UnitSources,
+        needs: _Needs,
+        held: Sequence[HeldWeights],
+        progress: LoadProgress,
+        fill: Callable[[_Fetched], Awaitable[T]],
+    ) -> tuple[T, ForHead | None, Pin]:
+        tensors = needs.from_blobs(sources)
+        pin = await self._fetcher.fetch([*tensors, *needs.files], progress.fetched)
+        pin.hold(sources)
+        try:
+            packing = None
+            if self._packs or needs.budget:
+                packing = Packing(sources, needs.budget, writes=self._packs)
+                await self._cache.make_room_for_packed(needs.packed_bytes(tensors, sources))
+            fetched = _Fetched(needs, pin, packing)
+            if packing is not None and EXPERT_TABLE in fetched.paths:
+                values = await asyncio.to_thread(_expert_table, fetched.paths[EXPERT_TABLE])
+                fetched = replace(fetched, packing=replace(packing, expert_table=values))
+            for_head = await _for_head(fetched, held)
+            loaded = await fill(fetched)
+            needs.check_size(loaded.parameter_bytes)
+            pin.let_go(needs.blobs_in(sources.kept))
+        except BaseException:
+            pin.release()
+            raise
+        return loaded, for_head, pin
+
+    async def _needs(
+        self, command: PrepareStage | KeepStandby, layers: LayerRange, held: Sequence[HeldWeights]
+    ) -> _Needs:
         digest, quantisation = command.manifest_digest, quantisation_of(command)
         manifest = await self._fetcher.manifest(digest)
-        tensors = stage_tensors(manifest, layers)
-        there = frozenset[int]().union(*(weights.shareable(layers) for weights in reuse))
         shape = parse_config(manifest.config)
-        wanted = [t for t in tensors if unit_of(shape.architecture, t.name, manifest.config) not in there]
+        tensors = stage_tensors(manifest, layers)
+        there = frozenset[int]().union(*(item.weights.shareable(layers) for item in held))
+        wanted = {
+            canonical_name(shape.architecture, tensor.name): tensor
+            for tensor in tensors
+            if unit_of(shape.architecture, tensor.name, manifest.config) not in there
+        }
+        units = tensors_of_units(manifest.config, layers, quantisation)
+        units = {unit: names for unit, names in units.items() if not names.isdisjoint(wanted)}
         budget = command.placed.weight_budget_bytes if isinstance(command, PrepareStage) else 0
-        packing, packed = None, frozenset[str]()
-        if self._packs or budget:
-            packing = Packing(self._cache.packed, digest, budget or None, writes=self._packs)
-            form = UnitForm(digest, command.spec.dtype, quantisation, shape)
-            units = tensors_of_units(manifest.config, layers, quantisation)
-            lacking = [names for unit, names in units.items() if not self._cache.packed.has(form.name(unit))]
-            needed = frozenset[str]().union(*lacking)
-            packed = frozenset(t.name for t in wanted if canonical_name(shape.architecture, t.name) not in needed)
         at_end = layers.first == 0 or layers.end == shape.layer_count
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
         for file in files:  # of a model that an older version added
             check_file_size(file.name, file.size)
-        if packing is not None and packing.budget is not None:
+        if budget:
             files += [file for file in manifest.files if file.name == EXPERT_TABLE]
-        fetched = [tensor for tensor in wanted if tensor.name not in packed]
-        pin = await self._fetcher.fetch([*fetched, *files], progress.fetched)
-        if packing is not None and fetched:
-            size = held_bytes(manifest.config, fetched, layers, command.spec.dtype, quantisation)
-            await self._cache.allow_packed(size + size // 16)  # rows are padded, and files have headers
-        result = _Fetched(manifest, tensors, tuple(wanted), files, pin, packing)
-        if packing is not None and EXPERT_TABLE in result.paths:
-            values = await asyncio.to_thread(_expert_table, result.paths[EXPERT_TABLE])
-            result = replace(result, packing=replace(packing, expert_table=values))
-        return result
+        form = UnitForm(digest, command.spec.dtype, quantisation, shape)
+        return _Needs(manifest, layers, tensors, wanted, files, form, units, budget or None)
 
     def _load_stage(
         self,
@@ -176,8 +220,8 @@ class StageLoader:
         progress: LoadProgress,
     ) -> StageModel:
         return StageModel.load(
-            CachedTensorSource(fetched.pin.location, fetched.wanted),
-            fetched.manifest.config,
+            fetched.source,
+            fetched.needs.manifest.config,
             prepare.placed.layers,
             dtype=prepare.spec.dtype,
             kv_dtype=prepare.spec.effective_kv_dtype,
@@ -207,10 +251,10 @@ class StageLoader:
             go_on()
             progress.filled(filling)
 
-        check_weights(parse_config(fetched.manifest.config), self._device, quantisation_of(command))
+        check_weights(fetched.needs.form.shape, self._device, quantisation_of(command))
         return StageWeights.load(
-            CachedTensorSource(fetched.pin.location, fetched.wanted),
-            fetched.manifest.config,
+            fetched.source,
+            fetched.needs.manifest.config,
             layers,
             dtype=command.spec.dtype,
             device=self._device,
@@ -220,42 +264,76 @@ class StageLoader:
             packing=fetched.packing,
         )
 
-    @staticmethod
-    def _check_size(command: PrepareStage | KeepStandby, fetched: _Fetched, layers: LayerRange, size: int) -> None:
-        config, dtype = fetched.manifest.config, command.spec.dtype
-        expected = held_bytes(config, fetched.tensors, layers, dtype, quantisation_of(command))
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a stage needs of a model: its tensors, those of them that are in no memory yet, and the head's files.
+
+    `wanted` are by canonical name; `units` are those that have some of them. `budget` is that of a stage that streams.
+    """
+
+    manifest: ModelManifest
+    layers: LayerRange
+    tensors: tuple[TensorInfo, ...]
+    wanted: dict[str, TensorInfo]
+    files: list[FileInfo]
+    form: UnitForm
+    units: dict[str, frozenset[str]]
+    budget: int | None
+
+    @property
+    def blob_bytes(self) -> dict[str, int]:
+        """Of each unit's tensors."""
+        return {
+            unit: sum(self.wanted[name].stored_bytes for name in names if name in self.wanted)
+            for unit, names in self.units.items()
+        }
+
+    def from_blobs(self, sources: UnitSources) -> list[TensorInfo]:
+        return [tensor for name, tensor in self.wanted.items() if name in sources.from_blobs]
+
+    def packed_bytes(self, tensors: Sequence[TensorInfo], sources: UnitSources) -> int:
+        """What these tensors take in packed files: rows are padded, and so are the parts of each file."""
+        size = self._held_bytes(tensors)
+        return size + size // 16 + _PADDING_BYTES * (len(sources.tensors) - len(sources.sizes))
+
+    def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
+        """Those whose numbers are needed for these units alone."""
+        others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
+        kept = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
+        kept |= {file.sha256 for file in self.files}
+        return frozenset(tensor.sha256 for tensor in self.wanted.values()) - kept
+
+    def check_size(self, size: int) -> None:
+        expected = self._held_bytes(self.tensors)
         if size != expected:
-            raise InternalError(f"layers {layers} hold {size} parameter bytes, their manifest {expected}")
+            raise InternalError(f"layers {self.layers} hold {size} parameter bytes, their manifest {expected}")
+
+    def _held_bytes(self, tensors: Sequence[TensorInfo]) -> int:
+        return held_bytes(self.manifest.config, tensors, self.layers, self.form.dtype, self.form.quantisation)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """A stage's tensors, and those of them that are to be loaded, whose blobs are pinned with the head's files."""
+    """Blobs and packed files of what a stage needs, pinned."""
 
-    manifest: ModelManifest
-    tensors: tuple[TensorInfo, ...]
-    wanted: tuple[TensorInfo, ...]
-    files: list[FileInfo]
+    needs: _Needs
     pin: Pin
     packing: Packing | None = None
 
-    def keep_packed(self, names: Sequence[str]) -> None:
-        """Hold the packed files that the weights came from or went to, instead of the blobs of their tensors."""
-        if names:
-            files = {file.sha256 for file in self.files}
-            self.pin.keep_packed(names, {tensor.sha256 for tensor in self.wanted} - files)
+    @property
+    def source(self) -> CachedTensorSource:
+        return CachedTensorSource(self.pin.location, self.needs.wanted.values())
 
     @property
     def paths(self) -> dict[str, Path]:
         """Of the head's files, by their names."""
-        return {file.name: self.pin.location(file.sha256).path for file in self.files}
+        return {file.name: self.pin.location(file.sha256).path for file in self.needs.files}
 
 
-async def _for_head(
-    shape: ModelShape, layers: LayerRange, fetched: _Fetched, held: Sequence[HeldWeights]
-) -> ForHead | None:
+async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead | None:
     """For layers that begin the model."""
-    if layers.first:
+    if fetched.needs.layers.first:
         return None
     known = next((item.for_head for item in held if item.for_head is not None), None)
     if known is not None:
@@ -263,7 +341,7 @@ async def _for_head(
     paths, tokenizer = fetched.paths, None
     if TOKENIZER in paths:  # many megabytes of JSON
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths[TOKENIZER])
-    eos_tokens = await asyncio.to_thread(_eos_tokens, shape, paths.get(GENERATION))
+    eos_tokens = await asyncio.to_thread(_eos_tokens, fetched.needs.form.shape, paths.get(GENERATION))
     return ForHead(tokenizer, eos_tokens)
 
 
@@ -271,10 +349,10 @@ def _expert_table(path: Path) -> dict[str, list[Any]]:
     return expert_table_of(parse_json_object(path.read_text(encoding="utf-8"), EXPERT_TABLE))
 
 
-def _guides(layers: LayerRange, fetched: _Fetched) -> Guides | None:
+def _guides(fetched: _Fetched) -> Guides | None:
     """For layers that end the model, where it has a tokenizer."""
-    shape, paths = parse_config(fetched.manifest.config), fetched.paths
-    if layers.end < shape.layer_count or TOKENIZER not in paths:
+    shape, paths = fetched.needs.form.shape, fetched.paths
+    if fetched.needs.layers.end < shape.layer_count or TOKENIZER not in paths:
         return None
     eos_tokens = tuple(sorted(_eos_tokens(shape, paths.get(GENERATION))))
     return Guides(Setup(str(paths[TOKENIZER]), shape.vocab_size, eos_tokens))

@@ -22,6 +22,8 @@ class _Entry:
     command: KeepStandby
     layers: LayerRange
     held: HeldWeights | None = None
+    is_lent: bool = False
+    """Whether the load of a stage may count on all that is held."""
     progress: LoadProgress = field(default_factory=LoadProgress)
 
 
@@ -60,11 +62,16 @@ class Standbys:
         log.info("standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held.load_s, 3))
 
     def usable(self, prepare: PrepareStage) -> HeldWeights | None:
-        """What is held of the layers of a stage; if none of it serves, it is dropped: the stage needs the memory."""
+        """What is held of the layers of a stage; if none of it serves, it is dropped: the stage needs the memory.
+
+        Weights that stream are not shared.
+        """
         entry = self._entries.get(prepare.deployment)
         if entry is None or entry.held is None:
             return None
-        if entry.held.key == weights_key(prepare) and entry.held.weights.shareable(prepare.placed.layers):
+        same = entry.held.key == weights_key(prepare) and not prepare.placed.weight_budget_bytes
+        if same and entry.held.weights.shareable(prepare.placed.layers):
+            entry.is_lent = True
             return entry.held
         self.drop(prepare.deployment)
         return None
@@ -80,10 +87,10 @@ class Standbys:
 
     def _taken(self, deployment: DeploymentName, layers: LayerRange) -> HeldWeights | None:
         """What is held of these layers, which is no standby any more; the rest goes."""
-        held = self._entries.pop(deployment).held
-        if held is not None:
-            held.weights.keep(layers)
-        return held
+        entry = self._entries.pop(deployment)
+        if entry.held is not None and not entry.is_lent:
+            entry.held.weights.keep(layers)
+        return entry.held
 
 
 def _same_weights(entry: _Entry, command: KeepStandby) -> bool:

@@ -12,15 +12,13 @@ from torch.nn import functional
 
 from edgeshard.architectures import shares_embedding
 from edgeshard.architectures.record import Ends
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
 from edgeshard.domain.model import LayerRange
 from edgeshard_agent.model.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import QuantizedWeight
-
-_EMBEDDING, _HEAD = "embedding", "head"
-"""Beside the indices of blocks: what one stage may share with another."""
 
 
 class DecoderModules(StageModules):
@@ -47,10 +45,11 @@ class DecoderModules(StageModules):
             self.norm = self._final_norm()
             self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
         self._ordered: list[Any] = list(self.layers.values())
-        self._shared_ends: set[str] = set()
+        self.ends_there: set[str] = set()
+        """Of embedding and head, those that have their weights, shared or from packed files: they accept none."""
         self.store: WeightStore | None = None
-        self.has_all = True
         """Through which some of the layers pass; None where all of them stay in memory."""
+        self.has_all = True
         experts = context.architecture.is_expert
         self._has_experts = any(
             experts(name)
@@ -121,9 +120,9 @@ class DecoderModules(StageModules):
         if name == "lm_head.weight":
             self._fill(self.lm_head, "weight", 0, value)
         elif name == "embed_tokens.weight":
-            if hasattr(self, "embed_tokens") and _EMBEDDING not in self._shared_ends:
+            if hasattr(self, "embed_tokens") and EMBEDDING_UNIT not in self.ends_there:
                 self._assign((name,), whole(value))
-            if self.context.shape.tied and self.context.is_last and _HEAD not in self._shared_ends:
+            if self.context.shape.tied and self.context.is_last and HEAD_UNIT not in self.ends_there:
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
@@ -153,20 +152,20 @@ class DecoderModules(StageModules):
         self._ordered = list(self.layers.values())
         if hasattr(self, "embed_tokens") and hasattr(other, "embed_tokens"):
             self.embed_tokens = other.embed_tokens
-            shared.add(_EMBEDDING)
+            shared.add(EMBEDDING_UNIT)
         if mine.is_last and theirs.is_last:
             self.norm, self.lm_head = other.norm, other.lm_head
-            shared.add(_HEAD)
-        self._shared_ends |= shared & {_EMBEDDING, _HEAD}
+            shared.add(HEAD_UNIT)
+        self.ends_there |= shared & {EMBEDDING_UNIT, HEAD_UNIT}
         return frozenset(shared)
 
     def has(self, name: str, shared: frozenset[str]) -> bool:
         if name.startswith("layers."):
             return name.split(".", 2)[1] in shared
         if name != "embed_tokens.weight":
-            return _HEAD in shared  # the head and its norm
-        embeds = not hasattr(self, "embed_tokens") or _EMBEDDING in shared
-        heads = not (self.context.shape.tied and self.context.is_last) or _HEAD in shared
+            return HEAD_UNIT in shared  # the head and its norm
+        embeds = not hasattr(self, "embed_tokens") or EMBEDDING_UNIT in shared
+        heads = not (self.context.shape.tied and self.context.is_last) or HEAD_UNIT in shared
         return embeds and heads
 
     def drop_blocks(self, layers: LayerRange) -> None:

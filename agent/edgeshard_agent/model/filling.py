@@ -1,4 +1,4 @@
-"""Filling a stage: from packed files where there are any, from the checkpoint's tensors where not.
+"""Filling a stage: each unit from its packed file or from the checkpoint's tensors, as was chosen before.
 
 What comes from the checkpoint is packed on the way, if there is room. A stage whose weights exceed its budget keeps
 some layers on the disk.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,9 @@ import torch
 from torch import nn
 
 from edgeshard.architectures.tensors import ExpectedTensor
-from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
 from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
-from edgeshard.domain.ids import Digest
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.residency import PREFETCHED_LAYERS, Residency, choose_residency, in_disk_blocks, room_for_experts
 from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
@@ -37,22 +35,22 @@ from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit
 from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.store.cache import CACHE_LIMIT
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
-from edgeshard_agent.store.packed_units import PackedUnits
+from edgeshard_agent.store.unit_sources import UnitSources
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where packed files of a model are, and what a stage may keep in memory.
+    """Where the units of a stage come from, and what it may keep in memory.
 
-    `model` is its manifest's digest. `budget` is in bytes of weights, None for all of them. `writes` says whether units
-    are packed that are not yet; streamed ones always are. `prefetched` layers are read ahead of the one that computes.
-    `expert_table` has the values of the table that forecasts the experts of all the model's mixtures, if there is one.
+    `budget` is in bytes of weights, None for all of them. `writes` says whether units are packed that come from the
+    checkpoint; streamed ones always are. `prefetched` layers are read ahead of the one that computes. `expert_table`
+    has the values of the table that forecasts the experts of all the model's mixtures, if there is one.
     """
 
-    units: PackedUnits
-    model: Digest
+    sources: UnitSources
     budget: int | None = None
     writes: bool = True
     prefetched: int = PREFETCHED_LAYERS
@@ -61,12 +59,11 @@ class Packing:
 
 @dataclass(slots=True)
 class Filled:
-    """What came of it: the store of streamed layers, what stays in memory, and the packed files that are used."""
+    """What came of it: the store of streamed layers or experts, and what stays in memory."""
 
     store: WeightStore | None = None
     experts: ExpertStore | None = None
     residency: Residency | None = None
-    files: list[str] = field(default_factory=list)
 
 
 def fill(
@@ -101,8 +98,13 @@ def fill(
         filling.close()
 
 
+def reads_packed(device: str) -> bool:
+    """Whether packed files serve stages on this device, of families that can be packed."""
+    return device == "cpu" and native_available()
+
+
 def _can_pack(modules: StageModules) -> bool:
-    return isinstance(modules, DecoderModules) and modules.context.device == "cpu" and native_available()
+    return isinstance(modules, DecoderModules) and reads_packed(modules.context.device)
 
 
 def _refuse_streaming(modules: StageModules) -> None:
@@ -143,10 +145,18 @@ class _Filling:
         self._meter = meter
         self._sizes: dict[str, int] = {}
         self._packing = packing
-        self._left = dict(wanted)
-        context = modules.context
-        self._tensors = tensors_of_units(config, context.layers, context.quantisation)
-        self._form = UnitForm(packing.model, context.dtype, context.quantisation, context.shape)
+        self._sources = sources = packing.sources
+        # Others have memory that another stage shares.
+        self._lacking = {
+            unit
+            for unit, names in sources.tensors.items()
+            if unit not in modules.ends_there and not names.isdisjoint(wanted)
+        }
+        read = self._lacking & sources.sizes.keys()
+        loaded = frozenset[str]().union(*(sources.tensors[unit] for unit in self._lacking - read))
+        self._left = {name: tensor for name, tensor in wanted.items() if name in loaded}
+        # A tensor of both ends goes into the other one only.
+        modules.ends_there |= read & {EMBEDDING_UNIT, HEAD_UNIT}
         self._filled = Filled()
         self._reads = ThreadPoolExecutor(2, thread_name_prefix="fill")
         self._reading: deque[_UnitRead] = deque()
@@ -169,7 +179,8 @@ class _Filling:
             self._fill_with_cache(ends, layers, room)
             return self._filled
         residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
-        self._fill_ends(ends)
+        for unit in ends:
+            self._fill_unit(unit)
         streamed = []
         # Those that leave memory again come first, and leave nothing of theirs in the chunks of those that stay.
         WEIGHTS.part()
@@ -195,12 +206,12 @@ class _Filling:
         """Have the meter know what there is to do."""
         itemsize = self._modules.context.dtype.itemsize
         for unit in units:
-            if self._tensors.get(unit.name, frozenset()) & self._left.keys():
+            if unit.name in self._lacking:
                 self._sizes[unit.name] = size = _held_bytes(unit, itemsize)
-                self._meter.expect(size, read=self._packing.units.has(self._form.name(unit.name)))
+                self._meter.expect(size, read=unit.name in self._sources.sizes)
 
-    def _done(self, *units: ModelUnit) -> None:
-        self._meter.done(sum(self._sizes.get(unit.name, 0) for unit in units))
+    def _done(self, unit: ModelUnit) -> None:
+        self._meter.done(self._sizes[unit.name])
 
     def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
         """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
@@ -210,9 +221,8 @@ class _Filling:
         return room_for_experts(others, experts, budget)
 
     def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int) -> None:
-        self._fill_ends(ends)
-        for group in layers:
-            self._fill_unit(group[0])
+        for unit in (*ends, *(group[0] for group in layers)):
+            self._fill_unit(unit)
         WEIGHTS.part()
         adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
         WEIGHTS.part()
@@ -248,59 +258,36 @@ class _Filling:
             groups.append([unit for name, unit in units.items() if name == prefix or name.startswith(prefix + "-")])
         return groups
 
-    def _fill_ends(self, ends: Sequence[ModelUnit]) -> None:
-        """Embedding and head, which may be two copies of one tensor: then both are packed, or both are loaded."""
-        wanted = [unit for unit in ends if self._tensors.get(unit.name, frozenset()) & self._left.keys()]
-        found = [(unit, self._find(unit)) for unit in wanted]
-        names = frozenset[str]().union(*(self._tensors[unit.name] for unit in wanted))
-        if all(file is not None for _, file in found):
-            for unit, file in found:
-                assert file is not None
-                self._read(unit, file)
-            self._take(names)
+    def _fill_unit(self, unit: ModelUnit) -> None:
+        if unit.name not in self._lacking:
+            return
+        if (file := self._sources.find(unit.name)) is not None:
+            self._read(unit, file)
             return
         self._settle(0)
         self._meter.begin(self._making)
-        self._loader.load(self._take(names))
-        for unit, file in found:
-            if file is None and self._packing.writes:
-                self._write(unit)
-        self._done(*wanted)
-
-    def _fill_unit(self, unit: ModelUnit) -> None:
-        names = self._tensors.get(unit.name, frozenset())
-        if not names & self._left.keys():
-            return  # shared with another stage
-        if (file := self._find(unit)) is not None:
-            self._read(unit, file)
-            self._take(names)
-        else:
-            self._settle(0)
-            self._meter.begin(self._making)
-            self._loader.load(self._take(names))
-            if self._packing.writes:
-                self._write(unit)
-            self._done(unit)
+        self._load(unit)
+        if self._packing.writes:
+            self._write(unit)
+        self._done(unit)
 
     def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
-        names = self._tensors.get(unit.name, frozenset())
-        file = self._find(unit)
+        file = self._sources.find(unit.name)
         self._settle(0)
         self._meter.begin(FillingWork.PACKING if file is None else FillingWork.READING)
         if file is None:
-            self._loader.load(self._take(names))
+            self._load(unit)
             file = self._write(unit)
             if file is None:
                 raise ResourceExhaustedError(
                     f"cache-limit: there is no room on the disk to pack {unit.name}, which this box is to stream; give "
                     "more with --cache-limit, or free space",
                     field="cache-limit",
-                    reason="CACHE_LIMIT",
+                    reason=CACHE_LIMIT,
                 )
         else:
             # Damage is found now, not in the middle of an answer; it takes as long as one step's reads.
             file.read_large(self.reader, unit_memory(file.header.large_bytes).numpy().data)
-            self._take(names)
         self._done(unit)
         small = unit_memory(file.header.small_bytes)
         file.read_small(self.reader, small.numpy().data)
@@ -311,26 +298,16 @@ class _Filling:
         """What is done to a unit that stays in memory and has no packed file."""
         return FillingWork.PACKING if self._packing.writes else FillingWork.CONVERTING
 
-    def _take(self, names: frozenset[str]) -> dict[str, ExpectedTensor]:
-        """These of the tensors that are left to load; one that is in two units is loaded into both at once."""
-        return {name: self._left.pop(name) for name in list(self._left) if name in names}
-
-    def _find(self, unit: ModelUnit) -> PackedFile | None:
-        name = self._form.name(unit.name)
-        found = self._packing.units.find(name, self._form.key(unit.name))
-        if found is not None:
-            self._filled.files.append(name)
-        return found
+    def _load(self, unit: ModelUnit) -> None:
+        """Load its tensors that are left; one that is in two units is loaded into both at once."""
+        names = self._sources.tensors[unit.name]
+        self._loader.load({name: self._left.pop(name) for name in list(self._left) if name in names})
 
     def _write(self, unit: ModelUnit) -> PackedFile | None:
         data = unit_bytes(unit)
         if data is None:
             return None
-        name, key = self._form.name(unit.name), self._form.key(unit.name)
-        written = self._packing.units.write(name, key, data.entries, data.small, data.large, data.large_bytes)
-        if written is not None:
-            self._filled.files.append(name)
-        return written
+        return self._sources.write(unit.name, data.entries, data.small, data.large, data.large_bytes)
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
         """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""

@@ -123,7 +123,7 @@ class StageModel:
     ) -> StageModel:
         """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
 
-        `packing` says where packed files are and how much of the weights may stay in memory. `config` is the decoded
+        `packing` says where units come from and how much of the weights may stay in memory. `config` is the decoded
         config.json. `progress` is told how far the weights are. `recorder`
         has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
         a step the processor's cores do not halt. `guides` are those of the last stage's requests. KV of

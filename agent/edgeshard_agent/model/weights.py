@@ -45,7 +45,7 @@ class StageWeights:
         reuse: Sequence[StageWeights] = (),
         packing: Packing | None = None,
     ) -> StageWeights:
-        """`packing` says where packed files are and how much may stay in memory; without it all does.
+        """`packing` says where units come from and how much may stay in memory; without it all does.
 
         `reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
         Raises as `StageModel.load` does.
@@ -74,11 +74,6 @@ class StageWeights:
     def residency(self) -> Residency | None:
         """Which layers stay in memory; None where nobody asked."""
         return self._filled.residency
-
-    @property
-    def packed_files(self) -> tuple[str, ...]:
-        """Names of the packed files that these weights came from or went to."""
-        return tuple(self._filled.files)
 
     def close(self) -> None:
         """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakValueDictionary
@@ -19,17 +19,24 @@ from edgeshard.storage.files import write_atomically
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 from edgeshard_agent.store.packed_units import PackedUnits
+from edgeshard_agent.store.unit_sources import UnitSources
 
 log = structlog.get_logger()
 
+CACHE_LIMIT = "CACHE_LIMIT"
+"""Reason of the error for a cache that is too small for what must be in it at once."""
+
 
 class Pin:
-    """Blobs that must stay while a stage is loading or loaded. Release it when the stage goes; twice is harmless."""
+    """Blobs and packed files that must stay while a stage is loading or loaded.
+
+    Release it when the stage goes; twice is harmless.
+    """
 
     def __init__(self, cache: BlobCache, digests: Iterable[Digest]) -> None:
         self._cache = cache
         self._digests = frozenset(digests)
-        self._packed: tuple[str, ...] = ()
+        self._sources: UnitSources | None = None
         self._held = True
 
     def location(self, digest: Digest) -> BlobLocation:
@@ -38,20 +45,23 @@ class Pin:
             raise KeyError(digest)
         return self._cache.location(digest)
 
-    def keep_packed(self, names: Sequence[str], not_needed: Iterable[Digest]) -> None:
-        """Keep these packed files too, and let go of blobs whose numbers are in them."""
+    def hold(self, sources: UnitSources) -> None:
+        """Release these packed files, too, when this is released."""
+        self._sources = sources
+
+    def let_go(self, digests: Iterable[Digest]) -> None:
+        """These blobs are not needed any more, such as those whose numbers are in packed files now."""
         assert self._held
-        dropped = self._digests & frozenset(not_needed)
+        dropped = self._digests & frozenset(digests)
         self._digests -= dropped
         self._cache.unpin(dropped)
-        self._packed += tuple(names)
-        self._cache.packed.pin(names)
 
     def release(self) -> None:
         if self._held:
             self._held = False
             self._cache.unpin(self._digests)
-            self._cache.packed.unpin(self._packed)
+            if self._sources is not None:
+                self._sources.release()
 
     def __enter__(self) -> Pin:
         return self
@@ -75,7 +85,7 @@ class BlobCache:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._blobs = BlobDirectory(directory / "blobs")
-        self.packed = PackedUnits(directory / "packed")
+        self.packed = PackedUnits(directory / "packed", lambda: self.limit_bytes - self.used_bytes)
         self._shared = shared
         self._manifests = directory / "manifests"
         # Bytes by blob, least recently used first. A blob being fetched counts in full from the start.
@@ -139,16 +149,16 @@ class BlobCache:
         async with self._making_room:
             room = self.limit_bytes - (size - self._sizes.get(digest, 0))
             await self._evict_until(room)
-            if self._all_bytes > room:
-                raise self._too_small(f"{size} bytes more are needed while loaded stages hold the rest")
-            self._account(digest, size)
+            with self.packed.lock:  # a load may be writing packed files
+                if self._all_bytes > room:
+                    raise self._too_small(f"{size} bytes more are needed while loaded stages hold the rest")
+                self._account(digest, size)
             self._touch(digest)
 
-    async def allow_packed(self, size: int) -> None:
-        """Make room for so many bytes of packed files, as far as something can go, and let them be written."""
+    async def make_room_for_packed(self, size: int) -> None:
+        """Make room for so many bytes of packed files, as far as something can go."""
         async with self._making_room:
             await self._evict_until(max(0, self.limit_bytes - size))
-            self.packed.allow(max(0, min(size, self.limit_bytes - self._all_bytes)))
 
     @property
     def _all_bytes(self) -> int:
@@ -169,16 +179,25 @@ class BlobCache:
         await in_thread(self._blobs.commit, digest, size)
 
     async def discard(self, digest: Digest) -> None:
-        await in_thread(self._blobs.remove, digest)
-        self._account(digest, 0)
+        try:
+            await in_thread(self._blobs.remove, digest)
+        finally:  # whoever waits may be cancelled: it is gone all the same
+            self._account(digest, 0)
 
     async def settle(self, digest: Digest) -> None:
         """After a fetch, failed or not: count the bytes that are really there, and leave no empty partial file."""
-        complete, partial = await in_thread(lambda: (self._blobs.size(digest), self._blobs.received(digest)))
-        if complete is None and partial == 0:
+        found = list[int]()
+
+        def look() -> None:
+            found.append((self._blobs.size(digest) or 0) + self._blobs.received(digest))
+
+        try:
+            await in_thread(look)
+        finally:  # a fetch that is called off may be called off twice
+            for size in found:
+                self._account(digest, size)
+        if not found[0]:
             await self.discard(digest)
-        else:
-            self._account(digest, (complete or 0) + partial)
 
     async def manifest(self, digest: Digest) -> ModelManifest | None:
         """The manifest of that digest when it is here and intact."""
@@ -189,7 +208,8 @@ class BlobCache:
             return None
 
     async def keep_manifest(self, digest: Digest, manifest: ModelManifest) -> None:
-        await in_thread(lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest)))
+        async with self.lock(digest):  # two loads may have asked for it
+            await in_thread(lambda: write_atomically(self._manifest_path(digest), manifest_to_json(manifest)))
 
     def _manifest_path(self, digest: Digest) -> Path:
         return self._manifests / f"{check_digest(digest)}.json"
@@ -216,7 +236,7 @@ class BlobCache:
         while self._all_bytes > limit_bytes:
             victim = next((digest for digest in self._sizes if digest not in self._pins), None)
             if victim is None:
-                await in_thread(self.packed.make_room, 0, max(0, limit_bytes - self.used_bytes))
+                await in_thread(self.packed.make_room, max(0, limit_bytes - self.used_bytes))
                 return
             # Nobody holds the lock of an unpinned blob, so this does not wait; it keeps a fetch of it out meanwhile.
             async with self.lock(victim):
@@ -239,5 +259,5 @@ class BlobCache:
         return ResourceExhaustedError(
             f"cache-limit {self.limit_bytes} bytes is too small: {why}; give more with --cache-limit",
             field="cache-limit",
-            reason="CACHE_LIMIT",
+            reason=CACHE_LIMIT,
         )

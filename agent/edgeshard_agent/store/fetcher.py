@@ -18,7 +18,7 @@ from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.storage.blobs import blob_sizes, in_thread
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import blob_range_to_wire, manifest_from_wire
-from edgeshard_agent.store.cache import BlobCache, Pin
+from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
 
 log = structlog.get_logger()
 
@@ -137,7 +137,7 @@ class Fetcher:
         raise ResourceExhaustedError(
             f"cache-limit {limit} bytes is too small: {what}; give more with --cache-limit",
             field="cache-limit",
-            reason="CACHE_LIMIT",
+            reason=CACHE_LIMIT,
         )
 
     async def _ensure(self, digest: Digest, size: int, name: str, tally: _Tally) -> None:

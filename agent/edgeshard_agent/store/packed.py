@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -85,6 +86,12 @@ def packed_damage(path: Path, why: str) -> DataLossError:
     )
 
 
+def packed_bytes(key: str, entries: Iterable[PackedEntry], small: bytes, large_bytes: int) -> int:
+    """The size of the file that `write_packed` makes of these."""
+    header, _, room = _laid_out_header(key, entries, small, large_bytes)
+    return room + header.data_bytes
+
+
 def write_packed(
     path: Path, key: str, entries: Iterable[PackedEntry], small: bytes, large: Iterable[memoryview], large_bytes: int
 ) -> PackedHeader:
@@ -93,19 +100,16 @@ def write_packed(
     Either part is padded to whole blocks. A crash leaves all of the file or none. Raises ResourceExhaustedError for a
     full disk.
     """
-    entries, small = tuple(entries), small + bytes(-len(small) % ALIGNMENT)
-    large_bytes = in_disk_blocks(large_bytes)
-    count = 1 + -(-large_bytes // CHUNK_BYTES)
-    header = PackedHeader(key, entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
-    room = in_disk_blocks(_HEAD.size + len(_to_json(header)))  # checksums are written with ten digits each
-    temporary = path.with_name(path.name + TEMPORARY)
+    header, small, room = _laid_out_header(key, entries, small, large_bytes)
+    # Two loads may write the same unit at once.
+    temporary = path.with_name(f"{path.name}.{threading.get_ident()}{TEMPORARY}")
     with naming_full_disk(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
                 file.seek(room)
                 whole, checksums = hashlib.sha256(), []
-                for chunk in (small, *_chunks(large, large_bytes)):
+                for chunk in (small, *_chunks(large, header.large_bytes)):
                     whole.update(chunk)
                     checksums.append(google_crc32c.value(chunk))
                     file.write(chunk)
@@ -123,6 +127,17 @@ def write_packed(
             temporary.unlink(missing_ok=True)
         sync(path.parent)
     return header
+
+
+def _laid_out_header(
+    key: str, entries: Iterable[PackedEntry], small: bytes, large_bytes: int
+) -> tuple[PackedHeader, bytes, int]:
+    """The header without its checksums, the padded small tensors, and the bytes that the header takes in the file."""
+    small += bytes(-len(small) % ALIGNMENT)
+    large_bytes = in_disk_blocks(large_bytes)
+    count = 1 + -(-large_bytes // CHUNK_BYTES)
+    header = PackedHeader(key, tuple(entries), len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
+    return header, small, in_disk_blocks(_HEAD.size + len(_to_json(header)))  # checksums have ten digits each
 
 
 def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:

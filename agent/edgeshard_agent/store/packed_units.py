@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import structlog
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.packed import PackedUnit
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed import SUFFIX, PackedEntry, PackedFile, write_packed
+from edgeshard_agent.store.packed import SUFFIX, PackedEntry, PackedFile, packed_bytes, write_packed
 
 log = structlog.get_logger()
 
@@ -39,13 +41,17 @@ def _in_order(unit: str) -> list[tuple[int, str]]:
 
 
 class PackedUnits:
-    """Packed files under `directory`, which one process owns. `limit` is how many more bytes may be written now."""
+    """Packed files under `directory`, which one process owns. `limit` says what all of them may take now, in bytes.
 
-    def __init__(self, directory: Path) -> None:
+    Whoever makes that smaller holds `lock` from its look at `used_bytes` on.
+    """
+
+    def __init__(self, directory: Path, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
+        self._limit = limit
+        self.lock = threading.RLock()
         self._pins: Counter[str] = Counter()
-        self._room = 0
+        self._writing = 0
         self._sizes: dict[str, int] | None = None
         self._changes = 0
         self._ids: tuple[int, ...] | None = None
@@ -54,14 +60,15 @@ class PackedUnits:
 
     @property
     def used_bytes(self) -> int:
-        """Of all packed files; looked at once (`files`), and counted from then on."""
-        return sum(self._known().values())
+        """Of all packed files; looked at once (`files`), and counted from then on. One that is written counts whole."""
+        with self.lock:
+            return sum(self._known().values()) + self._writing
 
     @property
     def ids(self) -> tuple[int, ...]:
         """Of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
         known = self._known()
-        with self._lock:
+        with self.lock:
             if self._ids is None:
                 found = (_NAME.fullmatch(name) for name in known)
                 self._ids = tuple(sorted({int(parts[4], 16) for parts in found if parts}))
@@ -69,7 +76,7 @@ class PackedUnits:
 
     def _known(self) -> dict[str, int]:
         """Sizes by name, which others do not change."""
-        with self._lock:
+        with self.lock:
             if self._sizes is not None:
                 return self._sizes
         self.files()
@@ -77,7 +84,7 @@ class PackedUnits:
 
     def _note(self, name: str, size: int | None) -> None:
         """A file is there, or None: it is gone."""
-        with self._lock:
+        with self.lock:
             self._changes += 1
             if self._sizes is None or self._sizes.get(name) == size:
                 return
@@ -96,7 +103,7 @@ class PackedUnits:
                 continue
             name = path.name.removesuffix(SUFFIX)
             found.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
-        with self._lock:
+        with self.lock:
             if self._changes == changes:  # else a look that was slower than a write would forget what was written
                 self._sizes, self._ids = {info.name: info.size for info in found}, None
         return sorted(found, key=lambda info: info.used_ns)
@@ -114,7 +121,11 @@ class PackedUnits:
         if unknown := sorted(set(ids) - {unit.id for _, unit in found}):
             raise NotFoundError(f"there are no packed units {', '.join(unknown)[:400]}", field="ids")
         chosen = [(name, unit) for name, unit in found if (unit.id in ids if ids else not unit.in_use)]
-        return tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in chosen)
+        dropped = tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in chosen)
+        for unit in dropped:
+            if not unit.in_use:
+                log.info("packed_unit_dropped", model=unit.model, unit=unit.unit, form=unit.form)
+        return dropped
 
     def _named(self) -> list[tuple[str, PackedUnit]]:
         found = []
@@ -126,43 +137,44 @@ class PackedUnits:
 
     def _drop_unused(self, name: str) -> bool:
         """Whether it is gone. Nobody begins to use it meanwhile."""
-        with self._lock:
+        with self.lock:
             if self._pins[name] > 0:
                 return False
             self._path(name).unlink(missing_ok=True)
-        self._note(name, None)
-        log.info("packed_file_dropped", file=name)
+            self._note(name, None)
         return True
 
-    def find(self, name: str, key: str) -> PackedFile | None:
-        """The packed file of that key, which counts as used now; None where there is none.
+    def find(self, name: str, key: str) -> PackedFile:
+        """The packed file of that key, which counts as used now.
 
-        Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written, which is gone then.
+        Raises DataLossError (PACKED_DAMAGED) for one that is gone or not as it was written, which is gone then.
         """
         path = self._path(name)
         try:
-            if not self.has(name):
-                return None
             found = PackedFile(path, key)
-            os.utime(path)
-            return found
-        except FileNotFoundError:
-            return None
         except DataLossError:
             path.unlink(missing_ok=True)
             self._note(name, None)
             raise
+        with suppress(FileNotFoundError):  # whoever reads it finds that out
+            os.utime(path)
+        return found
 
-    def has(self, name: str) -> bool:
-        there = self._path(name).exists()
-        if not there:
-            self._note(name, None)  # what damaged it, or who removed it, did not say so
-        return there
+    def take(self, name: str, most: int | None = None) -> int | None:
+        """Pin a file that is there, and has at most `most` bytes; returns its size, None where there is none.
 
-    def allow(self, size: int) -> None:
-        """So many bytes may be written from now on."""
-        with self._lock:
-            self._room = size
+        Undone by `unpin`.
+        """
+        with self.lock:
+            try:
+                size = self._path(name).stat().st_size
+            except FileNotFoundError:
+                self._note(name, None)  # what damaged it, or who removed it, did not say so
+                return None
+            if most is not None and size > most:
+                return None
+            self._pins[name] += 1
+        return size
 
     def write(
         self,
@@ -174,53 +186,43 @@ class PackedUnits:
         large_bytes: int,
     ) -> PackedFile | None:
         """Write a packed file; None where there is no room for it, on the disk or within the limit."""
-        with self._lock:
-            if len(small) + large_bytes > self._room:
+        entries = tuple(entries)
+        size = packed_bytes(key, entries, small, large_bytes)
+        with self.lock:
+            if self.used_bytes + size > self._limit():
                 return None
-            self._room -= len(small) + large_bytes
+            self._writing += size
+        written = False
         try:
             write_packed(self._path(name), key, entries, small, large, large_bytes)
+            written = True
         except ResourceExhaustedError as error:
             log.warning("packed_file_not_written", file=name, why=error.message)
             return None
-        self._note(name, self._path(name).stat().st_size)
+        finally:
+            with self.lock:
+                self._writing -= size
+                if written:
+                    self._note(name, size)
         return PackedFile(self._path(name), key)
 
     def pin(self, names: Iterable[str]) -> None:
         """Do not drop these while they are in use; once for each `unpin`."""
-        with self._lock:
+        with self.lock:
             self._pins.update(names)
 
     def unpin(self, names: Iterable[str]) -> None:
-        with self._lock:
+        with self.lock:
             self._pins.subtract(names)
             self._pins += Counter()  # without those that nobody uses
 
-    def drop(self, name: str) -> int:
-        """Remove a packed file, used or not; returns its bytes. Raises NotFoundError."""
-        path = self._path(name)
-        try:
-            size = path.stat().st_size
-            path.unlink()
-            self._note(name, None)
-        except FileNotFoundError:
-            raise NotFoundError(f"there is no packed file {name!r}", field="packed") from None
-        return size
-
-    def make_room(self, size: int, limit: int) -> int:
-        """Drop files that are not in use, least recently used first, until `size` bytes more stay within `limit`.
-
-        Returns how many bytes there is room for.
-        """
-        files = self.files()
-        used = sum(info.size for info in files)
-        for info in files:
-            if used + size <= limit:
+    def make_room(self, limit: int) -> None:
+        """Drop files that are not in use, least recently used first, until all take at most `limit` bytes."""
+        for info in self.files():
+            if self.used_bytes <= limit:
                 break
-            if not info.in_use:
+            if self._drop_unused(info.name):
                 log.info("packed_file_evicted", file=info.name, bytes=info.size)
-                used -= self.drop(info.name)
-        return max(0, limit - used)
 
     def _path(self, name: str) -> Path:
         if name != Path(name).name or name.startswith("."):

@@ -28,6 +28,7 @@ from edgeshard.domain.residency import in_disk_blocks
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
+from tests.support.packing import chosen_sources
 from tools.expert_learning import learn
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
@@ -40,8 +41,17 @@ MODEL = Digest("6" * 64)
 
 
 def load(
-    config: dict[str, Any], packing: Packing | None, quantisation: Quantisation | None = None, **options: Any
+    config: dict[str, Any],
+    kept: PackedUnits | None,
+    quantisation: Quantisation | None = None,
+    budget: int | None = None,
+    expert_table: Any = None,
+    **options: Any,
 ) -> StageModel:
+    packing = None
+    if kept is not None:
+        sources = chosen_sources(kept, MODEL, config, LayerRange(0, LAYERS), DType.BFLOAT16, quantisation)
+        packing = Packing(sources, budget, expert_table=expert_table)
     return StageModel.load(
         RandomWeights(PLAIN), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, kv_dtype=DType.BFLOAT16,
         kv_blocks=8, block_tokens=16, device="cpu", quantisation=quantisation, packing=packing, **options,
@@ -50,9 +60,7 @@ def load(
 
 def units(path: Path) -> PackedUnits:
     path.mkdir(exist_ok=True)
-    made = PackedUnits(path)
-    made.allow(1 << 30)
-    return made
+    return PackedUnits(path)
 
 
 def steps(stage: StageModel) -> list[torch.Tensor]:
@@ -93,7 +101,7 @@ def test_bits_are_those_of_the_plain_engine(
 ) -> None:
     plain = load(config, None, quantisation)
     budget = budget_of(plain, share)
-    stage = load(config, Packing(units(tmp_path / "packed"), MODEL, budget=budget, expert_table=table), quantisation)
+    stage = load(config, units(tmp_path / "packed"), quantisation, budget=budget, expert_table=table)
     store = store_of(stage)
     most, waited = 0, store._wait
 
@@ -113,7 +121,7 @@ def test_bits_are_those_of_the_plain_engine(
 
 def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
     least = budget_of(load(PLAIN, None), 0.0)
-    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=least))
+    stage = load(PLAIN, units(tmp_path / "packed"), budget=least)
     store = store_of(stage)
     reads: list[tuple[int, int]] = []
     for layer, group in enumerate(store._units):
@@ -133,7 +141,7 @@ def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
 
 def test_all_of_them_fit_and_nothing_is_cached(tmp_path: Path) -> None:
     plain = load(PLAIN, None)
-    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=2 * plain.parameter_bytes))
+    stage = load(PLAIN, units(tmp_path / "packed"), budget=2 * plain.parameter_bytes)
     assert stage.weights.experts is None
     for found, wanted in zip(steps(stage), steps(plain), strict=True):
         assert torch.equal(found, wanted)
@@ -141,7 +149,7 @@ def test_all_of_them_fit_and_nothing_is_cached(tmp_path: Path) -> None:
 
 def test_a_damaged_expert_ends_the_step(tmp_path: Path) -> None:
     least = budget_of(load(PLAIN, None), 0.0)
-    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=least))
+    stage = load(PLAIN, units(tmp_path / "packed"), budget=least)
     for path in (tmp_path / "packed").glob("*expert*"):
         data = bytearray(path.read_bytes())
         data[-1000:] = bytes(1000)
@@ -157,7 +165,7 @@ def test_what_the_cache_does_is_told(tmp_path: Path) -> None:
     plain = load(PLAIN, None)
     assert plain.experts is None and plain.streaming is None
     budget = budget_of(plain, 0.5)
-    stage = load(PLAIN, Packing(units(tmp_path / "packed"), MODEL, budget=budget))
+    stage = load(PLAIN, units(tmp_path / "packed"), budget=budget)
     store = store_of(stage)
     each = [unit.large_bytes for group in store._units for unit in group]
     began = stage.experts
@@ -187,7 +195,7 @@ def test_loading_counts_experts_once_however_they_come(tmp_path: Path) -> None:
     budget = budget_of(plain, 0.0)
     for _ in range(2):
         said: list[StageFilling] = []
-        stage = load(PLAIN, Packing(kept, MODEL, budget=budget), progress=said.append)
+        stage = load(PLAIN, kept, budget=budget, progress=said.append)
         told = [filling.done_bytes for filling in said]
         assert told == sorted(told) and plain.parameter_bytes <= told[-1] <= 1.1 * plain.parameter_bytes
         assert stage.parameter_bytes == plain.parameter_bytes

@@ -23,7 +23,9 @@ from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.ops import huge_pages, native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from edgeshard.architectures import expected_tensors
 from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.device import FillingWork, StageFilling
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
@@ -32,6 +34,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.packed import NOTHING_HELD
 from edgeshard.domain.step import StepPlan
 from edgeshard.process.clock import SystemClock
+from tests.support.packing import chosen_sources
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
 MODEL = Digest("5" * 64)
@@ -51,9 +54,21 @@ class NothingLeft:
         raise AssertionError(f"{name} was read from the checkpoint")
 
 
-def load(checkpoint: Any, packing: Packing | None, *, source: Any = None, **options: Any) -> StageModel:
+def load(
+    checkpoint: Any,
+    units: PackedUnits | None,
+    *,
+    budget: int | None = None,
+    prefetched: int = 1,
+    source: Any = None,
+    **options: Any,
+) -> StageModel:
     layers = options.pop("layers", None) or LayerRange(0, _layer_count(checkpoint))
     dtype = options.pop("dtype", DType.FLOAT32)
+    packing = None
+    if units is not None:
+        sources = chosen_sources(units, MODEL, checkpoint.config, layers, dtype, options.get("quantisation"))
+        packing = Packing(sources, budget, prefetched=prefetched)
     return StageModel.load(
         source or SafetensorsDirectory(checkpoint.path),
         checkpoint.config,
@@ -81,15 +96,13 @@ def logits(stage: StageModel, checkpoint: Any, tiny_head: Any) -> Iterator[torch
 
 
 def _packed(tmp_path: Path) -> PackedUnits:
-    units = PackedUnits(tmp_path / "packed")
-    units.allow(1 << 40)
-    return units
+    return PackedUnits(tmp_path / "packed")
 
 
 def _least_budget(checkpoint: Any, units: PackedUnits, prefetched: int, **options: Any) -> int:
     """The smallest budget, from what the refusal of a smaller one says lacks."""
     with pytest.raises(ResourceExhaustedError) as refused:
-        load(checkpoint, Packing(units, MODEL, budget=1, prefetched=prefetched), **options)
+        load(checkpoint, units, budget=1, prefetched=prefetched, **options)
     return 1 + int(refused.value.message.split("too few by ")[1].split(":")[0])
 
 
@@ -97,11 +110,15 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     plain = load(checkpoint, None)
     wanted = list(logits(plain, checkpoint, tiny_head))
     units = _packed(tmp_path)
-    first = load(checkpoint, Packing(units, MODEL))
-    if not first.weights.packed_files:
+    first = load(checkpoint, units)
+    count = _layer_count(checkpoint)
+    for layers in (LayerRange(0, 1), LayerRange(count - 1, count), LayerRange(0, count)):
+        of_units = tensors_of_units(checkpoint.config, layers, None).values()
+        assert frozenset().union(*of_units) == expected_tensors(checkpoint.config, layers).keys()
+    if not units.files():
         assert not isinstance(first.weights.modules, DecoderModules)
         with pytest.raises(FailedPreconditionError, match="cannot be streamed"):
-            load(checkpoint, Packing(units, MODEL, budget=1))
+            load(checkpoint, units, budget=1)
         return
     every = frozenset(range(_layer_count(checkpoint)))
     form = UnitForm(MODEL, first.dtype, None, first.shape)
@@ -109,12 +126,12 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     assert held.layers == every and held.head, "by the ids of its files, others know what this box has"
     assert held_of(replace(form, dtype=DType.FLOAT16), checkpoint.config, frozenset(units.ids)) == NOTHING_HELD
     nothing = NothingLeft(SafetensorsDirectory(checkpoint.path))
-    again = load(checkpoint, Packing(units, MODEL), source=nothing)
+    again = load(checkpoint, units, source=nothing)
     assert again.parameter_bytes == plain.parameter_bytes
     for stage in (first, again):
         assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
     budget = _least_budget(checkpoint, units, 0, source=nothing)
-    streamed = load(checkpoint, Packing(units, MODEL, budget=budget, prefetched=0), source=nothing)
+    streamed = load(checkpoint, units, budget=budget, prefetched=0, source=nothing)
     assert streamed.parameter_bytes == plain.parameter_bytes
     store = streamed.weights.store
     if streamed.weights.experts is not None:  # tests/agent/model/test_expert_store.py is about these
@@ -148,7 +165,7 @@ def test_bits_in_all_dtypes(
     units = _packed(tmp_path)
     least = _least_budget(checkpoint, units, prefetched, **options)
     for budget in (least, least + 1000, None):
-        stage = load(checkpoint, Packing(units, MODEL, budget=budget, prefetched=prefetched), **options)
+        stage = load(checkpoint, units, budget=budget, prefetched=prefetched, **options)
         assert (stage.weights.store is None) == (budget is None)
         assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
         stage.release()
@@ -163,7 +180,7 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
     monkeypatch.setattr(attention_module, "MOST_NATIVE_ROWS", native_rows)
     units = _packed(tmp_path)
     plain = load(checkpoint, None)
-    streamed = load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 1), prefetched=1))
+    streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
     store = streamed.weights.store
     assert store is not None
     # Two chunks of one prompt, another prompt, and a decode behind both: the steps of one sweep, in order.
@@ -196,7 +213,7 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
 @pytest.mark.parametrize("variant", ["llama-plain"])
 def test_reads_are_told_while_somebody_observes_them(checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
     units = _packed(tmp_path)
-    streamed = load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 1), prefetched=1))
+    streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
     store = streamed.weights.store
     assert store is not None
     recorder = StepRecorder(SystemClock())
@@ -219,16 +236,16 @@ def test_reads_are_told_while_somebody_observes_them(checkpoint: Any, tiny_head:
 @pytest.mark.parametrize("variant", ["llama-plain"])
 def test_a_damaged_or_vanished_file_is_named_and_made_again(checkpoint: Any, tmp_path: Path, tiny_head: Any) -> None:
     units = _packed(tmp_path)
-    wanted = list(logits(load(checkpoint, Packing(units, MODEL)), checkpoint, tiny_head))
+    wanted = list(logits(load(checkpoint, units), checkpoint, tiny_head))
     for damage in (_flip_last, _cut_last, _flip_first, lambda path: path.unlink()):
         files = sorted((tmp_path / "packed").iterdir())
         damage(files[0])
         if files[0].exists():
             with pytest.raises(DataLossError) as named:
-                load(checkpoint, Packing(units, MODEL))
+                load(checkpoint, units)
             assert named.value.reason == "PACKED_DAMAGED" and files[0].name in named.value.message
             assert not files[0].exists()
-        again = load(checkpoint, Packing(units, MODEL))
+        again = load(checkpoint, units)
         assert files[0].exists()
         assert all(map(torch.equal, logits(again, checkpoint, tiny_head), wanted))
 
@@ -251,11 +268,11 @@ def _cut_last(path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["llama-plain"])
 def test_without_room_a_stage_loads_and_packs_nothing(checkpoint: Any, tmp_path: Path) -> None:
-    units = PackedUnits(tmp_path / "packed")
-    stage = load(checkpoint, Packing(units, MODEL))
-    assert stage.weights.packed_files == () and units.files() == []
+    units = PackedUnits(tmp_path / "packed", lambda: 0)
+    load(checkpoint, units)
+    assert units.files() == []
     with pytest.raises(ResourceExhaustedError, match="no room on the disk to pack layer-0"):
-        load(checkpoint, Packing(units, MODEL, budget=_least_budget(checkpoint, units, 0), prefetched=0))
+        load(checkpoint, units, budget=_least_budget(checkpoint, units, 0), prefetched=0)
 
 
 @pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
@@ -280,7 +297,7 @@ def test_packing_what_streams_leaves_nothing_of_it_in_memory(
             monkeypatch.setattr(arena, "_chunk_bytes", 32 << 10)
             arena.part()
         taken.clear()
-        stage = load(checkpoint, Packing(units, MODEL, budget=budget, prefetched=0))
+        stage = load(checkpoint, units, budget=budget, prefetched=0)
         gc.collect()
         held.append(sum(size for memory, size in taken if memory() is not None))
         assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
@@ -290,10 +307,10 @@ def test_packing_what_streams_leaves_nothing_of_it_in_memory(
 
 @pytest.mark.parametrize("variant", ["llama-plain", "qwen3_moe-sparse-step"])
 def test_what_is_done_is_told_while_a_stage_is_packed_and_while_it_is_read(checkpoint: Any, tmp_path: Path) -> None:
-    packing = Packing(_packed(tmp_path), MODEL)
+    units = _packed(tmp_path)
     packed, read = list[StageFilling](), list[StageFilling]()
-    load(checkpoint, packing, progress=packed.append)
-    load(checkpoint, packing, progress=read.append)
+    load(checkpoint, units, progress=packed.append)
+    load(checkpoint, units, progress=read.append)
     for said, work in ((packed, FillingWork.PACKING), (read, FillingWork.READING)):
         assert {filling.work for filling in said} == {work}
         done = [filling.done_bytes for filling in said]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from edgeshard_agent.store.packed import PackedFile, write_packed
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.domain.errors import DataLossError, NotFoundError
@@ -58,16 +63,64 @@ def test_what_is_there_is_counted_as_it_comes_and_goes_without_a_look_at_the_dis
 ) -> None:
     assert list(packed.ids) == [0, 1, 2, 3] and packed.used_bytes == 406, "a file without a name of a unit has no id"
     monkeypatch.setattr(Path, "glob", None)
-    packed.allow(1 << 20)
     form = name("layer-3", 7)
     written = packed.write(form, "key", [], bytes(10), [memoryview(bytes(4096))], 4096)
     assert written is not None and list(packed.ids) == [0, 1, 2, 3, 7]
     assert packed.used_bytes == 406 + written.path.stat().st_size
-    assert packed.drop(name("layer-2", 1)) == 101 and list(packed.ids) == [0, 2, 3, 7]
     (tmp_path / f"{name('embedding', 2)}.packed").unlink()
-    assert list(packed.ids) == [0, 2, 3, 7], "nobody said so"
-    assert not packed.has(name("embedding", 2)) and list(packed.ids) == [0, 3, 7]
+    assert list(packed.ids) == [0, 1, 2, 3, 7], "nobody said so"
+    assert packed.take(name("embedding", 2)) is None and list(packed.ids) == [0, 1, 3, 7]
     written.path.write_bytes(b"x")
     with pytest.raises(DataLossError):
         packed.find(form, "key")
-    assert list(packed.ids) == [0, 3] and packed.used_bytes == 100 + 103
+    assert list(packed.ids) == [0, 1, 3] and packed.used_bytes == 100 + 101 + 103
+
+
+def test_what_is_taken_stays_until_it_is_let_go(packed: PackedUnits) -> None:
+    assert packed.take(name("layer-2", 1)) == 101 and packed.take(name("layer-10", 0), most=99) is None
+    packed.make_room(0)
+    assert [unit.unit for unit in packed.units()] == ["layer-2"]
+    packed.unpin([name("layer-2", 1)])
+    packed.make_room(0)
+    assert packed.units() == ()
+
+
+def test_a_file_is_written_where_all_of_it_has_room_beside_what_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    packed = PackedUnits(tmp_path / "packed", lambda: 3 * 12288)  # header, small tensors, large ones
+
+    def write(number: int) -> PackedFile | None:
+        return packed.write(name("layer-1", number), "key", [], bytes(1), [memoryview(bytes(4096))], 4096)
+
+    real = write_packed
+
+    def writing(*args: Any) -> Any:
+        sizes.append(packed.used_bytes)
+        if len(sizes) == 2:
+            assert write(3) is not None and write(4) is None, "the second one counts before it is there"
+        return real(*args)
+
+    monkeypatch.setattr("edgeshard_agent.store.packed_units.write_packed", writing)
+    assert write(1) is not None and write(2) is not None
+    assert sizes == [12288, 2 * 12288, 3 * 12288] and packed.used_bytes == 3 * 12288
+    assert sum(path.stat().st_size for path in (tmp_path / "packed").iterdir()) == 3 * 12288
+
+
+def test_two_may_write_the_same_unit_at_once(tmp_path: Path) -> None:
+    packed = PackedUnits(tmp_path / "packed")
+    both = threading.Barrier(2)
+
+    def pieces(value: int) -> Iterator[memoryview]:
+        both.wait(30)
+        yield memoryview(bytes([value]) * 4096)
+        both.wait(30)
+
+    def write() -> PackedFile | None:
+        return packed.write(name("layer-1", 1), "key", [], bytes(1), pieces(7), 4096)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert None not in [thread.result() for thread in [threads.submit(write), threads.submit(write)]]
+    (path,) = (tmp_path / "packed").iterdir()
+    assert path.read_bytes()[-4096:] == bytes([7]) * 4096 and packed.used_bytes == path.stat().st_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -434,3 +435,46 @@ def test_tensors_are_mapped_from_their_files_and_never_change_them(tmp_path: Pat
         source.read("half")
     with pytest.raises(DataLossError, match="other"):
         source.read("other")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_is_removed_or_fetched_while_it_is_called_off_is_counted_as_it_is(
+    cache: BlobCache, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """However often it is called off: the thread goes on."""
+    gone, fetched = (Digest(hashlib.sha256(name).hexdigest()) for name in (b"gone", b"fetched"))
+    reached, go_on = threading.Event(), threading.Event()
+    for digest in (gone, fetched):
+        await cache.reserve(digest, 100)
+        await cache.truncate(digest, 0)
+        await cache.write(digest, 0, bytes(60))
+
+    def slowly(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            reached.set()
+            assert go_on.wait(30)
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(cache._blobs, "remove", slowly(cache._blobs.remove))
+    monkeypatch.setattr(cache._blobs, "size", slowly(cache._blobs.size))
+    for work, left in ((cache.discard(gone), 100), (cache.settle(fetched), 60)):
+        reached.clear()
+        go_on.clear()
+        task = asyncio.ensure_future(work)
+        await asyncio.to_thread(reached.wait, 30)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cache.used_bytes == left
+
+
+async def test_two_loads_may_keep_a_manifest_at_once(stored: Stored, tmp_path: Path) -> None:
+    cache = await open_cache(tmp_path / "another")
+    digest = stored.manifest.digest()
+    await asyncio.gather(*(cache.keep_manifest(digest, stored.manifest) for _ in range(20)))
+    assert await cache.manifest(digest) == stored.manifest

@@ -1,0 +1,361 @@
+"""Random sequences of what a box that packs goes through, each decided by its seed: stages, standbys, damage, eviction.
+
+After each step every stage computes what a stage computes that was loaded from the checkpoint, the cache is within its
+limit, and what it counts is what lies on the disk. In the end nothing is held, open or left behind.
+
+    python -m tests.agent.hosting.packed_sequences --sequences 2000 [--first SEED] [--trace]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from unittest import mock
+
+import structlog
+from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.store.cache import BlobCache
+
+from edgeshard.domain.commands import Command, CommandResult
+from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.errors import DataLossError, EdgeShardError
+from edgeshard.domain.model import LayerRange
+from tests.agent.hosting.packed_box import LAYERS, MODELS, Box, Form, model, reference
+
+STEPS = 7
+NAMES = ("a", "b")
+_READING = ("weights-", "experts", "fill")
+"""Threads that read for a stage."""
+_SCHEMES = [
+    (DType.FLOAT32, None),
+    (DType.BFLOAT16, None),
+    (DType.BFLOAT16, Quantisation.INT8),
+    (DType.BFLOAT16, Quantisation.INT4),
+    (DType.BFLOAT16, Quantisation.INT4_HEAD_INT4),
+    (DType.FLOAT32, Quantisation.INT8_HEAD_WHOLE),
+]
+_CUTS = [LayerRange(0, LAYERS)] * 3 + [LayerRange(0, 1), LayerRange(0, 2), LayerRange(1, 2), LayerRange(1, LAYERS)]
+
+
+class Violation(AssertionError):
+    """Something that must always hold did not."""
+
+
+class Sequence:
+    """One box, and what a seed has happen to it."""
+
+    def __init__(self, seed: int, box: Box) -> None:
+        self._box = box
+        self._random = random.Random(seed)
+        self.met: Counter[str] = Counter()
+        names = self._random.sample(list(MODELS), 2)
+        # Few forms, so that what one deployment packs another one finds.
+        schemes = self._random.sample(_SCHEMES, 2)
+        self._forms = [(name, *scheme) for name in names for scheme in schemes]
+        self._spoilt = False
+
+    @staticmethod
+    def limit(seed: int) -> int:
+        """From a cache that hardly holds the blobs of a model to one that holds everything."""
+        whole = max(model(name).blob_bytes for name in MODELS)
+        return int(whole * random.Random(-seed - 1).choice([1.1, 1.6, 2.5, 4.0, 50.0]))
+
+    async def run(self) -> None:
+        steps: list[tuple[Callable[[], Awaitable[None]], int]] = [
+            (self._deploy, 8),
+            (self._deploy_beside, 6),
+            (self._deploy_and_delete, 2),
+            (self._standby, 2),
+            (self._no_standby, 1),
+            (self._delete, 4),
+            (self._damage, 2),
+            (self._drop, 2),
+            (self._evict, 1),
+        ]
+        for _ in range(STEPS):
+            (step,) = self._random.choices([step for step, _ in steps], [weight for _, weight in steps])
+            self._say(step.__name__)
+            await step()
+            await self._check()
+        for name in NAMES:
+            await self._box.delete(name)
+        await self._end()
+
+    def _say(self, what: str, **details: object) -> None:
+        self.met[what.strip("_")] += 1
+        structlog.get_logger().debug(what, **details)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    async def _deploy(self) -> None:
+        name, form = self._drawn_name(), self._drawn_form()
+        self._say("form", name=name, form=form)
+        before, free = self._expected(form), self._free(name)
+        self._box.store.fetched.clear()
+        result = await self._box.deploy(name, form)
+        self._judge(result, form, free)
+        if result.failure is None and self._box.cache.limit_bytes > 20 * model(form.model).blob_bytes:
+            _demand(set(self._box.store.fetched) <= before, f"{form} fetched more than it lacked")
+
+    async def _deploy_beside(self) -> None:
+        """A load beside a standby's, a drop, damage, or an eviction."""
+        name, form, free = self._drawn_name(), self._drawn_form(), 0
+        free = self._free(name)
+        beside = self._random.choice(["standby", "its standby", "drop", "damage", "evict", "deploy"])
+        self._say(beside, name=name, form=form)
+        other, other_form = next(one for one in NAMES if one != name), self._drawn_form()
+        commands: dict[str, tuple[str, Command, Form]] = {"": (name, self._box.prepare(name, form), form)}
+        if beside == "its standby":
+            other_form = Form(form.model, self._random.choice(_CUTS), form.dtype, form.quantisation)
+            commands[beside] = (name, self._box.standby(name, other_form), other_form)
+        elif beside == "standby":
+            commands[beside] = (other, self._box.standby(other, other_form), other_form)
+        elif beside == "deploy":
+            commands[beside] = (other, self._box.prepare(other, other_form), other_form)
+        order = list(commands.items())
+        self._random.shuffle(order)
+        waiting = {}
+        for key, (_, command, _) in order:
+            waiting[key] = self._box.post(command)
+            await self._pass_time()
+        if beside == "drop":
+            await asyncio.to_thread(self._box.cache.packed.drop_units, [])
+        elif beside == "damage":
+            await asyncio.to_thread(self._spoil_one)
+        elif beside == "evict":
+            await self._box.cache.make_room_for_packed(self._random.randrange(self._box.cache.limit_bytes))
+        if beside == "its standby":  # one that the load called off is answered with the next one
+            await self._box.answer(waiting[""])
+            await self._box.ask(self._box.standby(name, other_form, nothing=True))
+        room = free - sum(_most_bytes(command_form, packs=True) for _, _, command_form in commands.values())
+        for key, (command_name, _, command_form) in commands.items():
+            result = await self._box.answer(waiting[key])
+            self._judge(result, command_form, room + _most_bytes(command_form, packs=True))
+            if key in ("", "deploy"):
+                self._box.held.pop(command_name, None)
+                if result.failure is None:
+                    self._box.held[command_name] = command_form
+
+    async def _deploy_and_delete(self) -> None:
+        name, form = self._drawn_name(), self._drawn_form()
+        self._say("form", name=name, form=form)
+        self._box.post(self._box.prepare(name, form))
+        await self._pass_time()
+        await self._box.delete(name)
+
+    async def _standby(self) -> None:
+        name, form = self._drawn_name(), self._drawn_form(streams=False)
+        free = self._free(name)
+        self._judge(await self._box.ask(self._box.standby(name, form)), form, free)
+
+    async def _no_standby(self) -> None:
+        name = self._drawn_name()
+        failure = (await self._box.ask(self._box.standby(name, self._drawn_form(), nothing=True))).failure
+        _demand(failure is None, f"no standby: {failure}")
+
+    async def _delete(self) -> None:
+        await self._box.delete(self._drawn_name())
+
+    async def _damage(self) -> None:
+        self._spoil_one()
+
+    async def _drop(self) -> None:
+        units = self._box.cache.packed.units()
+        some = self._random.sample(units, self._random.randint(0, len(units)))
+        before = {unit.id for unit in units if unit.in_use}
+        dropped = self._box.cache.packed.drop_units([unit.id for unit in some])
+        _demand({unit.id for unit in dropped if unit.in_use} <= before, "a unit that nobody uses stayed")
+        _demand(not {unit.id for unit in dropped if not unit.in_use} & before, "a unit in use went")
+
+    async def _evict(self) -> None:
+        await self._box.cache.make_room_for_packed(self._random.randrange(self._box.cache.limit_bytes))
+
+    # -- what they draw ------------------------------------------------------------------------------------------------
+
+    def _drawn_name(self) -> str:
+        return self._random.choice(NAMES)
+
+    def _drawn_form(self, *, streams: bool | None = None) -> Form:
+        name, dtype, quantisation = self._random.choice(self._forms)
+        kv = self._random.choice([None, None, KvFormat.INT4])
+        layers = self._random.choice(_CUTS)
+        may_stream = streams is not False and (layers == LayerRange(0, LAYERS) or name == "mixture")
+        return Form(name, layers, dtype, quantisation, kv, may_stream and self._random.random() < 0.35)
+
+    async def _pass_time(self) -> None:
+        for _ in range(self._random.choice([0, 1, 3, 10, 30])):
+            await asyncio.sleep(0)
+        await asyncio.sleep(self._random.choice([0, 0.001, 0.01, 0.03]))
+
+    def _spoil_one(self) -> None:
+        paths = self._box.packed_paths()
+        if not paths:
+            return
+        path, how = self._random.choice(paths), self._random.choice(["flip", "cut", "header", "gone"])
+        try:
+            data = bytearray(path.read_bytes())
+            if how == "gone":
+                path.unlink()
+            else:
+                at = {"flip": self._random.randrange(4096, len(data)), "header": 40, "cut": 0}[how]
+                data[at] ^= how != "cut"
+                path.write_bytes(data[:-4096] if how == "cut" else data)
+        except FileNotFoundError:
+            return
+        self._spoilt = True
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def _free(self, name: str) -> int:
+        """Bytes of the cache that nobody holds."""
+        return self._box.cache.limit_bytes - self._box.pinned_bytes
+
+    def _expected(self, form: Form) -> frozenset[str]:
+        """Digests of the blobs that a load of this form has to fetch at most."""
+        packed, sizes = self._box.packed_units(form), self._box.cache._sizes
+        if self._spoilt:
+            packed = set()
+        lacking = form.digests([unit for unit in form.units if unit not in packed])
+        return frozenset(digest for digest in lacking if digest not in sizes)
+
+    def _judge(self, result: CommandResult, form: Form, free: int) -> None:
+        failure = result.failure
+        if failure is None:
+            self.met["well"] += 1
+        elif failure.reason == "CACHE_LIMIT":
+            self.met["cache limit"] += 1
+            _demand(_most_bytes(form) > free, f"{form} fits into {free} bytes that nobody held: {failure}")
+        else:
+            _demand(failure.reason == "SUPERSEDED", f"{form}: {failure!r}")
+
+    async def _check(self) -> None:
+        box = self._box
+        for name, form in list(box.held.items()):
+            try:
+                same = await box.computes(name)
+            except EdgeShardError as error:
+                _demand(
+                    self._spoilt and form.streams and isinstance(error, DataLossError),
+                    f"{name} of {form} does not compute: {error!r}",
+                )
+                self.met["a stream ended"] += 1
+                free = self._free(name)
+                result = await box.deploy(name, form)
+                self._judge(result, form, free)
+                if result.failure is not None:
+                    continue
+                same = await box.computes(name)
+            _demand(same, f"{name} of {form} computes something else")
+        counted = box.cache.used_bytes + box.cache.packed.used_bytes
+        limit = box.cache.limit_bytes
+        _demand(counted <= limit, f"{counted} bytes are counted, {limit} allowed")
+        _demand(box.disk_bytes() <= limit, f"{box.disk_bytes()} bytes are on the disk, {limit} allowed")
+
+    async def _end(self) -> None:
+        box = self._box
+        await box.settled()
+        for _ in range(1000):  # threads and descriptors of reads go a little later
+            left = box.leftovers()
+            threads = [one.name for one in threading.enumerate() if one.name.startswith(_READING)]
+            if not left and not threads:
+                break
+            await asyncio.sleep(0.005)
+        _demand(not left, f"left behind: {left}")
+        _demand(not threads, f"threads that go on: {threads}")
+        box.cache.packed.files()
+        again = BlobCache(box.cache.directory, box.cache.limit_bytes)
+        await again.start()
+        for what, one, other in (
+            ("blobs", box.cache.used_bytes, again.used_bytes),
+            ("packed files", box.cache.packed.used_bytes, again.packed.used_bytes),
+        ):
+            _demand(one == other, f"{one} bytes of {what} were counted, {other} are there")
+
+
+def _most_bytes(form: Form, *, packs: bool = False) -> int:
+    """What a load may need of the cache at most: its blobs, and its packed files where it streams, or `packs`."""
+    files = 0
+    if form.streams or packs:
+        files = reference(Form(form.model, form.layers, form.dtype, form.quantisation)).parameter_bytes
+        files += files // 16 + 4 * 4096 * len(form.units)
+    return form.blob_bytes() + files
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+async def _run(seed: int, directory: Path, worker: ComputeThread, aside: AsideThread) -> Counter[str]:
+    box = Box(directory, Sequence.limit(seed), worker, aside)
+    await box.start()
+    sequence = Sequence(seed, box)
+    try:
+        await sequence.run()
+    finally:
+        await box.close()
+    return sequence.met
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run_sequences(
+    first: int, count: int, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[str], Counter[str]]:
+    """Run the sequences of `count` seeds. Returns what was violated, with its seed, and how often things were met."""
+    failed, met, worker = list[str](), Counter[str](), ComputeThread(1)
+    aside, files = AsideThread(worker), 0
+    # A box collects garbage when it lets a stage go: only its own here, not all that was imported.
+    gc.collect()
+    gc.freeze()
+    with mock.patch("os.fsync", lambda file: None):
+        for seed in range(first, first + count):
+            with tempfile.TemporaryDirectory() as directory:
+                try:
+                    met += asyncio.run(_run(seed, Path(directory), worker, aside))
+                except Exception as error:
+                    failed.append(f"seed {seed}: {type(error).__name__}: {error}")
+                    say(failed[-1])
+            if seed == first:
+                files = _open_files()
+    if count > 1 and not failed and _open_files() > files + 8:
+        failed.append(f"{_open_files()} files are open, {files} were after the first sequence")
+    worker.close()
+    gc.unfreeze()
+    return failed, met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int, default=50, help="how many (50)")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first one (0)")
+    parser.add_argument("--trace", action="store_true", help="print what happens")
+    options = parser.parse_args()
+    if not options.trace:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    began = time.perf_counter()
+    failed, met = run_sequences(options.first, options.sequences, _say)
+    took = time.perf_counter() - began
+    _say(f"{options.sequences} sequences in {took:.1f} s, {len(failed)} failed; {dict(met.most_common())}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
