@@ -4,12 +4,12 @@
     python3 tools/setup_environment.py            and what a developer needs besides: linters, tests, benchmarks
 
 Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
-ask for: for each of the two levels a stamp file in it keeps the hash of what they say of it. pip installs wheels alone, of the lock's versions,
-and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only
-torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves. Where
-that is a CUDA build and there is no NVIDIA driver, a terminal is asked for such an index first.
-`EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
-versions.
+ask for: for each of the two levels a stamp file in it keeps the hash of what they say of it. pip installs wheels
+alone, of the lock's versions, and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package
+index to take torch (and only torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own
+configuration resolves. Where that is a CUDA build and there is no NVIDIA driver, a terminal is asked for such an index
+first. `EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying
+other versions.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class RootGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {str(command.name): command for command in COMMANDS} | self.commands
+        self.commands = {**{str(command.name): command for command in COMMANDS}, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Only what is called is imported."""
