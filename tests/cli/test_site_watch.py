@@ -103,7 +103,7 @@ async def watched(site: Site, *, grow: bool = False) -> AsyncIterator[None]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_watch, "_FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr("edgeshard.client.joining.token_to_text", lambda _: "TOKEN")
+    monkeypatch.setattr("edgeshard.client.joining.invitation_to_text", lambda _: "TOKEN")
 
 
 def lines(site: Site) -> list[str]:
