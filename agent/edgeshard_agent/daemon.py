@@ -20,7 +20,7 @@ import structlog
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.client.renewing import renew_over
 from edgeshard.domain.commands import ControlMessage, Deny, DropPacked, ListPacked, Registration, TakeDump
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.metrics.exposition import Metrics
@@ -246,7 +246,7 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
         log.exception("import_failed")
         raise FailedPreconditionError(
             f"what computes cannot be imported ({type(error).__name__}: {error}); install it again: "
-            "pip install --force-reinstall 'edgeshard[agent]'",
+            f"{extra_line('agent')} and with --force-reinstall",
             reason="IMPORT_FAILED",
         ) from None
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import sys
 
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.imports import lasting_imports
 from edgeshard.rpc.environment import settle_grpc
 
@@ -15,7 +15,7 @@ _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "psutil")
 
 def main() -> None:
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
+        sys.stderr.write(f"edgeshard-agent needs the agent extra: {extra_line('agent')}\n")
         sys.exit(1)
     settle_grpc()
     from edgeshard.process.config import load_settings

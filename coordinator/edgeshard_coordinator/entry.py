@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import report_failure
 from edgeshard.process.private import keep_private
@@ -17,7 +17,7 @@ _NEEDED = ("psutil",)
 
 def main() -> None:
     if any(find_spec(name) is None for name in _NEEDED):
-        sys.stderr.write("edgeshard-coordinator needs the coordinator extra: pip install 'edgeshard[coordinator]'\n")
+        sys.stderr.write(f"edgeshard-coordinator needs the coordinator extra: {extra_line('coordinator')}\n")
         sys.exit(1)
     settle_grpc()
     with lasting_imports():

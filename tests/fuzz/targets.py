@@ -442,7 +442,7 @@ _INVITATION = Invitation(b"d" * 24, Principal("mill", Role.AGENT, "b"), "10.0.0.
 def _token(data: bytes) -> str | None:
     """The word that somebody was given on the telephone."""
     try:
-        invitation = invitation_from_text(data.decode("utf-8", "replace"))
+        invitation_from_text(data.decode("utf-8", "replace"))
     except EdgeShardError as error:
         return error.reason
     return None
