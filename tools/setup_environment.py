@@ -122,7 +122,8 @@ def install(project: dict[str, Any], level: str) -> None:
         take_torch(project, *PIP_INSTALL)
         run(*PIP_INSTALL, "--editable", f"{ROOT}[all]")
     else:
-        run(*PIP_INSTALL, *requirements(project, DEVELOPER))
+        # What is there already, too, so that it stays within what it may be.
+        run(*PIP_INSTALL, *requirements(project, *LEVELS))
 
 
 def take_torch(project: dict[str, Any], *pip: str) -> None:
