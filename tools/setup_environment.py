@@ -33,7 +33,10 @@ _PACKAGES = {RUNTIME: "the packages that run", DEVELOPER: "the packages for deve
 LEVELS = (RUNTIME, DEVELOPER)
 """Each includes those before it."""
 PYTHON = VENV / "bin" / "python"
-PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
+# Python compiles a module when it is first imported. To compile all that nobody imports takes a minute and 0.2 GB.
+PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
+# What the daemons import, once here and not at the first start of three of them at once.
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 LOCK = ROOT / "constraints.lock"
 # How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
 HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
@@ -72,6 +75,8 @@ def main(arguments: list[str]) -> int:
         for level in missing:
             STAMPS[level].unlink(missing_ok=True)
             (install_locked if locked else install)(project, level)
+            if level == RUNTIME:
+                run(str(PYTHON), "-c", FIRST_IMPORT)
         # Compiles the kernels where they are out of date, and says so, which pip would hide.
         run(str(PYTHON), "hatch_build.py")
     except subprocess.CalledProcessError as error:

@@ -116,6 +116,7 @@ def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, 
 
 
 REPORT = '{"install": [{"metadata": {"version": "2.13.0+cpu"}}]}'
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 FAKE_PYTHON = f"""#!/bin/sh
 echo "$@" >> calls
 case "$*" in *--report*) echo '{REPORT}' ;; esac
@@ -227,7 +228,8 @@ def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout)
     assert " types-PyYAML>=6,<7" in developers
     assert "edgeshard" not in (runs + developers).replace(str(checkout.root), "")
     assert project.endswith(f"--no-deps --no-build-isolation --editable {checkout.root}")
-    assert calls[-2:] == ["-m pip check", "hatch_build.py"]
+    assert all("--no-compile" in call for call in installs), "what nobody imports need not be compiled"
+    assert calls.index(f"-c {FIRST_IMPORT}") > calls.index(project) and calls[-2:] == ["-m pip check", "hatch_build.py"]
 
 
 def test_setup_takes_torch_alone_from_its_own_index(checkout: Checkout) -> None:
